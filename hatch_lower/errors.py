@@ -148,7 +148,7 @@ class ProgramError(LowerError):
 
 
 class FetchError(LowerError):
-    """Weights outside the wheel cannot be fetched: not there, not those, no connection, no space."""
+    """Weights outside the wheel cannot be fetched: no such file, other contents, no connection, no space."""
 
     stage = "fetch"
 

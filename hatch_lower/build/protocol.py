@@ -43,7 +43,7 @@ class Request:
     variables: Mapping[str, str] = field(default_factory=dict)
     # what is recorded of the project's metadata where it is read
     project: Mapping[str, str] = field(default_factory=dict)
-    sources: tuple[LocalSource, ...] = ()  # files that may have the model's weights
+    sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Files whose weights the wheel need not hold, as far as a build knows them that opens no connection.
+"""What a build that opens no connection knows of the files that the setting `weights` names.
 
 What a URL had is kept in the cache. While nothing else has changed it is believed: a build of what is known downloads
 nothing and asks no server. A file of this machine is compared as inputs are.
@@ -26,7 +26,7 @@ class KnownSource(Frozen):
 
     size: int  # bytes
     sha256: str
-    stamp: str  # of the server's, equal for equal contents; empty where it gives none
+    stamp: str  # the server's ETag or date, equal for equal contents; empty where it gives none
 
 
 def urls_of(models: Iterable[ModelSettings]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Files whose weights the wheel need not hold, brought to this machine before models are lowered.
+"""The files that the setting `weights` names, brought to this machine before models are lowered.
 
 Only a build that lowers something imports this. Downloads are where `load` finds them afterwards.
 """
@@ -62,7 +62,7 @@ def obtain(url: str, store: Store, stats: StatCache, note: Callable[[str], None]
             return LocalSource(url, known.size, known.sha256, copy_of(url, known, stats))
         path, stamp = download_new(url)
     except FetchError as error:
-        if isinstance(error.__cause__, RefusedError):  # its own hint is for who has a wheel
+        if isinstance(error.__cause__, RefusedError):  # its hint is for whoever installed a wheel
             raise FetchError(error.what, where=error.where, found=error.found, hint=f"correct {WHERE}") from error
         raise
     size, sha256 = path.stat().st_size, stats.digest(path)

@@ -61,7 +61,7 @@ class ExportKey(Key):
     recipes: tuple[Mapping[str, object], ...]  # name, backends with their options, and how they are verified
     order: tuple[str, ...]  # in which recipes are tried
     check: bool  # whether there is check data
-    # URL and sha256 of the files whose weights the wheel need not hold; or `file`, and what is in that one's name
+    # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
     seed: int  # of the inputs for verification
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
@@ -85,7 +85,7 @@ class ManifestKey(Key):
     recipes: tuple[object, ...]  # as they are written in the settings
     order: tuple[str, ...]  # in which recipes are tried
     check: bool  # whether there is check data
-    # URL, and sha256 as it was last known, of the files whose weights the wheel need not hold; or `file`
+    # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
     seed: int  # of the exporting process
     inputs: tuple[str, ...]  # globs of the declared inputs

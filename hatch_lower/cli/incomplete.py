@@ -1,4 +1,4 @@
-"""The command line where packages are missing that it, and building, needs: what runs programs does not bring them."""
+"""What the command `hatch-lower` says if a package is missing that it needs, and running programs does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXTRAS = {
 
 
 def main() -> None:
-    """Say what to install: the command itself cannot be had."""
+    """Stand in for the command where click is not installed."""
     sys.exit(f"error: {incomplete_error('click')}")
 
 

@@ -1,4 +1,4 @@
-"""`weights.json`: storages whose bytes are not in the wheel, and in which files of others they are.
+"""`weights.json`: the storages of a model that are not in the wheel, and in which files their bytes are.
 
 ```text
 sources   files, each by URL, size and digest; one without a scheme is a name: whoever installs says where it is
@@ -43,7 +43,7 @@ class Source(Frozen):
 
     @property
     def has_place(self) -> bool:
-        """Whether the URL says where the file is; else it is a name below a place that is given when it is fetched."""
+        """Whether the URL says where the file is; else it is a file's name, and `fetch --from` says where."""
         return "://" in self.url
 
 

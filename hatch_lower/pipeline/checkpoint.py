@@ -21,7 +21,7 @@ SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A source of weights, and where its file is on this machine."""
+    """A source of weights whose file is on this machine."""
 
     url: str
     size: int  # bytes
@@ -34,7 +34,7 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class OutsideFiles:
-    """What says which weights are outside the wheel, and where its sources are on this machine, in its order."""
+    """`weights.json` as it was written, and where the files of its sources are on this machine, in its order."""
 
     weights: Path
     sources: tuple[Path, ...]

@@ -194,7 +194,7 @@ def open_written(constants: Path | None, outside: OutsideFiles | None) -> Consta
 
 
 def problem_of(packaged: Packaged) -> str:
-    finder = RequiredOnly([*(packaged.requirements or ()), "torch"])  # which compares
+    finder = RequiredOnly([*(packaged.requirements or ()), "torch"])  # torch compares the results
     try:
         if packaged.requirements is not None:
             sys.meta_path.insert(0, finder)

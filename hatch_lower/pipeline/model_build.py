@@ -41,7 +41,7 @@ class ModelBuild:
     examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
-    sources: tuple[LocalSource, ...] = ()  # files that may have weights, so that the wheel need not
+    sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))

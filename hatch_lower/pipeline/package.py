@@ -53,8 +53,8 @@ class Packager:
         self._model = model
         self._store = store
         self._files: dict[str, PayloadFile] = {}
-        self.constants: Path | None = None  # the constants file, as soon as it is there
-        self.outside: OutsideFiles | None = None  # and what the wheel says of other files
+        self.constants: Path | None = None  # the constants file, once it is written
+        self.outside: OutsideFiles | None = None  # where weights outside the wheel are, once that is written
         self.beside: tuple[PayloadFile, ...] = ()
 
     def files(self) -> tuple[PayloadFile, ...]:

@@ -105,7 +105,7 @@ def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]
 
 
 def with_one_torch(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Return requirements in order; without that of any torch where a backend says which."""
+    """Return requirements, sorted; `torch>=2.13` is left out where a backend requires certain versions of torch."""
     found = set(requirements)
     named = any(map(names_torch, found - {TORCH}))
     return tuple(sorted(found - {TORCH} if named else found))

@@ -34,12 +34,12 @@ class Operators(Protocol):
 
 
 class Arrays(ABC):
-    """What arrays of one library are made of, compared with and described by; it has no state."""
+    """What is done with the arrays of one library, or written about them into generated code; it has no state."""
 
     name: ClassVar[str]
     noun: ClassVar[str]  # what people call one, with its article
     kind: ClassVar[type[Any]]
-    # code of operators that a method of the array answers sooner
+    # code for operators that ask for sizes: the array itself answers faster than the operator
     size_templates: ClassVar[Mapping[str, str]]
 
     # Memory
@@ -100,7 +100,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def place_tests(self, variable: str, names: Names) -> list[str]:
-        """Return the codes that are true for an array that does not lie in memory in the usual way."""
+        """Return pieces of code; one of them is true for an array that is not on the CPU, or not strided."""
 
     @abstractmethod
     def rank_test(self, rank: int, variable: str) -> str: ...
@@ -128,7 +128,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def plain(self, value: object) -> Any | None:
-        """Return a value as an array of just `kind`, over the same memory; `None` for what is none."""
+        """Return a value as an array of just `kind`, over the same memory; `None` if it cannot be one."""
 
     @abstractmethod
     def foreign_reason(self, value: object) -> str:

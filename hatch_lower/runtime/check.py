@@ -216,7 +216,7 @@ def call_arguments(
 
 
 def as_arrays(leaves: list[object]) -> list[object]:
-    from hatch_lower.runtime.exchange import array_of  # torch itself does without NumPy
+    from hatch_lower.runtime.exchange import array_of  # it needs NumPy, and torch does not
 
     return [array_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 

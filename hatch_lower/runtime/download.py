@@ -61,7 +61,7 @@ def download(source: Source, origin: Origin, target: Path, limits: Limits, show:
             os.fsync(part.file.fileno())
             os.replace(part.path, target)
         except BaseException as error:
-            # a disk that is full does not stay so, and wrong bytes are of no use
+            # the next try goes on with what broke off; anything else is wrong, or fills a disk
             if not isinstance(error, BrokenError | KeyboardInterrupt):
                 part.path.unlink()
             raise
@@ -177,7 +177,7 @@ def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
 def held_part(target: Path) -> Iterator[Part]:
     """Give the unfinished file beside `target`, which one process has at a time.
 
-    Where the system has no locks it is one that nobody else knows, and that goes in any case.
+    Where the system has no locks, it is one with a random name, which is removed in any case.
     """
     path = target.with_name(target.name + PART)
     while True:
@@ -196,7 +196,7 @@ def held_part(target: Path) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def private_part(target: Path) -> Iterator[Part]:
-    # not by `tempfile`, whose files are nobody else's: what is fetched may be for several users
+    # not by `tempfile`: what is fetched may be for several users, and its files are for one
     while True:
         path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
         with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:

@@ -77,8 +77,8 @@ def array_of(tensor: Tensor) -> Any:
 
 
 def tensor_of(array: Any, dtype: str = "") -> Tensor:
-    # torch warns about memory that must not be written into
     name = dtype or ("bfloat16" if is_bfloat16(array) else array.dtype.name)
+    # torch warns about memory that must not be written into
     given = array if array.flags.writeable else array.copy()
     if name not in DTYPES or is_common(name):
         return torch.from_numpy(given)
@@ -86,7 +86,7 @@ def tensor_of(array: Any, dtype: str = "") -> Tensor:
 
 
 def is_sequence(results: object) -> bool:
-    # what is none is refused after this
+    # a delegate that returns anything else is refused by what is called with it
     return type(results) is list or isinstance(results, Sequence)
 
 

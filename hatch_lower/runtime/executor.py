@@ -247,7 +247,7 @@ def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place
         return None
     size = DTYPES[constant.dtype].size
     path, offset, _ = places[constant.storage]
-    if offset % size:  # in a file of others: what is bound was copied to where it is aligned
+    if offset % size:  # in a published file: its constant is an aligned copy, which no file has
         return None
     return Place(path, offset + constant.offset * size, math.prod(shape) * size)
 

@@ -1,4 +1,4 @@
-"""Sources of weights, one by one: from where they lie to where `load` finds them, each compared with its digest.
+"""Fetching each source of weights to where `load` finds it, and comparing it with its digest.
 
 Huggingface's files go into its own cache, through its own library; all others into folders that know them by digest.
 """

@@ -61,7 +61,7 @@ class Stream(NamedTuple):
 
     begin: int  # the byte that the first piece begins with; 0 where the origin gives whole files only
     size: int | None  # of the whole file, if the origin says it
-    stamp: str  # equal for equal contents; empty if the origin has none
+    stamp: str  # ETag or date, equal for equal contents; empty if the origin has none
     pieces: Iterator[bytes]
     close: Callable[[], object]
 
