@@ -242,7 +242,7 @@ def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, 
 
 def weights_problems(urls: Sequence[str], path: str) -> Iterator[str]:
     if IN_A_FILE in urls and len(urls) > 1:
-        yield f'`{path}` must be `"{IN_A_FILE}"` alone, or URLs: a file is written of what no other one holds'
+        yield f'`{path}` must be `"{IN_A_FILE}"` alone, or URLs: a build looks into files or writes one'
     for i, url in enumerate(urls):
         if url and url in urls[:i]:
             yield f"`{path}[{i}]` names `{url}` again"

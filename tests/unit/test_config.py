@@ -575,5 +575,5 @@ def test_every_problem_of_weights_is_reported_with_the_others() -> None:
     ]
     assert problems({"weights": [URL, URL]}) == [f"`{LOWER}.weights[1]` names `{URL}` again"]
     assert problems({"models": {"digits": {"weights": ["file", URL]}}}) == [
-        f'`{LOWER}.models.digits.weights` must be `"file"` alone, or URLs: a file is written of what no other one holds'
+        f'`{LOWER}.models.digits.weights` must be `"file"` alone, or URLs: a build looks into files or writes one'
     ]
