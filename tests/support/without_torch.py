@@ -1,4 +1,4 @@
-"""Programs of engines, and processes in which importing torch is forbidden."""
+"""Programs of engines, and processes in which importing torch, or something else, is forbidden."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-FORBID = """\
+
+def forbidding(*names: str) -> str:
+    """Return code after which modules cannot be imported."""
+    return f"""\
 import sys
 
 class Forbidding:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError("torch is forbidden here", name=name)
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"{{name}} is forbidden here", name=name)
 
 sys.meta_path.insert(0, Forbidding())
 """
@@ -22,7 +25,7 @@ sys.meta_path.insert(0, Forbidding())
 
 def run_without_torch(code: str, *arguments: object) -> str:
     """Return what code prints in a process where torch cannot be imported; it must succeed."""
-    script = f"{FORBID}{textwrap.dedent(code)}\nassert 'torch' not in sys.modules"
+    script = f"{forbidding('torch')}{textwrap.dedent(code)}\nassert 'torch' not in sys.modules"
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
