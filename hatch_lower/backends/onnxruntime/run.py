@@ -61,18 +61,7 @@ class OnnxruntimeDelegate(Delegate):
                 found=f"wanted {', '.join(info.providers)}; installed {', '.join(available)}",
                 hint="install the build of ONNX Runtime that has one of them, such as onnxruntime-gpu",
             )
-        options = onnxruntime.SessionOptions()
-        # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
-        options.intra_op_num_threads = info.threads or thread_count()
-        options.inter_op_num_threads = 1
-        # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
-        # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
-        options.add_session_config_entry(SPIN_DURATION, "100")
-        # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has
-        # one, they are as exact without this, and twice as fast.
-        options.add_session_config_entry(EXACT_BYTES, "0" if multiplies_bytes() else "1")
-        options.use_deterministic_compute = True
-        options.log_severity_level = 3
+        options = make_options(onnxruntime, info.threads)
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
             # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.
@@ -86,20 +75,33 @@ class OnnxruntimeDelegate(Delegate):
                 found=f"{type(error).__name__}: {error}",
                 hint="install the version of ONNX Runtime that the wheel requires, or build the wheel again",
             ) from error
+        delegate = cls(session, info.call, values)
         names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-        wanted = (
-            [f"x{position}" for position in info.call.passed],
-            [f"y{index}" for index in range(info.call.results)],
-        )
-        if names != wanted:
+        if names != ([name for name, _ in delegate._feed], delegate._names):
             raise description_error(
                 blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
             )
-        return cls(session, info.call, values)
+        return delegate
 
     def run(self, inputs: list[Array]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, self._run(self._names, feed))
+
+
+def make_options(onnxruntime: Any, threads: int) -> SessionOptions:
+    options: SessionOptions = onnxruntime.SessionOptions()
+    # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
+    options.intra_op_num_threads = threads or thread_count()
+    options.inter_op_num_threads = 1
+    # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
+    # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
+    options.add_session_config_entry(SPIN_DURATION, "100")
+    # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has one,
+    # they are as exact without this, and twice as fast.
+    options.add_session_config_entry(EXACT_BYTES, "0" if multiplies_bytes() else "1")
+    options.use_deterministic_compute = True
+    options.log_severity_level = 3
+    return options
 
 
 def to_array(value: object) -> object:

@@ -23,13 +23,10 @@ class OpenvinoDelegate(Delegate):
     arrays: ClassVar[str] = "numpy"
 
     def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
-        openvino = import_openvino()
+        self._openvino = import_openvino()
         self._compiled = compiled
         self._constants = constants
         self._info = info
-        self._tensor = openvino.Tensor
-        self._bfloat16 = openvino.Type.bf16
-        self._shape = openvino.Shape
         # a request holds one call's state: a call takes one, or makes one if all are in use by other threads
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
@@ -82,25 +79,17 @@ class OpenvinoDelegate(Delegate):
         return self._info.call.arrange(inputs, results)
 
     def _given(self, value: object) -> object:
-        if not isinstance(value, np.ndarray):
-            return self._tensor(np.array(value, NUMBERS[type(value)]), shared_memory=True)
-        dense = dense_array(value)
-        if is_bfloat16(dense):
-            return self._tensor(dense.view(np.int16), self._shape(list(dense.shape)), self._bfloat16)
-        return self._tensor(dense, shared_memory=True)
+        array = value if isinstance(value, np.ndarray) else np.array(value, NUMBERS[type(value)])
+        return to_tensor(self._openvino, array)
 
     def _result(self, result: Any) -> Array:
         copy: Array = result.data.copy()
-        return copy.view(element_dtype("bfloat16")) if result.element_type == self._bfloat16 else copy
+        return copy.view(element_dtype("bfloat16")) if result.element_type == self._openvino.Type.bf16 else copy
 
 
-def dense_array(array: Array) -> Array:
+def to_tensor(openvino: Any, array: Array) -> Any:
     # contiguous, aligned, and writable: OpenVINO takes no other
-    return array if array.flags.carray else array.copy(order="C")
-
-
-def to_tensor(openvino: Any, constant: Array) -> Any:
-    dense = dense_array(constant)
+    dense = array if array.flags.carray else array.copy(order="C")
     if is_bfloat16(dense):
         return openvino.Tensor(dense.view(np.int16), openvino.Shape(list(dense.shape)), openvino.Type.bf16)
     return openvino.Tensor(dense, shared_memory=True)
