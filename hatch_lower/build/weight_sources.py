@@ -18,7 +18,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, FetchError
 from hatch_lower.events import Event, stage
 from hatch_lower.format.weights import Source
-from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.checkpoint import LocalSource, read_checkpoint
 from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
 from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_from, open_origin, refuse_offline
 from hatch_lower.runtime.origins import BrokenError, RefusedError
@@ -140,6 +140,9 @@ def download_new(url: str) -> tuple[Path, str]:
             found = Received(part.file)
             stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
             os.fsync(part.file.fileno())
-            target = folder / file_name(found.sha256())
+            sha256 = found.sha256()
+            # an answer that says no length may have ended early, and would be believed from now on
+            read_checkpoint(LocalSource(url, found.size, sha256, part.path))
+            target = folder / file_name(sha256)
             os.replace(part.path, target)
     return target, stamp

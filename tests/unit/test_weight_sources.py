@@ -17,7 +17,7 @@ from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.errors import CacheError, FetchError
+from hatch_lower.errors import CacheError, FetchError, PackageError
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.runtime.download import private_part
 
@@ -129,6 +129,15 @@ def test_what_a_killed_build_has_left_goes(builder: Builder, server: Served) -> 
     with private_part(folder / "new") as part:  # of a build that runs
         path = builder.obtain(server.url + PATH).path
         assert sorted(folder.iterdir()) == sorted([path, part.path])
+
+
+def test_a_file_that_is_cut_short_is_not_kept(builder: Builder, server: Served) -> None:
+    url = server.url + PATH
+    server.files[PATH] = FIRST[:-1]
+    with pytest.raises(PackageError, match="no safetensors file"):
+        builder.obtain(url)
+    assert os.listdir(builder.folder / "weights") == []
+    assert builder.known(url) == ""
 
 
 def test_a_source_that_is_gone_is_an_error(builder: Builder, server: Served) -> None:
