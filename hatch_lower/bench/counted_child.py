@@ -27,6 +27,7 @@ from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.torch_arrays import ARRAYS
 from hatch_lower.torch_private.unimported import valgrind_switches
 
 # In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
@@ -187,12 +188,12 @@ class Run:
         entry = self._folder.manifest.models[self._model]
         file = entry.recipes[self._recipe].plan
         plan = read_plan(self._folder.read(file), file.path)
-        tensors = read_tensors(self._folder, entry)
+        tensors = read_tensors(self._folder, entry, ARRAYS)
         stateful = any(map(holds_state, plan.delegates))
         calls = {}
         for part in parts:
             name = part.removeprefix(CALL)
-            leaves, reason = input_leaves(name, plan.methods[name], tensors)
+            leaves, reason = input_leaves(name, plan.methods[name], tensors, ARRAYS)
             if reason:
                 self._answer.refuse(part, reason)
                 continue
@@ -236,7 +237,7 @@ class MethodCall:
             self.prepared()()
 
     def _bound(self) -> Callable[[], Any]:
-        args, kwargs = call_arguments(self._method, self._leaves)
+        args, kwargs = call_arguments(self._method, self._leaves, ARRAYS)
         return functools.partial(self._loaded.methods[self._name], *args, **kwargs)
 
 

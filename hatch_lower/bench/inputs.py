@@ -29,12 +29,13 @@ def input_values(
     import torch
 
     from hatch_lower.runtime.check import as_dtype, literal_value
+    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     stored: dict[int, Tensor] = {}
     for index, entry in enumerate(method.inputs):
         tensor = tensors.get(f"{name}/input/{index}")
         if isinstance(entry, TensorInput) and tensor is not None:
-            stored[index] = as_dtype(tensor, entry.dtype)
+            stored[index] = as_dtype(tensor, entry.dtype, ARRAYS)
     sizes = {**guessed_sizes(method), **example_sizes(method, stored), **asked_sizes(method, wanted)}
     generator = torch.Generator().manual_seed(SEED)
     values: list[object] = []

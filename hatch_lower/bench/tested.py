@@ -97,6 +97,7 @@ class Loaded:
     def inputs(self, case: Case) -> ExampleInputs:
         from hatch_lower.bench.inputs import input_values
         from hatch_lower.runtime.check import call_arguments
+        from hatch_lower.runtime.torch_arrays import ARRAYS
 
         name = case.subject.method
         method = self.opened.methods[name]
@@ -104,7 +105,7 @@ class Loaded:
 
         def renew() -> tuple[tuple[Any, ...], dict[str, Any]]:
             self.model.reset()
-            args, kwargs = call_arguments(method, leaves)
+            args, kwargs = call_arguments(method, leaves, ARRAYS)
             return tuple(args), kwargs
 
         return ExampleInputs(*renew(), self.opened.changes(name), renew)

@@ -141,12 +141,13 @@ class Opened:
 def open_model(path: str, model: str, recipe: str) -> Opened:
     from hatch_lower.runtime.check import read_tensors
     from hatch_lower.runtime.executor import holds_state
+    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     folder = open_folder(Path(path))
     entry = folder.manifest.models[model]
     files = entry.recipes[recipe]
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    return Opened(folder, plan.methods, read_tensors(folder, entry), any(map(holds_state, plan.delegates)))
+    return Opened(folder, plan.methods, read_tensors(folder, entry, ARRAYS), any(map(holds_state, plan.delegates)))
 
 
 def load(opened: Opened, request: Request) -> Any:
@@ -237,15 +238,16 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
             made before the clock runs.
     """
     from hatch_lower.runtime.check import call_arguments
+    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     function = owner.methods[name]
-    args, kwargs = call_arguments(method, leaves)
+    args, kwargs = call_arguments(method, leaves, ARRAYS)
 
     def once_each(count: int) -> float:
         total = 0.0
         for _ in range(count):
             owner.reset()
-            given, named = call_arguments(method, leaves)
+            given, named = call_arguments(method, leaves, ARRAYS)
             begin = time.perf_counter()
             function(*given, **named)
             total += time.perf_counter() - begin

@@ -233,11 +233,11 @@ def is_quantised(method: CapturedMethod) -> bool:
     )
 
 
-def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
+def dtypes_of(method: CapturedMethod) -> Iterator[str]:
     for node in method.program.graph.nodes:
         for value in trees.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
-                yield value.dtype
+                yield dtype_name(value.dtype)
 
 
 def eager_factory(

@@ -29,13 +29,12 @@ from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import read_weights
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
-from hatch_lower.runtime.check import check_method
+from hatch_lower.runtime.check import check_method, stored_arrays
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.runtime.torch_arrays import stored_tensors
 from hatch_lower.runtime.torch_reasons import torch_reasons
 
 
@@ -201,14 +200,14 @@ def problem_of(packaged: Packaged) -> str:
         for name in packaged.imports:
             importlib.import_module(name)
         examples = ConstantsFile(packaged.examples, packaged.examples.name)
-        tensors = stored_tensors(examples.contents(), packaged.examples.name)
         for library in libraries_of(packaged):
             plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside, library)
-            on_numpy = library == "numpy"
+            arrays = find_arrays(library)
+            tensors = stored_arrays(examples, packaged.examples.name, arrays)
             for name, tolerance in packaged.tolerances.items():
-                status, detail, _ = check_method(executor, plan, name, tensors, tolerance, on_numpy=on_numpy)
+                status, detail, _ = check_method(executor, plan, name, tensors, tolerance, arrays)
                 if status not in ("ok", "skipped"):
-                    return f"method `{name}`{' on arrays of NumPy' * on_numpy}: {detail}"
+                    return f"method `{name}`{' on arrays of NumPy' * (library == 'numpy')}: {detail}"
     except LowerError as error:
         return f"{error.what}: {error.found}" if error.found else error.what
     except BaseException as error:  # a run half may raise anything, and end nothing but this

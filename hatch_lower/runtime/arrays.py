@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special
@@ -19,6 +19,9 @@ from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput
 from hatch_lower.runtime.names import Names
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.mapped import Stored
 
 LIBRARIES = ("torch", "numpy")
 
@@ -55,6 +58,18 @@ class Arrays(ABC):
     @abstractmethod
     def view(self, constant: Constant, spans: Mapping[int, Any]) -> Any:
         """Return a constant over the span of its storage; its bounds were checked when the plan was read."""
+
+    @abstractmethod
+    def stored(self, tensor: Stored, where: str) -> Any:
+        """Return a tensor of a safetensors file over its bytes; sizes that no array has are refused."""
+
+    @abstractmethod
+    def of_bytes(self, array: Any, dtype: str) -> Any:
+        """Return the elements of which the last dimension of an array has the bytes."""
+
+    @abstractmethod
+    def restrided(self, array: Any, strides: tuple[int, ...]) -> Any:
+        """Return an array, or a copy, of these strides."""
 
     @abstractmethod
     def copy(self, array: Any) -> Any: ...

@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hatch_lower.errors import LowerError
 from hatch_lower.format.arguments import Literal, Special
 from hatch_lower.format.expression import evaluate, symbols_in
@@ -17,6 +14,7 @@ from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.format.values import DTYPES
+from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
 from hatch_lower.runtime.editable import changed_sources, stale_text
 from hatch_lower.runtime.executor import Executor
@@ -25,8 +23,7 @@ from hatch_lower.runtime.load import load_model, open_constants, outside_faults
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
-from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
-from hatch_lower.runtime.torch_arrays import ARRAYS, stored_tensors
+from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
 
 
 def rounding_mark(method: str) -> str:
@@ -58,10 +55,13 @@ def check_model(
     recipe: str | None = None,
     tolerance: Tolerance | None = None,
 ) -> Iterator[CheckRow]:
-    """Run a model's check inputs through each method of each recipe, or of one, and compare with eager's outputs."""
+    """Run a model's check inputs through each method of each recipe, or of one, and compare with eager's outputs.
+
+    On tensors where torch is installed, else on NumPy's arrays: recipes that need torch are skipped there.
+    """
     # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
     entry = folder.manifest.models[model]
-    kinds = DelegateKinds()
+    arrays, kinds = find_arrays(), DelegateKinds()
     faults = list(folder.faults(model)) or list(outside_faults(open_constants(folder, model)))
     damaged = [CheckRow(model, "", "", "damaged", str(fault)) for fault in faults]
     if damaged:
@@ -70,28 +70,30 @@ def check_model(
     try:
         if changed := changed_sources(folder, model):
             yield CheckRow(model, "", "", "stale", stale_text(model, changed))
-        tensors = read_tensors(folder, entry)
+        tensors = read_tensors(folder, entry, arrays)
     except LowerError as error:
         yield CheckRow(model, "", "", "damaged", str(error))
         return
     for name in entry.order if recipe is None else (recipe,):
         try:
-            reason = refusal_reason(entry.recipes[name], kinds, str(folder.path / MANIFEST))
+            files = entry.recipes[name]
+            reason = refusal_reason(files, kinds, str(folder.path / MANIFEST))
+            wrong = "" if reason is None else contradiction(folder, files)
+            if reason is None:
+                plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
+                reason = numpy_reason(plan, files.imports, kinds) if arrays.name == "numpy" else None
             if reason is not None:
-                wrong = contradiction(folder, entry.recipes[name])
                 status = "fails" if wrong or recipe is not None else "skipped"
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
-            files = entry.recipes[name].plan
-            plan = read_plan(folder.read(files), str(folder.path / files.path))
-            loaded = load_model(folder, model, name, kinds, verify=False)  # contents were just compared
+            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # contents were just compared
         except LowerError as error:
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
             is_rounded = rounding_mark(method) in tensors
-            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors), quantised=is_rounded)
-            status, detail, largest = check_method(loaded, plan, method, tensors, used)
+            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors, arrays), quantised=is_rounded)
+            status, detail, largest = check_method(loaded, plan, method, tensors, used, arrays)
             yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
 
 
@@ -109,42 +111,41 @@ def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
     return ""
 
 
-def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:
+def read_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays) -> Mapping[str, Any]:
     if entry.check is None:
         return {}
     path = folder.locate(entry.check)
-    return stored_tensors(ConstantsFile(path, str(path)).contents(), str(path))
+    return stored_arrays(ConstantsFile(path, str(path)), str(path), arrays)
+
+
+def stored_arrays(file: ConstantsFile, where: str, arrays: Arrays) -> dict[str, Any]:
+    return {key: arrays.stored(tensor, f"{where}: {key!r:.80}") for key, tensor in file.contents().items()}
 
 
 def check_method(
     loaded: LoadedModel | Executor,
     plan: Plan,
     name: str,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Any],
     tolerance: Tolerance,
-    *,
-    on_numpy: bool = False,
+    arrays: Arrays,
 ) -> tuple[str, str, float | None]:
-    """Compare what a method returns; return status, detail and largest error of its `CheckRow`.
-
-    `on_numpy`: it takes and returns NumPy's arrays.
-    """
+    """Compare what a method returns; return status, detail and largest error of its `CheckRow`."""
     # called twice, each time with the packaged state: what a first call leaves behind shows in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
         return "skipped", "no check inputs are packaged with it", None
-    leaves, reason = input_leaves(name, method, tensors)
+    leaves, reason = input_leaves(name, method, tensors, arrays)
     if reason:
         return "skipped", reason, None
-    comparison = Comparison(name, method, tensors, tolerance)
+    comparison = Comparison(name, method, tensors, tolerance, arrays)
     outputs = take_apart(name, method.outputs, "output")
     first = None
     for call in ("", " of a second call"):
         try:
-            args, kwargs = call_arguments(method, leaves, on_numpy=on_numpy)
+            args, kwargs = call_arguments(method, leaves, arrays)
             loaded.reset()
             given = outputs(loaded.methods[name](*args, **kwargs))
-            given = as_tensors(given) if on_numpy else given
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
             text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
             return "fails", text, None
@@ -157,29 +158,28 @@ def check_method(
     return "ok", "", comparison.largest_error
 
 
-def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -> tuple[list[object], str]:
+def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Any], arrays: Arrays) -> tuple[list[object], str]:
     """Return a method's flat check inputs, or why they are not all there."""
     leaves: list[object] = []
     sizes: dict[str, int] = {}
-    found: dict[int, Tensor] = {}
+    found: dict[int, Any] = {}
     for index, entry in enumerate(method.inputs):
         if isinstance(entry, TensorInput):
             stored = tensors.get(f"{name}/input/{index}")
             if stored is None:
                 return [], f"its input {index + 1} is not packaged"
-            found[index] = as_dtype(stored, entry.dtype)
+            found[index] = as_dtype(stored, entry.dtype, arrays)
             pairs = zip(entry.shape, found[index].shape, strict=False)
             sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
     mutated = {index for index, _ in method.input_mutations}
     for index, entry in enumerate(method.inputs):
         if isinstance(entry, TensorInput):
-            tensor = found[index]
+            array = found[index]
             known = all(symbols_in(stride) <= sizes.keys() for stride in entry.stride)
-            if index in mutated and known and len(entry.stride) == tensor.dim():
+            if index in mutated and known and len(entry.stride) == array.ndim:
                 # what is changed in place must lie in memory as it did where the method was exported
-                strides = [evaluate(stride, sizes) for stride in entry.stride]
-                tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-            leaves.append(tensor)
+                array = arrays.restrided(array, tuple(evaluate(stride, sizes) for stride in entry.stride))
+            leaves.append(array)
         elif isinstance(entry, LiteralInput):
             leaves.append(literal_value(entry.value))
         elif symbols_in(entry.expr) <= sizes.keys():
@@ -189,44 +189,27 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -
     return leaves, ""
 
 
-def as_dtype(stored: Tensor, dtype: str) -> Tensor:
+def as_dtype(stored: Any, dtype: str, arrays: Arrays) -> Any:
     # a tensor of a dtype that safetensors lacks is kept as bytes
-    if DTYPES[dtype].safetensors is not None or stored.dtype is not torch.uint8 or stored.dim() == 0:
+    if DTYPES[dtype].safetensors is not None or arrays.dtype_name(stored) != "uint8" or stored.ndim == 0:
         return stored
-    if stored.shape[-1] != DTYPES[dtype].size:
-        return stored
-    return stored.clone().view(getattr(torch, dtype)).squeeze(-1)
+    return arrays.of_bytes(stored, dtype) if stored.shape[-1] == DTYPES[dtype].size else stored
 
 
 def literal_value(literal: Literal) -> object:
     if not isinstance(literal, Special):
         return literal
+    import torch  # what takes one of its constants needs it
+
     return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
 
 
-def call_arguments(
-    method: MethodPlan, leaves: list[object], *, on_numpy: bool = False
-) -> tuple[list[object], dict[str, object]]:
-    # a method may change its arguments: each call gets tensors of its own
-    cloned = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    copies = iter(as_arrays(cloned) if on_numpy else cloned)
+def call_arguments(method: MethodPlan, leaves: list[object], arrays: Arrays) -> tuple[list[object], dict[str, object]]:
+    # a method may change its arguments: each call gets arrays of its own
+    copies = iter([arrays.copy(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in leaves])
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
     return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
-
-
-def as_arrays(leaves: list[object]) -> list[object]:
-    from hatch_lower.runtime.exchange import array_of  # it needs NumPy, and torch does not
-
-    return [array_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def as_tensors(leaves: list[object]) -> list[object]:
-    from numpy import ndarray
-
-    from hatch_lower.runtime.exchange import tensor_of
-
-    return [tensor_of(leaf) if isinstance(leaf, ndarray) else leaf for leaf in leaves]
 
 
 def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
@@ -243,17 +226,20 @@ def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
     return choose_builder(tree)(*children)
 
 
-def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Tensor]) -> Iterator[torch.dtype]:
-    yield from (getattr(torch, constant.dtype) for constant in plan.constants.values())
-    yield from (tensor.dtype for key, tensor in tensors.items() if key.startswith(f"{name}/"))
+def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Any], arrays: Arrays) -> Iterator[str]:
+    yield from (constant.dtype for constant in plan.constants.values())
+    yield from (arrays.dtype_name(tensor) for key, tensor in tensors.items() if key.startswith(f"{name}/"))
 
 
 class Comparison:
-    def __init__(self, name: str, method: MethodPlan, tensors: Mapping[str, Tensor], tolerance: Tolerance) -> None:
+    def __init__(
+        self, name: str, method: MethodPlan, tensors: Mapping[str, Any], tolerance: Tolerance, arrays: Arrays
+    ) -> None:
         self.largest_error = 0.0
         self._paths = list(leaf_paths(method.outputs, "output"))
         self._expected = [tensors.get(f"{name}/output/{index}") for index in range(len(self._paths))]
         self._tolerance = tolerance
+        self._arrays = arrays
 
     def difference(self, given: list[object], call: str) -> str:
         for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
@@ -261,19 +247,20 @@ class Comparison:
                 return f"`{path}`{call}: {found}"
         return ""
 
-    def _leaf_difference(self, expected: Tensor | None, given: object) -> str:
-        if expected is None or not isinstance(given, Tensor):
-            is_same = expected is None and not isinstance(given, Tensor)  # numbers are not packaged
-            return "" if is_same else f"{kind_text(given)} instead of {kind_text(expected)}"
-        expected = as_dtype(expected, str(given.dtype).removeprefix("torch."))
-        if (expected.dtype, expected.shape) != (given.dtype, given.shape):
-            return f"{kind_text(given)} instead of {kind_text(expected)}"
+    def _leaf_difference(self, expected: Any, given: Any) -> str:
+        kind = self._arrays.kind
+        if expected is None or not isinstance(given, kind):
+            is_same = expected is None and not isinstance(given, kind)  # numbers are not packaged
+            return "" if is_same else f"{self._text(given)} instead of {self._text(expected)}"
+        name = self._arrays.dtype_name
+        expected = as_dtype(expected, name(given), self._arrays)
+        if (name(expected), expected.shape) != (name(given), given.shape):
+            return f"{self._text(given)} instead of {self._text(expected)}"
         difference, largest = number_difference(expected, given, self._tolerance)
         self.largest_error = max(self.largest_error, largest)
         return difference
 
-
-def kind_text(value: object) -> str:
-    if isinstance(value, Tensor):
-        return ARRAYS.describe(value)
-    return "no tensor" if value is None else f"a value of type {type(value).__name__}"
+    def _text(self, value: object) -> str:
+        if isinstance(value, self._arrays.kind):
+            return self._arrays.describe(value)
+        return "no tensor" if value is None else f"a value of type {type(value).__name__}"

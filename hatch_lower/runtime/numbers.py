@@ -1,20 +1,21 @@
-"""Whether a program computes what eager does: two tensors, and how far apart they may be.
+"""Whether a program computes what eager does: two arrays, and how far apart they may be.
 
-A build's verification, `hatch-lower check` and the kit for backends compare with the functions of this module.
+A build's verification, `hatch-lower check` and the kit for backends compare with the functions of this module: tensors
+of torch, or NumPy's arrays. What is used here has one name in both libraries, and neither is imported here.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import Any
 
 # how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
 # and 65000 (bfloat16) times that of float32, most of which both sides share
-HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
+HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 
 STEPS = 127  # of 8 bits, to the greatest magnitude
 MOST = 2  # steps, by which a number may be off: it need not be near the ends of the range that its step was chosen for
@@ -36,56 +37,85 @@ class Tolerance:
     atol: float = 1e-5
     quantised: bool = False  # whether the method rounds to 8 bits
 
-    def widened(self, dtypes: Iterable[torch.dtype], *, quantised: bool = False) -> Tolerance:
+    def widened(self, dtypes: Iterable[str], *, quantised: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
         return Tolerance(self.rtol * factor, self.atol * factor, quantised or self.quantised)
 
 
-def wrong_places(expected: Tensor, given: Tensor, tolerance: Tolerance) -> Tensor:
-    """Return where two tensors of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
-    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+def wrong_places(expected: Any, given: Any, tolerance: Tolerance) -> Any:
+    """Return where two arrays of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
+    if not is_inexact(expected):
         return expected != given
-    wrong = ~torch.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+    library = library_of(expected)
+    with no_warnings(library):
+        close = library.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+    wrong = ~close
     if tolerance.quantised and wrong.any():
         most, mean = steps_apart(expected, given)
         if most <= MOST and mean <= MEAN:
-            return torch.zeros_like(wrong)
+            return library.zeros_like(wrong)
     return wrong
 
 
-def steps_apart(expected: Tensor, given: Tensor) -> tuple[float, float]:
-    """Return by how many steps of 8 bits two tensors differ at most, and on average."""
-    error = (widest(expected) - widest(given)).abs()
-    step = float(widest(expected).abs().max()) / STEPS
-    if not math.isfinite(step) or step == 0 or not error.isfinite().all():
+def steps_apart(expected: Any, given: Any) -> tuple[float, float]:
+    """Return by how many steps of 8 bits two arrays differ at most, and on average."""
+    library = library_of(expected)
+    with no_warnings(library):
+        error = abs(widest(expected) - widest(given))
+    step = float(abs(widest(expected)).max()) / STEPS
+    if not math.isfinite(step) or step == 0 or not library.isfinite(error).all():
         return math.inf, math.inf
     return float(error.max()) / step, float(error.mean()) / step
 
 
-def widest(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
-
-
-def number_difference(expected: Tensor, given: Tensor, tolerance: Tolerance) -> tuple[str, float]:
-    """Return how two tensors of one dtype and shape differ beyond the tolerance, or "", and the largest difference."""
-    count = expected.numel()
+def number_difference(expected: Any, given: Any, tolerance: Tolerance) -> tuple[str, float]:
+    """Return how two arrays of one dtype and shape differ beyond the tolerance, or "", and the largest difference."""
+    count = math.prod(expected.shape)
     wrong = int(wrong_places(expected, given, tolerance).sum())
-    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+    if not is_inexact(expected):
         return f"{wrong} of {count} values are different" if wrong else "", 0.0
     if count == 0:
         return "", 0.0
+    library = library_of(expected)
     one, other = widest(expected), widest(given)
-    same = (one == other) | (one.isnan() & other.isnan())
-    finite = one.isfinite() & other.isfinite()
-    error = torch.where(same, 0.0, (one - other).abs())
-    error = torch.where(same | finite, error, math.inf)  # finite on one side only is as wrong as can be
-    largest = float(error.max())
-    if not wrong:
-        return "", largest
-    ratios = (error / one.abs())[finite & (one != 0)]
-    relative = float(ratios.max()) if ratios.numel() else math.inf
+    same = (one == other) | (library.isnan(one) & library.isnan(other))
+    finite = library.isfinite(one) & library.isfinite(other)
+    with no_warnings(library):
+        error = library.where(same, 0.0, abs(one - other))
+        error = library.where(same | finite, error, math.inf)  # finite on one side only is as wrong as can be
+        largest = float(error.max())
+        if not wrong:
+            return "", largest
+        ratios = (error / abs(one))[finite & (one != 0)]
+    relative = float(ratios.max()) if len(ratios) else math.inf
     return (
         f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
         f" {tolerance.atol:.3g}, rtol {tolerance.rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"
         " are wrong"
     ), largest
+
+
+def is_inexact(array: Any) -> bool:
+    """Return whether the elements are floating-point or complex numbers."""
+    name = str(array.dtype)
+    return "float" in name or "complex" in name
+
+
+def widest(array: Any) -> Any:
+    library = library_of(array)
+    dtype = library.complex128 if "complex" in str(array.dtype) else library.float64
+    return array.detach().to(dtype) if hasattr(array, "detach") else array.astype(dtype)
+
+
+def library_of(array: Any) -> Any:
+    # where no tensor can be, torch need not be installed; where it is, NumPy need not
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(array, torch.Tensor) else sys.modules["numpy"]
+
+
+def no_warnings(library: Any) -> AbstractContextManager[object]:
+    # NumPy warns of differences between infinite numbers, and of quotients of 0
+    quiet: AbstractContextManager[object] = (
+        library.errstate(all="ignore") if library.__name__ == "numpy" else nullcontext()
+    )
+    return quiet

@@ -17,6 +17,7 @@ from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
 from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
+from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype, extra_dtype, is_common
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
@@ -62,6 +63,20 @@ class NumpyArrays(Arrays):
         except (OverflowError, TypeError, ValueError) as error:
             refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"NumPy refuses it: {error}")
         return viewed
+
+    def stored(self, tensor: Stored, where: str) -> Array:
+        try:
+            array: Array = np.ndarray(tensor.shape, element_dtype(tensor.dtype), tensor.content)
+        except (TypeError, ValueError) as error:
+            refuse(where, f"sizes that no array has ({error})")
+        return array
+
+    def of_bytes(self, array: Array, dtype: str) -> Array:
+        elements: Array = array.copy(order="C").view(element_dtype(dtype))[..., 0]
+        return elements
+
+    def restrided(self, array: Array, strides: tuple[int, ...]) -> Array:
+        return restride(array, tuple(step * array.itemsize for step in strides))
 
     def copy(self, array: Array) -> Array:
         return copy_in_order(array, dense_order(array))

@@ -50,6 +50,18 @@ class TorchArrays(Arrays):
             refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")
         return viewed
 
+    def stored(self, tensor: Stored, where: str) -> Tensor:
+        try:
+            return flat_tensor(tensor.dtype, tensor.content).reshape(tensor.shape)
+        except RuntimeError as error:
+            refuse(where, f"sizes that no tensor has ({error})")
+
+    def of_bytes(self, array: Tensor, dtype: str) -> Tensor:
+        return array.clone().view(getattr(torch, dtype)).squeeze(-1)
+
+    def restrided(self, array: Tensor, strides: tuple[int, ...]) -> Tensor:
+        return restride(array, strides)
+
     def copy(self, array: Tensor) -> Tensor:
         return array.clone()
 
@@ -178,17 +190,6 @@ ARRAYS = TorchArrays()
 def flat_tensor(dtype: str, content: memoryview) -> Tensor:
     kind = getattr(torch, dtype)
     return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
-
-
-def stored_tensors(contents: Mapping[str, Stored], where: str) -> dict[str, Tensor]:
-    return {key: stored_tensor(stored, f"{where}: {key!r:.80}") for key, stored in contents.items()}
-
-
-def stored_tensor(stored: Stored, where: str) -> Tensor:
-    try:
-        return flat_tensor(stored.dtype, stored.content).reshape(stored.shape)
-    except RuntimeError as error:
-        refuse(where, f"sizes that no tensor has ({error})")
 
 
 def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -331,11 +331,12 @@ def test_sigterm_ends_a_benchmark_as_an_exception_does(
 def test_inputs_are_the_packaged_ones_unless_another_size_is_asked_for(folder: Path) -> None:
     import torch
 
+    from hatch_lower.runtime.check import stored_arrays
     from hatch_lower.runtime.mapped import ConstantsFile
-    from hatch_lower.runtime.torch_arrays import stored_tensors
+    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     plan = read_plan((folder / "net" / "default.json").read_bytes(), "net/default.json")
-    tensors = stored_tensors(ConstantsFile(folder / "net" / "check.safetensors", "check").contents(), "check")
+    tensors = stored_arrays(ConstantsFile(folder / "net" / "check.safetensors", "check"), "check", ARRAYS)
     method = plan.methods["forward"]
     x, at = input_values("forward", method, tensors, {})
     assert isinstance(x, torch.Tensor)

@@ -16,6 +16,7 @@ from support.exports import Events, Workshop, files_of, packaged, settings_of, w
 from support.installed import update_entries
 from support.lowered import install
 from support.quantised import mlp, quantised
+from support.without_torch import run_without_torch
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
@@ -24,11 +25,11 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
-from hatch_lower.runtime.check import check_model, rounding_mark
+from hatch_lower.runtime.check import check_model, rounding_mark, stored_arrays
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.runtime.torch_arrays import stored_tensors
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 pytestmark = pytest.mark.torch
 
@@ -118,7 +119,7 @@ def edited(files: Mapping[str, bytes], folder: Path, changes: Mapping[str, Any])
     """Return the files with other tensors in the check data, by name; `None` leaves one out."""
     path = folder / "check.safetensors"
     path.write_bytes(files[CHECK])
-    tensors = stored_tensors(ConstantsFile(path, "check").contents(), "check")
+    tensors = stored_arrays(ConstantsFile(path, "check"), "check", ARRAYS)
     for key, change in changes.items():
         assert key in tensors
         if change is None:
@@ -194,11 +195,83 @@ def test_every_kind_of_input_and_output(kinds: Mapping[str, bytes], tmp_path: Pa
         for method in ("forward", "literal", "sized")
     ]
     forward = next(row for row in rows if row["method"] == "forward")
-    wide = Tolerance().widened([torch.bfloat16])
+    wide = Tolerance().widened(["bfloat16"])
     assert wide.rtol > 300 * Tolerance().rtol
     assert forward["tolerance"] == {"rtol": wide.rtol, "atol": wide.atol, "quantised": False}
     sized = next(row for row in rows if row["method"] == "sized")
     assert sized["detail"] == "its input 2 is an integer, which is not packaged"
+
+
+# prints the status and the rows of each check
+CHECKED = """
+    import json
+    import warnings
+    from click.testing import CliRunner
+    from hatch_lower.cli import main
+
+    warnings.simplefilter("error")
+    done = [CliRunner().invoke(main, ["check", "--json", *words.split(" ")]) for words in sys.argv[1:]]
+    print(json.dumps([(each.exit_code, json.loads(each.stdout)) for each in done]))
+"""
+
+NEEDED = "it cannot run here: it needs torch, which is not installed:"
+
+VIEWS = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Views(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2, 3))
+
+    def forward(self, pair, *, half, wide, mask):
+        before = self.seen.clone()
+        self.seen.copy_(pair[0])
+        return pair[0].reshape(3, 2), {"half": half[1:], "wide": wide.t()}, [mask.view(2, 1), pair[1].clone()], before
+
+
+def export():
+    wide = torch.tensor([[1 + 2j, 3j]], dtype=torch.complex128)
+    first = torch.tensor([[0.0, float("inf")], [1.0, float("nan")], [-1.0, -float("inf")]]).t()
+    return Model(Views().eval(), {
+        "forward": Method(
+            ((first, torch.tensor(7)),),
+            {"half": torch.arange(4.0).bfloat16(), "wide": wide, "mask": torch.tensor([True, False])},
+        ),
+    })
+"""
+
+
+def test_without_torch_recipes_that_need_none_are_compared(shop: Workshop, tmp_path: Path) -> None:
+    pytest.importorskip("ml_dtypes")
+    files = packaged(shop, VIEWS)
+    changes = [{}, {"forward/output/1": lambda half: half + 9}, {"forward/output/5": lambda before: before + 1}]
+    folders = [
+        write_folder(tmp_path / str(number), edited(files, tmp_path, change)) for number, change in enumerate(changes)
+    ]
+    found = json.loads(run_without_torch(CHECKED, *folders))
+    assert [status for status, _ in found] == [0, 1, 1]
+    for _, rows in found:
+        assert rows[0]["detail"] == f"{NEEDED} the delegate `reference`"
+    right, off, kept = (rows[1] for _, rows in found)
+    assert (right["recipe"], right["method"], right["status"], right["detail"]) == ("portable", "forward", "ok", "")
+    assert (right["largest_error"], right["tolerance"]["rtol"]) == (0.0, Tolerance().widened(["bfloat16"]).rtol)
+    assert '`output[1]["half"]`: largest absolute error 9' in off["detail"]
+    assert "`output[3]`: largest absolute error 1" in kept["detail"]
+
+
+def test_without_torch_recipes_that_need_it_are_skipped(net: Mapping[str, bytes], tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, net)
+    skipped, asked = json.loads(run_without_torch(CHECKED, folder, f"{folder} --recipe portable"))
+    assert skipped[0] == 0
+    assert [(row["recipe"], row["status"], row["detail"]) for row in skipped[1]] == [
+        ("default", "skipped", f"{NEEDED} the delegate `reference`"),
+        ("portable", "skipped", f"{NEEDED} `aten.linear.default`"),
+    ]
+    assert asked[0] == 1
+    assert [(row["status"], row["detail"]) for row in asked[1]] == [("fails", f"{NEEDED} `aten.linear.default`")]
 
 
 @pytest.mark.parametrize(
@@ -547,6 +620,7 @@ def test_nothing_of_a_wheel_stays(net: Mapping[str, bytes], tmp_path: Path, monk
 
 def test_checking_imports_no_compile_half(modules_after: Callable[[str], set[str]]) -> None:
     modules = modules_after("import hatch_lower.runtime.check")
+    assert not modules & {"torch", "numpy"}
     heads = {".".join(name.split(".")[:2]) for name in modules}
     assert not heads & {f"hatch_lower.{name}" for name in ("cli", "edge", "export", "graph", "lowering", "program")}
     assert not modules & {"hatchling", "click", "torch._inductor", "torch.export"} - modules_after("import torch")

@@ -73,7 +73,7 @@ def test_a_quantised_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_outputs_may_be_two_steps_apart_but_not_on_average() -> None:
     expected = torch.linspace(-1.27, 1.27, 255)
-    tolerance = Tolerance().widened([torch.float32], quantised=True)
+    tolerance = Tolerance().widened(["float32"], quantised=True)
 
     def off_by(error: float, count: int) -> str:
         given = expected.clone()

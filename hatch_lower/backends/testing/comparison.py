@@ -135,7 +135,7 @@ def leaf_difference(found: object, expected: object, tolerance: Tolerance) -> st
         return "" if same or close else f"{found!r:.60} instead of {expected!r:.60}"
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return f"{ARRAYS.describe(found)} instead of {ARRAYS.describe(expected)}"
-    wrong = wrong_places(expected, found, tolerance.widened([expected.dtype])).nonzero()
+    wrong = wrong_places(expected, found, tolerance.widened([ARRAYS.dtype_name(expected)])).nonzero()
     if not len(wrong):
         return ""
     place = tuple(int(index) for index in wrong[0])
