@@ -139,7 +139,7 @@ def reason_line(reason: TorchReason, debug: DebugMap) -> str:
     words = [reason.what]
     words += [f"in method `{reason.method}`"] if reason.method else []
     words += [f"at {', '.join(sources)}"] if sources else []
-    return ": ".join([" ".join(words), *left])
+    return " ".join(words) + (f": {'; '.join(left)}" if left else "")
 
 
 def owners_of(recipe: Recipe, project: str) -> set[str]:

@@ -115,6 +115,19 @@ def test_a_promise_is_refused_with_the_operation_and_its_source_line(shop: Works
     )
 
 
+def test_the_reasons_of_an_operation_in_the_code_are_one_list(shop: Workshop) -> None:
+    # a linear layer is a transposition and a product
+    half = "w, b = self.linear.weight, self.linear.bias; x, w, b = (each.bfloat16() for each in (x, w, b))"
+    half += "; y = torch.nn.functional.linear(x, w, b).float()"
+    source = shop.capture(SOURCE, {"y = torch.relu(self.linear(x))": half})
+    with pytest.raises(BackendError) as caught:
+        shop.build(source, settings(ONNX, promised=["default"]))
+    assert (
+        ": onnxruntime: `aten_permute_default` has the type bfloat16; onnxruntime: `aten_addmm_default` has the type"
+        " bfloat16\n"
+    ) in str(caught.value)
+
+
 def test_a_promise_is_kept_of_what_an_earlier_build_has_lowered(shop: Workshop) -> None:
     source = shop.capture(SOURCE, WITH_BESSEL)
     shop.build(source, settings(ONNX))
