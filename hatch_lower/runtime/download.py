@@ -245,7 +245,8 @@ def errors_of(url: str, target: Path) -> Iterator[None]:
             "the weights cannot be had from there",
             where=url,
             found=str(error),
-            hint="if the file has moved, name a place with the same bytes: `hatch-lower fetch … --from URL`",
+            hint=error.hint
+            or "if the file has moved, name a place with the same bytes: `hatch-lower fetch … --from URL`",
         ) from error
     except OSError as error:
         is_full = errno.errorcode.get(error.errno or 0) in FULL

@@ -18,7 +18,7 @@ from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.download import download, errors_of
-from hatch_lower.runtime.origins import BrokenError, HttpOrigin, Limits, Origin, RefusedError, origin_of
+from hatch_lower.runtime.origins import INSTALL, BrokenError, HttpOrigin, Limits, Origin, RefusedError, origin_of
 from hatch_lower.runtime.sources import (
     HUB,
     OFFLINE,
@@ -33,7 +33,6 @@ from hatch_lower.runtime.sources import (
 )
 
 PATIENCE = "HATCH_LOWER_FETCH_TIMEOUT"  # seconds
-EXTRA = 'pip install "hatch-lower[fetch]"'
 
 
 class Fetched(Frozen):
@@ -180,7 +179,7 @@ def import_hub() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise RefusedError(f"{error}; {EXTRA}") from error
+        raise RefusedError(str(error), INSTALL.format("fetch")) from error
     return huggingface_hub
 
 

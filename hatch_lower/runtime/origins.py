@@ -36,8 +36,15 @@ class Closeable(Protocol):
 Closing = TypeVar("Closing", bound=Closeable)
 
 
+INSTALL = 'install it: pip install "hatch-lower[{}]"'
+
+
 class RefusedError(Exception):
-    """A file cannot be had; the text says why, in a few words."""
+    """A file cannot be had; the text says why, in a few words, and `hint` what to do, where that is known."""
+
+    def __init__(self, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.hint = hint
 
 
 class BrokenError(Exception):
@@ -275,7 +282,7 @@ class FilesOrigin:
             file.seek(begin if not stamp or stamp == found else 0)
             return Stream(file.tell(), file.size, found, fsspec_pieces(file), file.close)
         except ImportError as error:
-            raise RefusedError(f"{error}; {self._extra()}") from error
+            raise RefusedError(str(error), self._install_hint(error)) from error
         except FileNotFoundError as error:
             raise RefusedError("there is no such file") from error
         except PermissionError as error:
@@ -285,8 +292,12 @@ class FilesOrigin:
         except Exception as error:  # each kind of file system has exceptions of its own
             raise BrokenError(f"{type(error).__name__}: {error}") from error
 
-    def _extra(self) -> str:
-        return 'pip install "hatch-lower[s3]"' if self._url.startswith("s3") else "install what fsspec needs for it"
+    def _install_hint(self, error: ImportError) -> str:
+        if self._url.startswith("s3"):
+            return INSTALL.format("s3")
+        if (error.name or "").partition(".")[0] == "fsspec":
+            return INSTALL.format("fetch")
+        return "install what fsspec needs for URLs of this kind"
 
 
 def fsspec_pieces(file: Any) -> Iterator[bytes]:

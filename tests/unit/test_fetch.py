@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,25 @@ def disconnected(*arguments: Any, **named: Any) -> str:
 def test_a_hub_without_its_library(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     folder = lowered(tmp_path, HUB_URL)
-    assert 'pip install "hatch-lower[fetch]"' in refused(lambda: hatch_lower.fetch(folder))
+    assert 'to do: install it: pip install "hatch-lower[fetch]"' in refused(lambda: hatch_lower.fetch(folder))
+
+
+@pytest.mark.parametrize(
+    ("url", "missing", "hint"),
+    [
+        ("memory://weights/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[fetch]"'),
+        ("s3://bucket/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[s3]"'),
+        ("s3://bucket/model.safetensors", "s3fs", 'install it: pip install "hatch-lower[s3]"'),
+        ("sftp://host/model.safetensors", "paramiko", "install what fsspec needs for URLs of this kind"),
+    ],
+)
+def test_a_url_without_what_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, missing: str, hint: str
+) -> None:
+    for name in (missing, f"{missing}.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    folder = lowered(tmp_path, url)
+    assert f"to do: {hint}" in refused(lambda: hatch_lower.fetch(folder))
 
 
 def test_credentials_of_netrc_are_for_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
