@@ -155,7 +155,7 @@ def map_checked(wheel: Path, folder: str, entry: FileEntry) -> memoryview:
         with zipfile.ZipFile(wheel) as archive:
             information = archive.getinfo(member)
             if information.compress_type != zipfile.ZIP_STORED:
-                return memoryview(read_checked(wheel, folder, entry))  # hatch-lower compresses none
+                return memoryview(read_checked(wheel, folder, entry))  # hatch-lower compresses none of these
             archive.open(information).close()  # sees that the member begins where the directory says
             data = map_part(wheel, member_start(wheel, information), information.file_size)
     except ARCHIVE_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Members of zip archives: kept byte for byte, or stored without compression while their digest is computed.
+"""Members of zip archives: kept byte for byte, stored while their digest is computed, or deflated where they are text.
 
 `zipfile` writes headers and the directory. It packs no file whose checksum is known without computing that again, nor
 copies a member as it is.
@@ -81,6 +81,18 @@ def write_file(
     target.write(entry.FileHeader())
     target.seek(end)
     return entry, count, digest.hexdigest()
+
+
+def write_document(
+    target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], data: bytes
+) -> zipfile.ZipInfo:
+    """Append a deflated member; return its entry."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    packed = packer.compress(data) + packer.flush()
+    entry = new_entry(target, name, date, len(data))
+    entry.compress_type, entry.compress_size, entry.CRC = zipfile.ZIP_DEFLATED, len(packed), zlib.crc32(data)
+    target.write(entry.FileHeader() + packed)
+    return entry
 
 
 def new_entry(target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], size: int) -> zipfile.ZipInfo:

@@ -1,4 +1,4 @@
-"""Putting the payload into a finished wheel, as stored members before its metadata, and files of weights beside it."""
+"""Putting the payload into a finished wheel before its metadata, and files of weights beside it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hatch_lower.cache.locks import make_held, remove_abandoned
-from hatch_lower.canonical import PIECE, digest_of, is_file_of, open_file
+from hatch_lower.canonical import PIECE, digest_of, is_file_of, open_file, sha256_bytes
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_file
+from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_document, write_file
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import PayloadFile
 
+DOCUMENT = ".json"  # how the names of plans, debug maps and the like end
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
 LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache
 
@@ -87,8 +88,9 @@ def write_wheel(
     payload: Sequence[PayloadFile],
     store: Store | None,
 ) -> None:
-    # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped. Metadata comes
-    # last, as the specification of wheels recommends, byte for byte but for RECORD.
+    # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped, but for plans
+    # and debug maps, which deflate to a tenth. Metadata comes last, as the specification of wheels recommends, byte for
+    # byte but for RECORD.
     archive = read_archive(wheel)
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
     record = next((member for member in archive.members if member.filename == f"{metadata}RECORD"), None)
@@ -149,7 +151,11 @@ def write_payload(
     checksum = find_checksum(store, file) if store is not None and noted else None
     before, began_ns = file.source.stat(), time.time_ns()
     with file.source.open("rb", buffering=0) as source:
-        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
+        if file.path.endswith(DOCUMENT):
+            data = source.readall()
+            entry, size, digest = write_document(target, file.path, date, data), len(data), sha256_bytes(data)
+        else:
+            entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
