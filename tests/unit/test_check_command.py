@@ -262,6 +262,15 @@ def test_without_torch_recipes_that_need_none_are_compared(shop: Workshop, tmp_p
     assert "`output[3]`: largest absolute error 1" in kept["detail"]
 
 
+def test_without_torch_and_numpy_nothing_is_called_damaged(
+    net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hatch_lower.runtime.arrays.is_installed", lambda library: False)
+    done = run(write_folder(tmp_path, net))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "neither torch nor NumPy" in done.stderr
+
+
 def test_without_torch_recipes_that_need_it_are_skipped(net: Mapping[str, bytes], tmp_path: Path) -> None:
     folder = write_folder(tmp_path, net)
     skipped, asked = json.loads(run_without_torch(CHECKED, folder, f"{folder} --recipe portable"))
