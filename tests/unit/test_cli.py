@@ -673,6 +673,7 @@ def test_list_says_which_recipes_can_run_here(wheel: str, tmp_path: Path, monkey
     for site in ("site", "other", "third"):
         monkeypatch.syspath_prepend(tmp_path / site)
     monkeypatch.setattr("hatch_lower.runtime.selection.unsupported_reason", lambda target: "the CPU is too old")
+    monkeypatch.setattr("hatch_lower.runtime.selection.requirement_reason", lambda text, where: None)
     assert run("list").output.splitlines() == [
         "model   distribution  version  recipe    backends  runs here",
         "digits  digits        1.0      default   aoti      no: the CPU is too old",

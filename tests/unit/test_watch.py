@@ -442,6 +442,10 @@ def test_without_the_library_any_function_of_the_c_library_is_a_reason_to_doubt(
     assert unknown == ["the C library was called past the recording: getenv"]
 
 
+def test_asking_for_libraries_that_are_loaded_is_no_reason_to_doubt(either: Project) -> None:
+    assert either.record("import ctypes; ctypes.CDLL('libdl.so.2').dlerror")["unknown"] == []
+
+
 def test_what_reads_nothing_is_no_reason_to_doubt(project: Project) -> None:
     functions = "CDLL('libc.so.6').strlen(b'a'), CDLL(None).getenv(b'A'), pythonapi.PyErr_Print"
     assert project.record(f"from ctypes import CDLL, pythonapi; {functions}")["unknown"] == []

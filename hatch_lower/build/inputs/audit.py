@@ -24,6 +24,8 @@ NO_FOLDER = -1  # what events have in place of a folder's descriptor if there is
 NAME = "libc.so.6"
 # What the preloaded library does not stand before, and what reads can be made with
 NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
+# What tells of libraries that are loaded, which are inputs already: torch with CUDA asks for it when it is imported
+OF_LOADED = frozenset({"dlerror", "dlinfo"})
 
 
 class AuditEvents:
@@ -200,6 +202,8 @@ class CLibrary:
         symbol = name.encode() if isinstance(name, str) else name
         handle = library if isinstance(library, int) else getattr(library, "_handle", None)
         if not isinstance(symbol, bytes) or not handle or symbol.startswith((b"Py", b"_Py")):
+            return False
+        if symbol.decode() in OF_LOADED:
             return False
         address, own_address = self._find(handle, symbol), self._find(self._own, symbol)
         if address is None or address != own_address:
