@@ -6,13 +6,14 @@ and what stands behind each handle (`DebugMap`, one file per model and recipe be
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import DebugError
 from hatch_lower.format.codec import decode_file, encode
+from hatch_lower.format.values import Digest
 
-DEBUG_SCHEMA = 1
+DEBUG_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class MethodDebug:
     instructions: Mapping[str, tuple[int, ...]]  # by path: `"3"`, or `"4.true.0"` in a nested graph
     delegates: Mapping[str, DelegateDebug]  # by the path of the call
     undelegated: tuple[Undelegated, ...]  # in the order of the graph
+    # by handle: which others made what its operation reads, inside delegates too; method inputs by `input_number`
+    reads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def origins(self, path: str, identifier: int | str | None = None) -> tuple[Origin, ...]:
         """What an instruction computes, or one instruction of the delegate that it calls."""
@@ -64,6 +67,12 @@ NO_DEBUG = MethodDebug({}, {}, {}, ())  # of a method that the file does not nam
 @dataclass(frozen=True, slots=True)
 class DebugMap:
     methods: Mapping[str, MethodDebug]
+    files: Mapping[str, Digest] = field(default_factory=dict)  # sha256 of each source file, by its path in `source`
+
+
+def input_number(position: int) -> int:
+    """Return what stands for an input of a method where others are handles, or the position of such a number."""
+    return -1 - position
 
 
 def write_debug(debug: DebugMap) -> bytes:

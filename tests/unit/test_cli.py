@@ -189,8 +189,8 @@ model digits
       batch from 1 to 1024
 
   recipe    backends  runs on                      size  requires
-  default   aoti      Linux x86_64, x86-64-v3  1.52 KiB  hatch-lower>=0.1, torch==2.13.*
-  portable  none      any machine                 892 B  hatch-lower>=0.1
+  default   aoti      Linux x86_64, x86-64-v3  1.54 KiB  hatch-lower>=0.1, torch==2.13.*
+  portable  none      any machine                 914 B  hatch-lower>=0.1
 
   recipe    needs torch  installation
   default   yes          652 MiB (torch 600 MiB, numpy 50.0 MiB, jinja2 1.00 MiB, 2 more 1.00 MiB)

@@ -52,12 +52,11 @@ def re_anchor(
     debug: DebugMap, anchors: Anchors, exported: Mapping[str, ExportedProgram], sources: SourceRoots
 ) -> DebugMap:
     """Return a debug map with the module paths and source lines of an export, before decomposition."""
-    return DebugMap(
-        {
-            name: re_anchor_method(method, anchors[name], list(all_nodes(exported[name].graph_module)), sources)
-            for name, method in debug.methods.items()
-        }
-    )
+    methods = {
+        name: re_anchor_method(method, anchors[name], list(all_nodes(exported[name].graph_module)), sources)
+        for name, method in debug.methods.items()
+    }
+    return DebugMap(methods, sources.digests(methods.values()))
 
 
 def re_anchor_method(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.pipeline.emit.constants import ConstantUse, SpanDigests, collect_constants, name_constants
 from hatch_lower.pipeline.emit.delegates import Blob, DelegateTable
+from hatch_lower.pipeline.emit.flow import flow_of
 from hatch_lower.pipeline.emit.graphs import GraphEmitter, MethodContext
 from hatch_lower.pipeline.emit.signature import input_of, parameters_of, tree_of, user_inputs
 from hatch_lower.pipeline.emit.sources import SourceRoots
@@ -93,7 +94,14 @@ def emit_program(
         names = {key: use.plan_name for key, use in uses[name].items()}
         plans[name], debug[name], nodes[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
     plan = Plan(tuple(delegates.storages), constants.constants, tuple(delegates.entries), plans)
-    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), delegates.contents, delegates.data, nodes)
+    return EmittedProgram(
+        plan,
+        delegates.blobs,
+        DebugMap(debug, sources.digests(debug.values())),
+        delegates.contents,
+        delegates.data,
+        nodes,
+    )
 
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
@@ -189,4 +197,5 @@ def emit_method(
         tuple(input_mutations),
         tree_of(program.call_spec.out_spec, f"{where}, result"),
     )
-    return plan, context.debug(), context.nodes
+    flow = flow_of(program.graph_module, [node for _, node in users], context.handles)
+    return plan, replace(context.debug(), reads=flow), context.nodes

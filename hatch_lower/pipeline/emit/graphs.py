@@ -54,6 +54,7 @@ CONTROL_FLOW: Mapping[object, tuple[Callable[..., Instruction], tuple[str, ...]]
     torch.ops.higher_order.map_impl: (Map, ("body", "args", "extra")),
     torch.ops.higher_order.scan: (Scan, ("body", "args", "rows", "extra")),
 }
+GRAPHS = frozenset({"true", "false", "condition", "body"})  # those of the fields that are graphs
 
 
 @dataclass(slots=True)
@@ -281,7 +282,7 @@ class GraphEmitter:
             )
         values: dict[str, Graph | Argument] = {}
         for number, (part, value) in enumerate(zip(parts, node.args, strict=True)):
-            if part in ("true", "false", "condition", "body"):
+            if part in GRAPHS:
                 values[part] = self._nested(*submodule_of(self._module, node, number, GraphModule), f"{path}.{part}.")
             else:
                 values[part] = self._argument(value, node)

@@ -10,8 +10,9 @@ from pathlib import Path, PurePath
 import torch
 from torch.fx import Node
 
+from hatch_lower.canonical import sha256_file
 from hatch_lower.exir.graph.surgery import oldest_ancestor
-from hatch_lower.format.debug_map import Origin
+from hatch_lower.format.debug_map import MethodDebug, Origin
 
 OPERATOR = re.compile(r"\w+\.\w+\.\w+")
 
@@ -40,6 +41,13 @@ class SourceRoots:
             if path := self._known[name]:
                 return f"{path}:{frame['line']}"
         return ""
+
+    def digests(self, methods: Iterable[MethodDebug]) -> dict[str, str]:
+        """Return the sha256 of the source files that methods name, by their relative paths."""
+        sourced = {origin.source for method in methods for origin in method.handles.values() if origin.source}
+        named = {source.rpartition(":")[0] for source in sourced}
+        found = {name: Path(path) for path, name in self._known.items() if name in named and Path(path).is_file()}
+        return {name: sha256_file(path) for name, path in sorted(found.items())}
 
     def origin(self, node: Node, op: str) -> Origin:
         # `op` stands in where it is unknown which exported operator the node comes from
