@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
@@ -14,13 +13,8 @@ from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report, show_text
 from hatch_lower.errors import size_text
-from hatch_lower.format.constants import Storage
-from hatch_lower.format.debug_map import MethodDebug
-from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
-from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
-from hatch_lower.format.tree import tree_text
-from hatch_lower.format.weights import Weights, is_aligned
 from hatch_lower.hatch.terminal import table_lines
+from hatch_lower.report.facts import delegate_reports, method_report, outside_reports, undelegated_reports
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
 SHOWN = 3  # operators or delegates that one row names
@@ -79,32 +73,6 @@ def model_report(model: LoweredModel, sizes: Sizes) -> Report:
     }
 
 
-def outside_reports(weights: Weights, storages: Mapping[str, Storage]) -> list[Report]:
-    reports = []
-    for position, source in enumerate(weights.sources):
-        spans = {key: span for key, span in weights.spans.items() if span.source == position}
-        sizes = {key: span.end - span.begin for key, span in spans.items()}
-        copied = [key for key, span in spans.items() if key in storages and not is_aligned(storages[key], span)]
-        reports.append(
-            {
-                **asdict(source),
-                "tensors": len(spans),
-                "used": sum(sizes.values()),
-                "copied": sum(sizes[key] for key in copied),
-            }
-        )
-    return reports
-
-
-def method_report(name: str, method: MethodPlan) -> Report:
-    return {
-        "signature": signature_text(name, method),
-        "inputs": input_texts(method),
-        "symbols": {symbol.name: {"min": symbol.min, "max": symbol.max} for symbol in method.symbols.values()},
-        "outputs": tree_text(method.outputs, lambda: "tensor"),
-    }
-
-
 def recipe_report(recipe: LoweredRecipe, installed: Sizes) -> Report:
     sizes = {delegate.path: delegate.size for delegate in recipe.entry.delegates}
     installation = installed_sizes(recipe.entry.requirements, installed)
@@ -122,38 +90,6 @@ def recipe_report(recipe: LoweredRecipe, installed: Sizes) -> Report:
             for name, entry in recipe.entry.methods.items()
         },
     }
-
-
-def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Report]:
-    calls = Counter(delegate_calls(method.graph))
-    return [
-        {
-            "backend": plan.delegates[index].backend,
-            "file": plan.delegates[index].file,
-            "size": sizes.get(plan.delegates[index].file, 0),
-            "constants": len(plan.delegates[index].constants),
-            "data": {name: {"file": data.file, "size": data.size} for name, data in plan.delegates[index].data.items()},
-            "calls": number,
-        }
-        for index, number in sorted(calls.items())
-    ]
-
-
-def delegate_calls(graph: Graph) -> Iterator[int]:
-    for instruction in graph.instructions:
-        if isinstance(instruction, DelegateCall):
-            yield instruction.delegate
-        for nested in nested_graphs(instruction):
-            yield from delegate_calls(nested)
-
-
-def undelegated_reports(debug: MethodDebug) -> list[Report]:
-    rows = []
-    for node in debug.undelegated:
-        origin = debug.handles.get(node.handle)
-        module, source = (origin.module, origin.source) if origin else ("", "")
-        rows.append({"node": node.name, "op": node.op, "module": module, "source": source, "reason": node.reason})
-    return rows
 
 
 def contents_lines(report: Report) -> Iterator[str]:

@@ -1,0 +1,75 @@
+"""What a wheel says of its models, as JSON: what `inspect` prints and the page shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hatch_lower.format.constants import Storage
+from hatch_lower.format.debug_map import MethodDebug
+from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
+from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
+from hatch_lower.format.tree import tree_text
+from hatch_lower.format.weights import Weights, is_aligned
+
+Facts = dict[str, Any]
+
+
+def outside_reports(weights: Weights, storages: Mapping[str, Storage]) -> list[Facts]:
+    reports = []
+    for position, source in enumerate(weights.sources):
+        spans = {key: span for key, span in weights.spans.items() if span.source == position}
+        sizes = {key: span.end - span.begin for key, span in spans.items()}
+        copied = [key for key, span in spans.items() if key in storages and not is_aligned(storages[key], span)]
+        reports.append(
+            {
+                **asdict(source),
+                "tensors": len(spans),
+                "used": sum(sizes.values()),
+                "copied": sum(sizes[key] for key in copied),
+            }
+        )
+    return reports
+
+
+def method_report(name: str, method: MethodPlan) -> Facts:
+    return {
+        "signature": signature_text(name, method),
+        "inputs": input_texts(method),
+        "symbols": {symbol.name: {"min": symbol.min, "max": symbol.max} for symbol in method.symbols.values()},
+        "outputs": tree_text(method.outputs, lambda: "tensor"),
+    }
+
+
+def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Facts]:
+    calls = Counter(delegate_calls(method.graph))
+    return [
+        {
+            "backend": plan.delegates[index].backend,
+            "file": plan.delegates[index].file,
+            "size": sizes.get(plan.delegates[index].file, 0),
+            "constants": len(plan.delegates[index].constants),
+            "data": {name: {"file": data.file, "size": data.size} for name, data in plan.delegates[index].data.items()},
+            "calls": number,
+        }
+        for index, number in sorted(calls.items())
+    ]
+
+
+def delegate_calls(graph: Graph) -> Iterator[int]:
+    for instruction in graph.instructions:
+        if isinstance(instruction, DelegateCall):
+            yield instruction.delegate
+        for nested in nested_graphs(instruction):
+            yield from delegate_calls(nested)
+
+
+def undelegated_reports(debug: MethodDebug) -> list[Facts]:
+    rows = []
+    for node in debug.undelegated:
+        origin = debug.handles.get(node.handle)
+        module, source = (origin.module, origin.source) if origin else ("", "")
+        rows.append({"node": node.name, "op": node.op, "module": module, "source": source, "reason": node.reason})
+    return rows
