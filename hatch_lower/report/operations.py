@@ -1,0 +1,120 @@
+"""The operations of a method as a graph: those in delegates too, with where they come from and who runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from hatch_lower.build.contents import LoweredRecipe
+from hatch_lower.format.arguments import Value, references_in
+from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
+from hatch_lower.format.graph import (
+    DelegateCall,
+    Graph,
+    Instruction,
+    OpCall,
+    PythonCall,
+    arguments_of,
+    nested_graphs,
+)
+from hatch_lower.format.plan import MethodPlan, Plan, input_texts
+
+BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names of nested graphs; of the others: `body`
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A node of the graph."""
+
+    origin: Origin
+    call: str  # path of the plan's instruction that computes it: `3`, or `4.true.0` in a nested graph
+    engine: str  # the backend of the delegate that the instruction calls; empty where the plan runs it itself
+    reason: str  # why no backend took it
+    reads: tuple[int, ...]  # positions of other operations, and of inputs as `input_number` gives them
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    inputs: tuple[str, ...]  # `image: float32[batch, 64]`
+    nodes: tuple[Operation, ...]
+    flows: bool  # whether the edges in delegates are known
+
+
+def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
+    """Return the graph of a method. What the wheel does not say of operations, their instructions stand for."""
+    plan, debug = recipe.plan.methods[method], recipe.method_debug(method)
+    reasons = {node.handle: node.reason for node in debug.undelegated}
+    calls = list(calls_in(recipe.plan, plan.graph, ""))
+    # what an instruction of the plan shares with a delegate is the delegate's
+    owners = {handle: path for path, _, engine in calls if engine for handle in debug.instructions.get(path, ())}
+    places: dict[int, int] = {}  # handle to position
+    inlets: dict[str, int] = {}  # path of an instruction to the position of its first operation
+    outlets: dict[str, int] = {}
+    nodes: list[Operation] = []
+    for path, instruction, engine in calls:
+        handles = [handle for handle in debug.instructions.get(path, ()) if handle in debug.handles]
+        new = [handle for handle in handles if handle not in places and owners.get(handle, path) == path]
+        if is_plumbing(instruction) and not any(handle in debug.reads for handle in new):
+            continue  # it takes one result out of several
+        inlets[path] = len(nodes)
+        for handle in new:
+            places[handle] = len(nodes)
+            reason = "" if engine else reasons.get(handle, "")
+            nodes.append(Operation(debug.handles[handle], path, engine, reason, ()))
+        if not handles:
+            nodes.append(Operation(Origin(operator_name(instruction)), path, engine, "", ()))
+        elif not new:
+            inlets[path] = places.get(handles[0], len(nodes) - 1)
+        outlets[path] = len(nodes) - 1 if new or not handles else inlets[path]
+    reads = handle_edges(debug, places) if debug.reads else slot_edges(plan, inlets, outlets)
+    linked = tuple(replace(node, reads=reads.get(position, ())) for position, node in enumerate(nodes))
+    inputs = tuple(f"{path}: {text}" for path, text in input_texts(plan).items())
+    return Operations(inputs, linked, bool(debug.reads))
+
+
+def calls_in(plan: Plan, graph: Graph, prefix: str) -> Iterator[tuple[str, Instruction, str]]:
+    for number, instruction in enumerate(graph.instructions):
+        path = f"{prefix}{number}"
+        engine = plan.delegates[instruction.delegate].backend if isinstance(instruction, DelegateCall) else ""
+        yield path, instruction, engine
+        names = BRANCHES.get(getattr(instruction, "kind", ""), ("body",))
+        for name, nested in zip(names, nested_graphs(instruction), strict=False):
+            yield from calls_in(plan, nested, f"{path}.{name}.")
+
+
+def is_plumbing(instruction: Instruction) -> bool:
+    return isinstance(instruction, PythonCall) and (instruction.op == "getitem" or instruction.op.startswith("item_"))
+
+
+def operator_name(instruction: Instruction) -> str:
+    if isinstance(instruction, OpCall | PythonCall):
+        return instruction.op
+    return instruction.kind
+
+
+def handle_edges(debug: MethodDebug, places: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    return {
+        places[handle]: tuple(sorted(places.get(before, before) for before in read if before < 0 or before in places))
+        for handle, read in debug.reads.items()
+        if handle in places
+    }
+
+
+def slot_edges(plan: MethodPlan, inlets: Mapping[str, int], outlets: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
+    """Return the edges that the plan knows: between its own instructions, not inside delegates."""
+    makers: dict[int, set[int]] = {slot: {input_number(at)} for at, slot in enumerate(plan.graph.inputs)}
+    edges: dict[int, tuple[int, ...]] = {}
+    for number, instruction in enumerate(plan.graph.instructions):
+        slots = {
+            reference.slot
+            for argument in arguments_of(instruction)
+            for reference in references_in(argument)
+            if isinstance(reference, Value)
+        }
+        before = {maker for slot in slots for maker in makers.get(slot, ())}
+        path = str(number)
+        makers[instruction.out] = {outlets[path]} if path in outlets else before
+        if path in inlets:
+            first = inlets[path]
+            edges[first] = tuple(sorted(before - {first}))
+    return edges
