@@ -1,0 +1,182 @@
+"""What the page shows, as one JSON document: of a wheel, a folder or an installed distribution."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hatch_lower.build.contents import SBOM, Contents, LoweredModel, metadata_text
+from hatch_lower.format.manifest import FileEntry
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.values import DTYPES
+from hatch_lower.report.facts import Facts, delegate_reports, method_report, outside_reports
+from hatch_lower.report.operations import Operations, operations_of
+from hatch_lower.report.sources import looks_for, texts_of
+
+DATA_SCHEMA = 1
+
+
+class Strings:
+    """A table of texts, each of which a graph repeats many times."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def table(self) -> list[str]:
+        return list(self._numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What the page shows besides what the wheel says."""
+
+    sources: Path | None = None  # folder with the sources
+    profiles: Sequence[Facts] = ()  # of `read_profile`
+    checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` where nothing was run
+    changes: Facts | None = None  # what differs from another wheel
+
+
+@dataclass(slots=True)
+class Named:
+    """Which source lines operations come from, and the digests that debug maps have of the files."""
+
+    lines: dict[str, set[int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, source: str) -> None:
+        path, _, line = source.rpartition(":")
+        if path and line.isascii() and line.isdecimal() and len(line) < 10:
+            self.lines.setdefault(path, set()).add(int(line))
+
+
+def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras) -> Facts:
+    """Return the document. It has no time and no path of this machine."""
+    strings, named = Strings(), Named()
+    models = [model_data(contents.model(name), strings, named) for contents in folders for name in contents.models]
+    manifest = folders[0].manifest
+    looks = list(looks_for(target, folders, extras.sources))
+    texts = texts_of(named.lines, named.digests, looks)
+    return {
+        "schema": DATA_SCHEMA,
+        "distribution": manifest.distribution,
+        "version": manifest.version,
+        "place": target if isinstance(target, str) else target.resolve().name,
+        "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
+        "models": models,
+        "sources": {path: asdict(text) for path, text in texts.items()},
+        "sbom": sbom_data(target),
+        "checks": extras.checks,
+        "profiles": list(extras.profiles),
+        "changes": extras.changes,
+        "strings": strings.table(),
+    }
+
+
+def model_data(model: LoweredModel, strings: Strings, named: Named) -> Facts:
+    entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
+    weights = model.contents.weights(model.name)
+    storages = {storage.key: storage for plan in plans for storage in plan.storages}
+    shared = {"weights": entry.constants, "check data": entry.check, "places of weights": entry.weights}
+    shared |= {f"asset {name}": file for name, file in entry.assets.items()}
+    return {
+        "name": model.name,
+        "order": list(entry.order),
+        "files": files_data(shared),
+        "outside": [] if weights is None else outside_reports(weights, storages),
+        "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
+        "recipes": {name: recipe_data(model, name, strings, named) for name in entry.order},
+        "tensors": tensors_data({name: recipe.plan for name, recipe in model.recipes.items()}),
+    }
+
+
+def recipe_data(model: LoweredModel, name: str, strings: Strings, named: Named) -> Facts:
+    recipe, sizes = model.recipes[name], {file.path: file.size for file in model.recipes[name].entry.delegates}
+    named.digests.update(model.contents.debug(recipe.entry).files)
+    methods = {}
+    for method, entry in recipe.entry.methods.items():
+        operations = operations_of(recipe, method)
+        for node in operations.nodes:
+            named.add(node.origin.source)
+        methods[method] = {
+            **asdict(entry),
+            "delegates": delegate_reports(recipe.plan, recipe.plan.methods[method], sizes),
+            "graph": graph_data(operations, strings),
+        }
+    return {
+        **recipe.facts(),
+        "requirements": list(recipe.entry.requirements),
+        "files": files_data(recipe.files()),
+        "methods": methods,
+    }
+
+
+def graph_data(operations: Operations, strings: Strings) -> Facts:
+    """Return a graph as columns of numbers: those of texts, of calls, and of the nodes that each node reads."""
+    nodes, number = operations.nodes, strings.number
+    calls = {node.call: node.engine for node in nodes}
+    places = {path: position for position, path in enumerate(calls)}
+    return {
+        "inputs": list(operations.inputs),
+        "flows": operations.flows,
+        "calls": [[path, engine] for path, engine in calls.items()],
+        "op": [number(node.origin.op) for node in nodes],
+        "module": [number(node.origin.module) for node in nodes],
+        "source": [number(node.origin.source) for node in nodes],
+        "call": [places[node.call] for node in nodes],
+        "why": [number(node.reason) for node in nodes],
+        "reads": [list(node.reads) for node in nodes],
+    }
+
+
+def files_data(files: Mapping[str, FileEntry | None]) -> list[Facts]:
+    return [{"label": label, **asdict(file)} for label, file in files.items() if file is not None]
+
+
+def tensors_data(plans: Mapping[str, Plan]) -> list[Facts]:
+    """Return the constants of a model, the largest first; views of one storage have its number and size."""
+    rows: dict[str, Facts] = {}
+    storages: dict[str, int] = {}
+    for recipe, plan in plans.items():
+        for name, constant in plan.constants.items():
+            storage = plan.storages[constant.storage]
+            row = {"name": name, "dtype": constant.dtype, "shape": list(constant.shape), "mutable": constant.mutable}
+            row |= {"size": storage.length * DTYPES[storage.dtype].size, "recipes": []}
+            row["storage"] = storages.setdefault(storage.key, len(storages))
+            rows.setdefault(name, row)["recipes"].append(recipe)
+    return sorted(rows.values(), key=lambda row: (-row["size"], row["name"]))
+
+
+def sbom_data(target: str | Path) -> Facts | None:
+    """Return what a reader looks for in the SBOM, or `None` where there is none; a broken one is a row that says so."""
+    if isinstance(target, Path) and target.is_dir():
+        return None
+    text = metadata_text(target, SBOM)
+    if text is None:
+        return None
+    try:
+        document = json.loads(text)
+        listed = [*document.get("components", []), *document["metadata"].get("tools", {}).get("components", [])]
+        rows = [row for component in listed for row in component_rows(component, 0)]
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        return {"fault": f"{type(error).__name__}: {error}", "rows": []}
+    return {"fault": "", "rows": rows}
+
+
+def component_rows(component: Facts, depth: int) -> Iterator[Facts]:
+    licences = [item.get("expression") or item.get("license", {}).get("id") for item in component.get("licenses", [])]
+    yield {
+        "depth": depth,
+        "type": str(component.get("type", "")),
+        "name": str(component["name"]),
+        "version": str(component.get("version", "")),
+        "licences": ", ".join(str(licence) for licence in licences if licence),
+        "digest": next((str(row.get("content", "")) for row in component.get("hashes", [])), ""),
+        "facts": {str(row["name"]): str(row.get("value", "")) for row in component.get("properties", [])},
+    }
+    for inner in component.get("components", []):
+        yield from component_rows(inner, depth + 1)
