@@ -10,6 +10,7 @@ from hatch_lower.format.debug_map import input_number
 from hatch_lower.report.facts import Facts
 from hatch_lower.report.operations import Operation, Operations, operations_of
 
+# the light colours of the page
 ENGINES = {"aoti": "#b5d3ff", "executorch": "#b4e6be", "onnxruntime": "#e6c3fb", "openvino": "#ffd09e"}
 OTHER = "#aee6ea"
 PLAIN = "#dfe3ea"
