@@ -12,12 +12,14 @@ from hatch_lower.cli.debug import debug
 from hatch_lower.cli.diff import diff
 from hatch_lower.cli.explain import explain
 from hatch_lower.cli.fetch import fetch
+from hatch_lower.cli.graph import graph
 from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
+from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
 from hatch_lower.errors import LowerError
 
@@ -54,5 +56,8 @@ def schema(markdown: bool) -> None:
     show_text(reference_markdown() if markdown else schema_text())
 
 
-for command in (init, list_models, inspect, diff, debug, check, fetch, explain, reproduce, bench, cache, new_backend):
+for command in (
+    *(init, list_models, inspect, report, graph, diff, debug, check, fetch),
+    *(explain, reproduce, bench, cache, new_backend),
+):
     main.add_command(command)

@@ -1,0 +1,350 @@
+"""The report page's data and its HTML, and graphs for other programs: no browser is needed here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.page_wheels import REASON, page_wheel
+
+import hatch_lower
+from hatch_lower.build.contents import find_contents
+from hatch_lower.cli.main import main
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin, write_debug
+from hatch_lower.report.data import Extras, report_data
+from hatch_lower.report.exports import dot_text, graphs_of, model_explorer_json
+from hatch_lower.report.page import SCRIPTS, STYLE, data_text, page_text, resource
+from hatch_lower.report.sources import AROUND, WHOLE, text_of
+
+VENDOR = Path(hatch_lower.__file__).parent / "report" / "vendor"
+ORIGINS = [
+    Origin("aten.conv2d.default", "net.0", "digits/model.py:2"),
+    Origin("aten.relu.default", "net.1", "digits/model.py:3"),
+    Origin("aten.cumsum.default", "", "digits/model.py:4"),
+]
+SOURCE = "class Net:\n    first = conv(x)\n    second = relu(first)\n    return cumsum(second)\n"
+EVIL = "</script><script>run()</script><!--\u2028\u2029&amp;\ud83d"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, delegated=2, members={"digits/model.py": SOURCE})
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, args)))
+
+
+def data_of(wheel: Path, **extras: Any) -> Any:
+    return report_data(wheel, find_contents(wheel), Extras(**extras))
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its data element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.data = ""
+        self._is_data = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._is_data = ("id", "data") in attrs
+
+    def handle_data(self, data: str) -> None:
+        if self._is_data:
+            self.data += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_data = False
+
+
+def test_a_graph_has_the_operations_in_delegates_and_their_edges(wheel: Path) -> None:
+    data = data_of(wheel)
+    graph = data["models"][0]["recipes"]["default"]["methods"]["forward"]["graph"]
+    assert [data["strings"][number] for number in graph["op"]] == [origin.op for origin in ORIGINS]
+    assert graph["calls"] == [["0", "aoti"], ["2", ""]]
+    assert graph["call"] == [0, 0, 1]
+    assert graph["reads"] == [[-1], [0], [1]]
+    assert [data["strings"][number] for number in graph["why"]] == ["", "", REASON]
+    assert graph["inputs"] == ["image: float32[8]"]
+    assert graph["flows"]
+
+
+def test_a_wheel_without_edges_in_its_debug_map_has_those_of_the_plan(tmp_path: Path, wheel: Path) -> None:
+    def without_reads(document: Any) -> None:
+        document["schema"] = 1
+        document.pop("files")
+        document["methods"]["forward"].pop("reads")
+
+    graph = data_of(changed(wheel, "m/0.debug.json", without_reads))["models"][0]["recipes"]["default"]["methods"]
+    assert graph["forward"]["graph"]["reads"] == [[-1], [], [1]]
+    assert not graph["forward"]["graph"]["flows"]
+
+
+def test_a_method_that_the_debug_map_lacks_is_shown_by_its_instructions(wheel: Path) -> None:
+    empty = json.loads(write_debug(DebugMap({"other": MethodDebug({}, {}, {}, ())})))
+    data = data_of(changed(wheel, "m/0.debug.json", lambda document: (document.clear(), document.update(empty))))
+    graph = data["models"][0]["recipes"]["default"]["methods"]["forward"]["graph"]
+    assert [data["strings"][number] for number in graph["op"]] == ["delegate", "aten.relu.default"]
+    assert graph["reads"] == [[-1], [0]]
+    assert data["sources"] == {}
+
+
+def changed(wheel: Path, name: str, change: Any) -> Path:
+    """Return a wheel of which one document is changed, and the manifest with it."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    document = json.loads(members[f"digits/_lowered/{name}"])
+    change(document)
+    data = json.dumps(document).encode()
+    members[f"digits/_lowered/{name}"] = data
+    manifest = json.loads(members["digits/_lowered/manifest.json"])
+    for recipe in next(iter(manifest["models"].values()))["recipes"].values():
+        for entry in (recipe["plan"], recipe["debug"]):
+            if entry["path"] == name:
+                entry |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    members["digits/_lowered/manifest.json"] = json.dumps(manifest).encode()
+    path = wheel.with_name(f"changed-{wheel.name}")
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    return path
+
+
+def test_the_page_is_the_same_for_the_same_wheel_wherever_it_is(tmp_path: Path, wheel: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = elsewhere / wheel.name
+    other.write_bytes(wheel.read_bytes())
+    pages = []
+    for number, path in enumerate((wheel, other)):
+        result = run("report", path, "-o", tmp_path / f"{number}.html")
+        assert result.exit_code == 0, result.output
+        pages.append((tmp_path / f"{number}.html").read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+    assert str(tmp_path) not in pages[0]
+
+
+def test_nothing_of_the_data_ends_its_element(wheel: Path) -> None:
+    data = {**data_of(wheel), "place": EVIL, "version": EVIL}
+    text = data_text(data)
+    assert re.search("[<>&\u2028\u2029]", text) is None
+    assert json.loads(text)["place"] == EVIL
+    page = Elements(page_text(data))
+    assert page.tags.count("script") == len(SCRIPTS) + 1
+    assert json.loads(page.data)["version"] == EVIL
+
+
+def test_the_page_allows_its_own_scripts_alone_and_no_connection(wheel: Path) -> None:
+    page = Elements(page_text(data_of(wheel)))
+    (policy,) = (value for name, value in page.attributes if name == "content" and "default-src" in str(value))
+    rules = dict(rule.strip().split(" ", 1) for rule in str(policy).split(";"))
+    assert rules["default-src"] == "'none'"
+    assert len(rules["script-src"].split()) == len(SCRIPTS)
+    assert all(source.startswith("'sha256-") for source in f"{rules['script-src']} {rules['style-src']}".split())
+    linked = [value for name, value in page.attributes if name in ("src", "href") and value and value[0] != "#"]
+    assert linked == ["data:,"]
+    own = "".join(resource(name) for name in SCRIPTS[1:])
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp|import\(", own)
+    assert "url(" not in resource(STYLE)
+
+
+def test_the_licence_of_what_the_page_brings_is_in_it(wheel: Path) -> None:
+    comments = re.findall("<!--(.*?)-->", page_text(data_of(wheel)), re.DOTALL)
+    assert (VENDOR / "dagre.LICENSE").read_text().strip() in comments[0]
+
+
+def test_a_file_is_vendored_as_its_table_says() -> None:
+    table = json.loads((VENDOR / "vendor.json").read_text())
+    files = {name: file["sha256"] for entry in table for name, file in entry["files"].items()}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir()}
+    assert files == {name: digest for name, digest in found.items() if name != "vendor.json"}
+    assert all(
+        entry["version"] and entry["licence"] and f"{entry['package'].rpartition('/')[2]}.LICENSE" in files
+        for entry in table
+    )
+
+
+@pytest.mark.parametrize(
+    ("digest", "state"),
+    [(hashlib.sha256(SOURCE.encode()).hexdigest(), "same"), ("0" * 64, "changed"), (None, "unknown")],
+)
+def test_the_page_says_whether_a_source_is_that_of_the_build(tmp_path: Path, digest: str | None, state: str) -> None:
+    digests = {} if digest is None else {"digits/model.py": digest}
+    wheel = page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, members={"digits/model.py": SOURCE}, digests=digests)
+    source = data_of(wheel)["sources"]["digits/model.py"]
+    assert source == {"state": state, "place": "the wheel", "parts": ((1, SOURCE),)}
+
+
+def test_a_given_folder_has_the_sources_that_the_wheel_lacks(tmp_path: Path) -> None:
+    wheel = page_wheel(tmp_path / "digits-1.0.whl", ORIGINS)
+    assert data_of(wheel)["sources"]["digits/model.py"]["state"] == "missing"
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "model.py").write_text(SOURCE)
+    source = data_of(wheel, sources=tmp_path)["sources"]["digits/model.py"]
+    assert source["parts"] == ((1, SOURCE),)
+
+
+@pytest.mark.parametrize("path", ["../secret.py", "/etc/passwd", "a/../../secret.py", "secret.txt", "C:\\secret.py"])
+def test_a_wheel_cannot_bring_other_files_of_the_machine_into_the_page(tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.py").write_text("secret")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "secret.txt").write_text("secret")
+    wheel = page_wheel(tmp_path / "digits-1.0.whl", [Origin("aten.relu.default", "", f"{path}:1")])
+    sources = data_of(wheel, sources=tmp_path / "inner")["sources"]
+    assert sources == {path: {"state": "missing", "place": "", "parts": ()}}
+
+
+def test_of_a_long_source_the_lines_around_operations_are_in_the_page() -> None:
+    text = "\n".join(f"line {number}" for number in range(1, 2 * WHOLE)).encode()
+    source = text_of("a.py", {500, 510, 1900}, None, [("here", lambda _: text)])
+    assert [first for first, _ in source.parts] == [500 - AROUND, 1900 - AROUND]
+    assert source.parts[0][1].split("\n")[0] == f"line {500 - AROUND}"
+    assert source.parts[0][1].split("\n")[-1] == f"line {510 + AROUND}"
+
+
+def test_changes_against_another_wheel_are_in_the_page(tmp_path: Path, wheel: Path) -> None:
+    other = page_wheel(tmp_path / "digits-0.9.whl", ORIGINS[:2], delegated=2, version="0.9")
+    result = run("report", wheel, "-o", tmp_path / "page.html", "--against", other)
+    assert result.exit_code == 0, result.output
+    changes = json.loads(Elements((tmp_path / "page.html").read_text(encoding="utf-8")).data)["changes"]
+    assert (changes["first"], changes["second"]) == ("digits-0.9.whl", "digits-1.0.whl")
+    assert {"place": [], "text": "distribution version: 0.9 → 1.0", "lines": []} in changes["rows"]
+
+
+PROFILE = {
+    "schema": 1,
+    "model": "digits",
+    "method": "forward",
+    "calls": 3,
+    "recipes": {"default": {"seconds": 0.1, "rows": [], "unattributed": 0.0, "overhead": 0.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"schema": 2}, "schema 2; this hatch-lower reads schema 1"),
+        ({"recipes": []}, "no object `recipes`"),
+        ({"recipes": {"default": {"seconds": -1, "rows": []}}}, "-1 instead of a number of seconds"),
+        ({"recipes": {"default": {"seconds": 1, "rows": [3]}}}, "no list `rows`"),
+        ({"recipes": {"default": {"seconds": 1, "rows": [{"source": 3, "seconds": 1}]}}}, "instead of a text"),
+        ({"model": "other"}, "method `forward` of model `other`"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_refused(tmp_path: Path, wheel: Path, change: Any, found: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**PROFILE, **change}))
+    result = run("report", wheel, "-o", tmp_path / "page.html", "--profile", path)
+    assert result.exit_code == 1
+    assert found in result.output
+    assert "where: profile.json" in result.output
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_profile_of_another_form_is_refused(tmp_path: Path, wheel: Path) -> None:
+    path = tmp_path / "profile.json"
+    for text in ("[]", "{", '{"schema": 1, "model": "digits", "x": NaN}', "\ud83d".encode("utf-8", "replace").decode()):
+        path.write_text(text)
+        result = run("report", wheel, "-o", tmp_path / "page.html", "--profile", path)
+        assert (result.exit_code, "the profile cannot be read" in result.output) == (1, True)
+
+
+def test_a_damaged_or_newer_wheel_is_one_error_and_no_page(tmp_path: Path, wheel: Path) -> None:
+    page = tmp_path / "page.html"
+    newer = changed(wheel, "m/0.debug.json", lambda document: document.update(schema=99))
+    cases = {newer: "a packaged program needs a newer hatch-lower"}
+    torn = tmp_path / "torn.whl"
+    torn.write_bytes(wheel.read_bytes()[:200])
+    cases[torn] = "the wheel cannot be read"
+    for path, message in cases.items():
+        for command in (["report", path, "-o", page], ["graph", path]):
+            result = run(*command)
+            assert result.exit_code == 1
+            assert message in result.output
+    assert not page.exists()
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, wheel: Path) -> None:
+    result = run("report", wheel, "-o", tmp_path / "none" / "page.html")
+    assert result.exit_code == 1
+    assert "the page cannot be written" in result.output
+
+
+def test_a_broken_sbom_is_said_to_be_broken(tmp_path: Path) -> None:
+    wheel = page_wheel(
+        tmp_path / "a.whl", ORIGINS, members={"a.dist-info/sboms/hatch-lower.cdx.json": '{"components": 3}'}
+    )
+    data = data_of(wheel)
+    assert data["sbom"]["rows"] == []
+    assert "TypeError" in data["sbom"]["fault"] or "KeyError" in data["sbom"]["fault"]
+
+
+def test_model_explorer_gets_nodes_in_groups_with_edges(wheel: Path) -> None:
+    collection = model_explorer_json("digits", graphs_of(find_contents(wheel)))
+    (graph,) = collection["graphs"]
+    assert graph["id"] == "digits/default/forward"
+    image, conv, relu, cumsum = graph["nodes"]
+    assert (image["id"], image["label"]) == ("input 0", "image")
+    assert (conv["label"], conv["namespace"]) == ("conv2d", "partition 0: aoti/net/0")
+    assert [edge["sourceNodeId"] for edge in conv["incomingEdges"]] == ["input 0"]
+    assert [edge["sourceNodeId"] for edge in relu["incomingEdges"]] == ["0"]
+    assert {"key": "not delegated because", "value": REASON} in cumsum["attrs"]
+    assert cumsum["namespace"] == ""
+    assert graph["groupNodeAttributes"] == {"partition 0: aoti": {"engine": "aoti", "instruction of the plan": "0"}}
+
+
+def test_the_adapter_is_one_for_model_explorer(wheel: Path) -> None:
+    pytest.importorskip("model_explorer", reason="Model Explorer is not installed")
+    from hatch_lower.report.model_explorer.main import HatchLowerAdapter
+
+    (graph,) = HatchLowerAdapter().convert(str(wheel), {})["graphs"]
+    assert [node.label for node in graph.nodes] == ["image", "conv2d", "relu", "cumsum"]
+
+
+def test_dot_has_no_text_that_ends_a_string(tmp_path: Path) -> None:
+    evil = 'a"];\n\\"x'
+    wheel = page_wheel(tmp_path / "a.whl", [Origin(evil, evil, evil)], delegated=1)
+    text = dot_text(graphs_of(find_contents(wheel)))
+    assert re.sub(r'"(?:[^"\\]|\\.)*"', "S", text).count('"') == 0
+    assert text.count("\n") == len(text.splitlines())
+
+
+def test_a_graph_is_of_what_is_asked_for(wheel: Path) -> None:
+    assert json.loads(run("graph", wheel, "forward").output)["graphs"][0]["id"] == "digits/default/forward"
+    assert run("graph", wheel, "forward", "--format", "dot").output.startswith('digraph "digits/default/forward" {')
+    for option, found in (("--recipe", "recipe"), ("--model", "model")):
+        result = run("graph", wheel, option, "defualt")
+        assert (result.exit_code, f"there is no such {found}" in result.output) == (1, True)
+    assert "there is no such method" in run("graph", wheel, "embed").output
+
+
+def test_a_profile_of_this_wheel_is_in_the_page(tmp_path: Path, wheel: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(PROFILE))
+    assert run("report", wheel, "-o", tmp_path / "page.html", "--profile", path).exit_code == 0
+    data = json.loads(Elements((tmp_path / "page.html").read_text(encoding="utf-8")).data)
+    assert data["profiles"][0]["recipes"]["default"] == {"seconds": 0.1, "rows": []}
+    assert data["checks"] is None
+
+
+def test_nothing_is_run_unless_it_is_asked_for(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ProgramError("it was run")
+
+    monkeypatch.setattr("hatch_lower.cli.report.check_all", refuse)
+    assert run("report", wheel, "-o", tmp_path / "page.html").exit_code == 0
+    assert "it was run" in run("report", wheel, "-o", tmp_path / "page.html", "--check").output
