@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PartitionError,
         ProcessError,
         ProgramError,
+        SampleError,
         VerificationError,
     )
     from hatch_lower.model import Method, Model
@@ -55,6 +56,7 @@ __all__ = [
     "PartitionError",
     "ProcessError",
     "ProgramError",
+    "SampleError",
     "VerificationError",
     "__version__",
     "fetch",

@@ -25,6 +25,7 @@ __all__ = [
     "PartitionError",
     "ProcessError",
     "ProgramError",
+    "SampleError",
     "VerificationError",
     "error_from_json",
     "nearest",
@@ -145,6 +146,12 @@ class ProgramError(LowerError):
     """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
 
     stage = "load"
+
+
+class SampleError(LowerError):
+    """A file of real inputs cannot be read, or does not fit the methods that are to be called with it."""
+
+    stage = "samples"
 
 
 class FetchError(LowerError):

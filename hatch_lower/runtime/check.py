@@ -182,6 +182,8 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Any], arra
             leaves.append(array)
         elif isinstance(entry, LiteralInput):
             leaves.append(literal_value(entry.value))
+        elif (given := tensors.get(f"{name}/input/{index}")) is not None:
+            leaves.append(given.item() if given.ndim == 0 else given)
         elif symbols_in(entry.expr) <= sizes.keys():
             leaves.append(evaluate(entry.expr, sizes))
         else:

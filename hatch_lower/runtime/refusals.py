@@ -47,6 +47,10 @@ class Refusals:
         )
 
     def refuse_values(self, *values: Any) -> NoReturn:
+        self.check_values(*values)
+        self._refuse(0, values[0], "it does not fit the other arguments")
+
+    def check_values(self, *values: Any) -> None:
         for index, value in enumerate(values):
             self.check_value(index, value)
         sizes: dict[str, int] = {}
@@ -58,7 +62,6 @@ class Refusals:
             reason = self._size_mismatch(entry, value, sizes)
             if reason:
                 self._refuse(index, value, reason)
-        self._refuse(0, values[0], "it does not fit the other arguments")
 
     def check_value(self, index: int, value: object) -> None:
         # what is wrong with a leaf by itself: type, dtype, device, layout, rank, static sizes, literal

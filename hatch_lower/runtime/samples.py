@@ -1,0 +1,131 @@
+"""Sample files: real inputs for methods, in safetensors.
+
+A tensor's key is `METHOD/CASE/PATH`; `CASE/PATH` gives it to every method that has such an input, and `PATH` alone is
+of case 0. `CASE` is a number, `PATH` leads to the input as in `format.plan.input_texts`: `image`, `boxes[0]`. An input
+that is an integer is a 0-d tensor of int64. What the graph was specialised for (numbers, `None`) is not in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hatch_lower.errors import InputError, ProgramError, SampleError, nearest
+from hatch_lower.format.inputs import LiteralInput
+from hatch_lower.format.plan import MethodPlan, input_texts
+from hatch_lower.runtime.analysis import bind_symbols
+from hatch_lower.runtime.check import input_leaves, stored_arrays
+from hatch_lower.runtime.mapped import ConstantsFile
+from hatch_lower.runtime.refusals import Refusals
+from hatch_lower.runtime.torch_arrays import ARRAYS
+
+# a dictionary's key may hold a slash, too, but stands behind a bracket
+KEY = re.compile(r"(?:(?:(?P<method>[^/\[]*)/)?(?P<case>[0-9]{1,18})/)?(?P<path>.*)", re.DOTALL)
+WRITE = "write it with `safetensors.torch.save_file`, under keys such as `forward/0/image`: method, case and input"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The inputs of one call."""
+
+    name: str  # what an error calls it: `samples.safetensors, case 3`
+    values: Mapping[str, Tensor]  # by path; mapped from the file
+
+
+def sample_paths(method: MethodPlan) -> list[str]:
+    """Return the paths of a method's inputs that a sample has: tensors and integers."""
+    paths = zip(input_texts(method), method.inputs, strict=True)
+    return [path for path, entry in paths if not isinstance(entry, LiteralInput)]
+
+
+def read_samples(path: Path, methods: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Sample, ...]]:
+    """Return each method's samples by their cases' numbers; `methods` have the paths of `sample_paths`.
+
+    Raises:
+        SampleError: if the file cannot be read, names what is not there, or lacks an input of a case.
+    """
+    found: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in methods}
+    for key, tensor in read_file(path).items():
+        match = KEY.fullmatch(key)
+        assert match is not None
+        where, leaf, case = f"{path.name}: {key!r:.80}", match["path"], int(match["case"] or 0)
+        for name in methods_with(where, match["method"], leaf, methods):
+            values = found[name].setdefault(case, {})
+            if leaf in values:
+                raise SampleError(
+                    "a sample file has two values for one input",
+                    where=where,
+                    found=f"another key for `{leaf}` of `{name}` in case {case}",
+                    hint="name methods in all keys of this case, or in none",
+                )
+            values[leaf] = tensor
+    if not any(found.values()):
+        raise SampleError("a sample file is empty", where=str(path), hint=WRITE)
+    for name, cases in found.items():
+        for case, values in cases.items():
+            if missing := [leaf for leaf in methods[name] if leaf not in values]:
+                raise SampleError(
+                    "a sample lacks an input of its method",
+                    where=f"{path.name}, case {case} of `{name}`",
+                    found=f"no `{missing[0]}`",
+                    hint=f"write all of {', '.join(f'`{name}/{case}/{leaf}`' for leaf in methods[name])}; a key"
+                    " without a method is for every method that has such an input",
+                )
+    return {
+        name: tuple(Sample(f"{path.name}, case {case}", values) for case, values in sorted(cases.items()))
+        for name, cases in found.items()
+    }
+
+
+def read_file(path: Path) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise SampleError("there is no such sample file", where=str(path), hint=WRITE)
+    try:
+        found: Mapping[str, Tensor] = stored_arrays(ConstantsFile(path, str(path)), str(path), ARRAYS)
+    except ProgramError as error:
+        raise SampleError("a sample file cannot be read", where=error.where, found=error.found, hint=WRITE) from error
+    return found
+
+
+def methods_with(where: str, method: str | None, leaf: str, methods: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the methods that a key is for; `method` is what it says, if it says any."""
+    if method is not None and method not in methods:
+        raise SampleError("a sample is for a method that is not there", where=where, hint=nearest(method, methods))
+    owners = [name for name in methods if method in (None, name) and leaf in methods[name]]
+    if not owners:
+        known = dict.fromkeys(known for name in methods if method in (None, name) for known in methods[name])
+        raise SampleError(
+            "a sample is for an input that is not there",
+            where=where,
+            found=f"`{leaf}`{f' of `{method}`' if method is not None else ''}",
+            hint=f"{nearest(leaf, known)}; keys are `METHOD/CASE/INPUT`, `CASE/INPUT` or `INPUT`",
+        )
+    return owners
+
+
+def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]:
+    """Return the flat inputs of one call of a packaged method.
+
+    Raises:
+        SampleError: if the method was exported for other dtypes or sizes.
+    """
+    stored = zip(input_texts(method), range(len(method.inputs)), strict=True)
+    tensors = {f"{name}/input/{index}": sample.values[path] for path, index in stored if path in sample.values}
+    leaves, reason = input_leaves(name, method, tensors, ARRAYS)
+    if reason:
+        raise misfit(sample, reason)
+    refusals = Refusals(name, method, ARRAYS, tuple(input_texts(method)), bind_symbols(method.inputs))
+    try:
+        refusals.check_values(*leaves)
+    except InputError as error:
+        raise misfit(sample, f"{error.found}; {error.what}") from error
+    return leaves
+
+
+def misfit(sample: Sample, found: str) -> SampleError:
+    hint = "write what the method was exported for, or export it for this"
+    return SampleError("a sample does not fit its method", where=sample.name, found=found, hint=hint)
