@@ -1,11 +1,10 @@
-"""Lowered method against eager: the same inputs, the same numbers, the same state from one call to the next."""
+"""Eager as the other side of a comparison: a copy to call, its outputs for the example inputs, what may differ."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import torch
 from torch.export import ExportedProgram
@@ -16,189 +15,14 @@ from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
-from hatch_lower.pipeline.tensor_checks import path_text
+from hatch_lower.pipeline.random_inputs import example_case
 from hatch_lower.runtime.check import rounding_mark
-from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
+from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.torch_private import trees
 from hatch_lower.torch_private.operators import OpOverload, base_name, schema_of
 
 CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What was compared."""
-
-    cases: tuple[str, ...]  # names of the inputs on which both agree
-    notes: tuple[str, ...]  # what was left out, and why
-    largest_error: float  # the largest absolute difference of any floating-point output
-
-
-class Leaf:
-    """Stands for a tensor or number where only the structure around it is shown."""
-
-    def __repr__(self) -> str:
-        return "*"
-
-
-@dataclass(slots=True)
-class Sides:
-    """Eager and the lowered method, side by side, with the tolerances of one recipe."""
-
-    where: str  # model, recipe and method, for errors
-    new_eager: Callable[[], Callable[..., object]]  # returns eager's callable with fresh state
-    lowered: Callable[..., object]
-    reset: Callable[[], object]  # gives the lowered method fresh state
-    tolerance: Tolerance
-    hint: str  # what to do about a mismatch
-    largest_error: float = 0.0
-    most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
-
-    def refuse_case(self, case: InputCase) -> str:
-        """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
-        self.reset()
-        return self.compare_call(self.new_eager(), case, case.name)[0]
-
-    def compare_call(self, eager: Callable[..., object], case: InputCase, name: str) -> tuple[str, object, object]:
-        """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
-        args, kwargs = case.copied()
-        try:
-            with torch.no_grad():
-                expected = eager(*args, **kwargs)
-        except Exception as error:
-            return describe_exception(error).splitlines()[0], None, None
-        lowered_args, lowered_kwargs = case.copied()
-        try:
-            with torch.no_grad():
-                given = self.lowered(*lowered_args, **lowered_kwargs)
-        except MemoryError:
-            raise
-        except BaseException as error:  # a delegate may not end the build either
-            what = "the lowered method fails where the eager module does not"
-            raise self.mismatch(what, name, describe_exception(error)) from error
-        self.compare(name, "output", expected, given)
-        self.compare(name, "input", case.named(args, kwargs), case.named(lowered_args, lowered_kwargs))
-        return "", expected, given
-
-    def compare_two_calls(self, case: InputCase) -> None:
-        # state must go on from call to call, and the first outputs must stay what they were
-        self.reset()
-        eager = self.new_eager()
-        refusal, expected, given = self.compare_call(eager, case, case.name)
-        if refusal:
-            raise VerificationError(
-                "the eager module cannot run the example inputs a second time",
-                where=self.where,
-                found=refusal,
-                hint="the entry point must return a module that can be copied and called with its example inputs",
-            )
-        kept = trees.tree_map_only(torch.Tensor, torch.clone, expected)
-        self.compare_call(eager, case, f"{case.name}, second call")
-        try:
-            self.compare(f"{case.name}, after a second call", "output", kept, given)
-        except VerificationError:
-            # eager's own outputs may be views of its state, which the second call has changed
-            self.compare(f"{case.name}, after a second call", "output", expected, given)
-
-    def compare(self, case: str, part: str, expected: object, given: object) -> None:
-        expected_leaves, expected_spec = trees.tree_flatten_with_path(expected)
-        given_leaves, given_spec = trees.tree_flatten_with_path(given)
-        if expected_spec != given_spec:
-            found = f"eager {structure_of(expected)}, lowered {structure_of(given)}"
-            raise self.mismatch(f"the lowered method's {part}s have another structure than eager's", case, found)
-        for (path, expected_leaf), (_, given_leaf) in zip(expected_leaves, given_leaves, strict=True):
-            if difference := self.leaf_difference(expected_leaf, given_leaf):
-                name = path_text(path) if part == "input" else trees.keystr(path)
-                place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
-                what = "the lowered method computes something else than the eager module"
-                raise self.mismatch(what, place, difference)
-
-    def mismatch(self, what: str, place: str, found: str) -> VerificationError:
-        return VerificationError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
-
-    def leaf_difference(self, expected: object, given: object) -> str:
-        if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):
-            if expected.dtype != given.dtype:
-                return f"dtype {dtype_name(expected.dtype)} in eager, {dtype_name(given.dtype)} lowered"
-            if expected.shape != given.shape:
-                return f"shape {list(expected.shape)} in eager, {list(given.shape)} lowered"
-            return self.number_difference(expected, given)
-        if type(expected) is not type(given):
-            return f"`{type(expected).__name__}` in eager, `{type(given).__name__}` lowered"
-        if isinstance(expected, float):
-            return self.number_difference(torch.tensor(expected), torch.tensor(given))
-        return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
-
-    def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
-        difference, largest = number_difference(expected, given, self.tolerance)
-        if not difference:
-            if self.tolerance.quantised and differs(expected, given, replace(self.tolerance, quantised=False)):
-                self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
-            self.largest_error = max(self.largest_error, largest)
-        return difference
-
-
-def verify_method(
-    model: CapturedModel,
-    method: CapturedMethod,
-    lowered: Callable[..., object],
-    reset: Callable[[], object],
-    *,
-    recipe: str,
-    rtol: float,
-    atol: float,
-    seed: int = 0,
-    mutable: Collection[str] = (),
-) -> Verification:
-    """Compare a lowered method with eager, which runs in copies: the captured model is left as it is.
-
-    `reset` gives `lowered` the state of a freshly loaded model; `mutable` names the parameters that the method changes.
-
-    Raises:
-        VerificationError: if anything differs, or eager cannot run its own example inputs.
-    """
-    # The example inputs run twice in a row, then random inputs of the same sizes, then a second size of every dynamic
-    # dimension. A case that eager itself refuses is left out and noted.
-    tolerance = tolerance_of(method, Tolerance(rtol, atol))
-    where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
-    sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
-    example = example_case(method)
-    try:
-        sides.compare_two_calls(example)
-    except VerificationError as error:
-        drawing = random_operators(method.program)
-        if not drawing:
-            raise
-        raise VerificationError(
-            "the method draws random numbers, so that it cannot be compared with the eager module",
-            where=where,
-            found=", ".join(f"`{operator}`" for operator in drawing),
-            hint=TRAINING_HINT
-            if is_training(model)
-            else "let it take the random numbers as an input, or set `verify = false` for the recipe",
-        ) from error
-    cases, notes = [example.name, f"{example.name}, second call"], []
-    random = random_case(method, seed + 1)
-    if refusal := sides.refuse_case(random):
-        notes.append(f"{random.name}: left out, for eager refuses them ({refusal})")
-    else:
-        cases.append(random.name)
-    for dimension, tries in resized_cases(method, seed + 1):
-        refusal = "its range has one size"
-        for case in tries:
-            refusal = sides.refuse_case(case)
-            if not refusal:
-                cases.append(case.name)
-                break
-        if refusal:
-            notes.append(f"a second size of `{dimension}`: left out ({refusal})")
-    if sides.most_steps:
-        notes.append(
-            f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
-        )
-    return Verification(tuple(cases), tuple(notes), sides.largest_error)
 
 
 def random_operators(program: ExportedProgram) -> list[str]:
@@ -213,10 +37,6 @@ def draws(node: torch.fx.Node) -> bool:
     values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     values |= named_arguments(node)
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
-
-
-def differs(expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> bool:
-    return bool(wrong_places(expected, given, tolerance).any())
 
 
 def tolerance_of(method: CapturedMethod, given: Tolerance) -> Tolerance:
@@ -268,21 +88,6 @@ def eager_factory(
 def is_training(model: CapturedModel) -> bool:
     # an exported module, such as one that PT2E quantised, says that it is, and has an `eval` of its own that refuses
     return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
-
-
-def mismatch_hint(model: CapturedModel, recipe: str) -> str:
-    if is_training(model):
-        return TRAINING_HINT
-    table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
-    return (
-        f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
-        " one that computes it, and report it there"
-    )
-
-
-def structure_of(value: object) -> str:
-    text = str(trees.tree_map(lambda leaf: Leaf(), value))
-    return text if len(text) <= 300 else f"{text[:300]} …"
 
 
 def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:

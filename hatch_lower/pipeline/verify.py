@@ -11,7 +11,8 @@ from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.eager import tolerance_of, verify_method
+from hatch_lower.pipeline.comparison import verify_method
+from hatch_lower.pipeline.eager import tolerance_of
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written

@@ -19,14 +19,8 @@ from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.eager import (
-    CHECK_BYTES,
-    Verification,
-    example_tensors,
-    limited,
-    random_operators,
-    verify_method,
-)
+from hatch_lower.pipeline.comparison import Verification, verify_method
+from hatch_lower.pipeline.eager import CHECK_BYTES, example_tensors, limited, random_operators
 from hatch_lower.pipeline.random_inputs import example_case, random_case, resized_cases
 
 pytestmark = pytest.mark.torch
