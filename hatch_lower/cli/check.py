@@ -13,6 +13,8 @@ import click
 from hatch_lower.build.unpack import Place, places_of
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show, show_json
+from hatch_lower.config.settings import resolve_tolerances
+from hatch_lower.config.tables import FLOATS
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.terminal import table_lines
@@ -23,13 +25,39 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.numbers import Tolerance
 
 
+def read_limits(context: click.Context, parameter: click.Parameter, text: str) -> float | dict[str, float]:
+    """Return `1e-4`, or `{"float16": 1e-2}` for `float16=1e-2`."""
+    if "=" not in text:
+        return read_number(text)
+    pairs = [part.partition("=") for part in text.split(",")]
+    for dtype, _, _ in pairs:
+        if dtype not in FLOATS:
+            msg = f"`{dtype}` is no dtype of numbers that may differ; {nearest(dtype, FLOATS)}"
+            raise click.BadParameter(msg)
+    return {dtype: read_number(number) for dtype, _, number in pairs}
+
+
+def read_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:
+        msg = f"`{text}` is no number of at least 0"
+        raise click.BadParameter(msg)
+    return number
+
+
+LIMITS = "or by dtype: `float16=1e-2,float32=1e-4`."
+
+
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
 @path_option
 @click.option("--model", help="The model to check. Default: all.")
 @click.option("--recipe", help="The recipe to check. Default: all that can run here.")
-@click.option("--rtol", type=click.FloatRange(0), default=1e-4, help="Relative tolerance. Default: 1e-4.")
-@click.option("--atol", type=click.FloatRange(0), default=1e-5, help="Absolute tolerance. Default: 1e-5.")
+@click.option("--rtol", default="1e-4", callback=read_limits, help=f"Relative tolerance, 1e-4 by default, {LIMITS}")
+@click.option("--atol", default="1e-5", callback=read_limits, help=f"Absolute tolerance, 1e-5 by default, {LIMITS}")
 @json_option
 @click.pass_context
 def check(
@@ -38,8 +66,8 @@ def check(
     is_path: bool,
     model: str | None,
     recipe: str | None,
-    rtol: float,
-    atol: float,
+    rtol: float | dict[str, float],
+    atol: float | dict[str, float],
     as_json: bool,
 ) -> None:
     """Compare what a model computes here with its packaged check.
@@ -50,7 +78,7 @@ def check(
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.numbers import Tolerance
 
-        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name)
+        rows = check_all(chosen, recipe, Tolerance(**resolve_tolerances(rtol, atol)), name)
     if as_json:
         show_json([row_json(row) for row in rows])
     else:

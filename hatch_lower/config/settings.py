@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -19,7 +20,17 @@ from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.requirements import Extra
-from hatch_lower.config.tables import IN_A_FILE, BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
+from hatch_lower.config.tables import (
+    ATOL,
+    IN_A_FILE,
+    RTOL,
+    BackendChoice,
+    CacheSettings,
+    Card,
+    HookTable,
+    ModelTable,
+    quote_key,
+)
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
 
@@ -41,9 +52,11 @@ class Recipe(Frozen):
     name: str
     backends: tuple[BackendChoice, ...] = ()
     verify: bool = True
-    rtol: float = 1e-4
-    atol: float = 1e-5
+    rtol: float = RTOL
+    atol: float = ATOL
     imports: tuple[str, ...] = ()
+    rtols: Mapping[str, float] = field(default_factory=dict)  # by dtype, in place of `rtol`
+    atols: Mapping[str, float] = field(default_factory=dict)
 
 
 class ModelSettings(Frozen):
@@ -159,7 +172,8 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
-    recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol, given.imports)}
+    everywhere = resolve_tolerances(given.rtol, given.atol)
+    recipes = {"default": Recipe("default", given.backends, given.verify, imports=given.imports, **everywhere)}
     check_backends(given.backends, path, problems)
     for name, recipe in given.recipes.items():
         here = f"{path}.recipes.{quote_key(name)}"
@@ -174,11 +188,20 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             name,
             given.backends if name == "default" and recipe.backends is None else backends,
             given.verify if recipe.verify is None else recipe.verify,
-            given.rtol if recipe.rtol is None else recipe.rtol,
-            given.atol if recipe.atol is None else recipe.atol,
-            given.imports if recipe.imports is None else recipe.imports,
+            imports=given.imports if recipe.imports is None else recipe.imports,
+            **resolve_tolerances(
+                given.rtol if recipe.rtol is None else recipe.rtol, given.atol if recipe.atol is None else recipe.atol
+            ),
         )
     return recipes
+
+
+def resolve_tolerances(rtol: float | Mapping[str, float], atol: float | Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a `Recipe` for tolerances that are a number or a table by dtype."""
+    fields: dict[str, Any] = {}
+    for name, given in (("rtol", rtol), ("atol", atol)):
+        fields[f"{name}s" if isinstance(given, Mapping) else name] = given
+    return fields
 
 
 def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Iterator[str]:

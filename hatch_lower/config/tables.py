@@ -34,6 +34,12 @@ LINK = {
 }
 IN_A_FILE = "file"  # what `weights` says where the build is to write a file beside the wheel
 WEIGHTS = {"single": True, "weights": True}
+FLOATS = (
+    *("bfloat16", "complex128", "complex32", "complex64", "float16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+TOLERANCE = {"minimum": 0, "keys": FLOATS, "noun": "dtype of numbers that may differ"}
+RTOL, ATOL = 1e-4, 1e-5
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
     "enable-by-default": "Read by hatchling: whether the hook runs unless it is enabled by environment variable.",
@@ -59,9 +65,9 @@ class RecipeTable(Frozen):
     any it is a portable program."""
     verify: bool | None = None
     """Compare with eager before packaging. Default: the `verify` at the top."""
-    rtol: float | None = field(default=None, metadata={"minimum": 0})
+    rtol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
-    atol: float | None = field(default=None, metadata={"minimum": 0})
+    atol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
     imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
     """Modules that `load` imports first. Default: the `imports` at the top."""
@@ -188,10 +194,13 @@ class HookTable(Frozen):
     verify: bool = True
     """Compare each lowered method with eager before packaging, on its example inputs, on random inputs and on a second
     size of every dynamic dimension. A mismatch fails the build."""
-    rtol: float = field(default=1e-4, metadata={"minimum": 0})
-    """Relative tolerance of the comparison, for recipes that set none."""
-    atol: float = field(default=1e-5, metadata={"minimum": 0})
-    """Absolute tolerance of the comparison, for recipes that set none."""
+    rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
+    """Relative tolerance of the comparison, for recipes that set none. A number is for float32; where a method computes
+    in half precision, it is 100 (float16) or 400 (bfloat16) times as wide. A table is by the dtype of what is compared,
+    `{ float16 = 1e-2, float32 = 1e-4 }`: its numbers are taken as they are, and dtypes that it does not name have the
+    default."""
+    atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)
+    """Absolute tolerance of the comparison, for recipes that set none; a number, or a table as for `rtol`."""
     imports: tuple[str, ...] = field(default=(), metadata=MODULE)
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from

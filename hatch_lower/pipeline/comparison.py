@@ -138,8 +138,7 @@ def verify_method(
     reset: Callable[[], object],
     *,
     recipe: str,
-    rtol: float,
-    atol: float,
+    tolerance: Tolerance,
     seed: int = 0,
     mutable: Collection[str] = (),
 ) -> Verification:
@@ -152,7 +151,7 @@ def verify_method(
     """
     # The example inputs run twice in a row, then random inputs of the same sizes, then a second size of every dynamic
     # dimension. A case that eager itself refuses is left out and noted.
-    tolerance = tolerance_of(method, Tolerance(rtol, atol))
+    tolerance = tolerance_of(method, tolerance)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
     example = example_case(method)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hatch_lower.cache.quarantine import suspected
+from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
@@ -47,7 +48,6 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
     if not examples.exists():
         write_constants(examples, build.examples[0])
     with stage(build.reporter, "verify", source.name, recipe.name) as describe:
-        tolerance = Tolerance(recipe.rtol, recipe.atol)
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
@@ -55,7 +55,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             outside=build.packager.outside,
             imports=recipe.imports,
             examples=examples,
-            tolerances={method.name: tolerance_of(method, tolerance) for method in source.methods},
+            tolerances={method.name: tolerance_of(method, tolerance_in(recipe)) for method in source.methods},
             requirements=wheel_requirements(build.settings, lowered),
         )
         asked = build.fresh.check(packaged, build.place(recipe))
@@ -78,8 +78,7 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
                 as_exported(call, plan.methods[method.name], method) if replaced else call,
                 executor.reset,
                 recipe=recipe.name,
-                rtol=recipe.rtol,
-                atol=recipe.atol,
+                tolerance=tolerance_in(recipe),
                 seed=build.settings.seed,
                 mutable=[name for name, constant in plan.constants.items() if constant.mutable],
             )
@@ -88,6 +87,10 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
         stands = [f"a mapping stands for its output `{name}`: {reason}" for name, reason in replaced.items()]
         for note in (*result.notes, *stands):
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
+
+
+def tolerance_in(recipe: Recipe) -> Tolerance:
+    return Tolerance(recipe.rtol, recipe.atol, rtols=recipe.rtols, atols=recipe.atols)
 
 
 def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedMethod) -> Callable[..., object]:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
@@ -36,10 +36,19 @@ class Tolerance:
     rtol: float = 1e-4
     atol: float = 1e-5
     quantised: bool = False  # whether the method rounds to 8 bits
+    # of numbers of a dtype, in place of the above; what was given for a dtype is never widened
+    rtols: Mapping[str, float] = field(default_factory=dict)
+    atols: Mapping[str, float] = field(default_factory=dict)
 
     def widened(self, dtypes: Iterable[str], *, quantised: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
-        return Tolerance(self.rtol * factor, self.atol * factor, quantised or self.quantised)
+        rounds = quantised or self.quantised
+        return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=rounds)
+
+    def of(self, dtype: object) -> tuple[float, float]:
+        """Return `rtol` and `atol` of numbers of a dtype of torch or NumPy."""
+        name = str(dtype).removeprefix("torch.")
+        return self.rtols.get(name, self.rtol), self.atols.get(name, self.atol)
 
 
 def wrong_places(expected: Any, given: Any, tolerance: Tolerance) -> Any:
@@ -48,7 +57,7 @@ def wrong_places(expected: Any, given: Any, tolerance: Tolerance) -> Any:
         return expected != given
     library = library_of(expected)
     with no_warnings(library):
-        close = library.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+        close = library.isclose(widest(given), widest(expected), *tolerance.of(expected.dtype), equal_nan=True)
     wrong = ~close
     if tolerance.quantised and wrong.any():
         most, mean = steps_apart(expected, given)
@@ -88,9 +97,10 @@ def number_difference(expected: Any, given: Any, tolerance: Tolerance) -> tuple[
             return "", largest
         ratios = (error / abs(one))[finite & (one != 0)]
     relative = float(ratios.max()) if len(ratios) else math.inf
+    rtol, atol = tolerance.of(expected.dtype)
     return (
         f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
-        f" {tolerance.atol:.3g}, rtol {tolerance.rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"
+        f" {atol:.3g}, rtol {rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"
         " are wrong"
     ), largest
 

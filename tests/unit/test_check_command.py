@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,7 +169,7 @@ def test_a_right_model_passes_in_a_folder_and_in_a_wheel(net: Mapping[str, bytes
         rows = rows_of(name)
         assert sorted(outcome(rows)) == ALL_RIGHT
         assert all(row["largest_error"] < 1e-6 and row["detail"] == "" for row in rows)
-        assert rows[0]["tolerance"] == {"rtol": 1e-4, "atol": 1e-5, "quantised": False}
+        assert rows[0]["tolerance"] == asdict(Tolerance())
 
 
 def test_an_installed_model_passes(net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_every_kind_of_input_and_output(kinds: Mapping[str, bytes], tmp_path: Pa
     forward = next(row for row in rows if row["method"] == "forward")
     wide = Tolerance().widened(["bfloat16"])
     assert wide.rtol > 300 * Tolerance().rtol
-    assert forward["tolerance"] == {"rtol": wide.rtol, "atol": wide.atol, "quantised": False}
+    assert forward["tolerance"] == asdict(wide)
     sized = next(row for row in rows if row["method"] == "sized")
     assert sized["detail"] == "its input 2 is an integer, which is not packaged"
 
@@ -348,8 +349,27 @@ def test_a_difference_that_the_tolerance_allows(net: Mapping[str, bytes], tmp_pa
     folder = write_folder(tmp_path / "files", files)
     assert run(folder).exit_code == 1
     assert run(folder, "--atol", "0.1").exit_code == 0
-    assert rows_of(folder, "--atol", "0.1")[0]["tolerance"] == {"rtol": 1e-4, "atol": 0.1, "quantised": False}
+    assert rows_of(folder, "--atol", "0.1")[0]["tolerance"] == asdict(Tolerance(atol=0.1))
     assert max(row["largest_error"] for row in rows_of(folder, "--atol", "0.1")) == pytest.approx(0.01, rel=1e-3)
+    table = rows_of(folder, "--rtol", "float16=1e-2,float32=1e-3")[0]["tolerance"]
+    assert table == asdict(Tolerance(rtols={"float16": 1e-2, "float32": 1e-3}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("flaot16=1", "`flaot16` is no dtype of numbers that may differ; did you mean `float16`?"),
+        ("int64=1", "`int64` is no dtype of numbers that may differ"),
+        ("float16=", "`` is no number of at least 0"),
+        ("float16=-1", "`-1` is no number of at least 0"),
+        ("1e-4,float16=1", "`1e-4` is no dtype"),
+        ("nan", "`nan` is no number of at least 0"),
+    ],
+)
+def test_a_tolerance_is_a_number_or_numbers_by_dtype(given: str, said: str) -> None:
+    result = CliRunner().invoke(main, ["check", "nothing", "--rtol", given])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", "").split())
 
 
 def test_an_output_that_is_not_packaged(net: Mapping[str, bytes], tmp_path: Path) -> None:

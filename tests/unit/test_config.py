@@ -10,8 +10,9 @@ import pytest
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
-from hatch_lower.config.tables import Author, BackendChoice, CacheSettings, Card, Dataset
+from hatch_lower.config.tables import FLOATS, Author, BackendChoice, CacheSettings, Card, Dataset
 from hatch_lower.errors import ConfigError
+from hatch_lower.format.values import DTYPES
 
 LOWER = "tool.hatch.build.hooks.lower"
 DIGITS = {"digits": "digits.model:export"}
@@ -173,6 +174,13 @@ def test_another_path_of_the_table_is_named() -> None:
             {"seed": -1},
             "`{}.seed` must be an integer of at least 0 and at most 9223372036854775807, found the number -1",
         ),
+        (
+            {"rtol": {"flaot16": 0.1}},
+            "`{}.rtol.flaot16` is no dtype of numbers that may differ; did you mean `float16`? known: `bfloat16`, "
+            "`complex128`, `complex32`, `complex64`, `float16`, `float32`, `float64`, `float8_e4m3fn`, "
+            "`float8_e4m3fnuz`, `float8_e5m2`, `float8_e5m2fnuz`, `float8_e8m0fnu`",
+        ),
+        ({"rtol": {"float16": "x"}}, '`{}.rtol.float16` must be a number of at least 0, found the string "x"'),
         ({"atol": float("nan")}, "`{}.atol` must be a number of at least 0, found the number nan"),
         ({"verify": "yes"}, '`{}.verify` must be true or false, found the string "yes"'),
         ({"verify": {"enabled": True}}, "`{}.verify` must be true or false, found a table"),
@@ -490,6 +498,20 @@ def test_a_wrong_element_does_not_hide_the_next() -> None:
         f"`{LOWER}.backends[1]` names no installed backend, found `atoi`; "
         "did you mean `aoti`? known: `aoti`, `executorch`, `null`, `onnxruntime`, `openvino`, `reference`",
     ]
+
+
+def test_tolerances_by_dtype_take_the_place_of_the_number_as_a_whole() -> None:
+    table = {"rtol": {"float16": 0.1}, "recipes": {"plain": {"rtol": 1}, "table": {"atol": {"float32": 0.2}}}}
+    found = {recipe.name: (recipe.rtol, recipe.rtols, recipe.atol, recipe.atols) for recipe in read(table).recipes}
+    assert found == {
+        "default": (1e-4, {"float16": 0.1}, 1e-5, {}),
+        "plain": (1, {}, 1e-5, {}),
+        "table": (1e-4, {"float16": 0.1}, 1e-5, {"float32": 0.2}),
+    }
+
+
+def test_every_dtype_of_numbers_that_may_differ_can_have_a_tolerance() -> None:
+    assert sorted(FLOATS) == [name for name in sorted(DTYPES) if name.startswith(("float", "bfloat", "complex"))]
 
 
 @pytest.mark.parametrize("name", ["CON", "nul", "com1.txt"])

@@ -291,7 +291,7 @@ IN_KEY: dict[type, dict[str, str]] = {
         "parameters": "names",
         "dimensions": "names",
     },
-    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "imports"), "recipes"),
+    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports"), "recipes"),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights"},
     Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},

@@ -112,7 +112,7 @@ def test_a_step_is_allowed_and_told() -> None:
             result[0, 0] += move * float(result.abs().max()) / 127
             return result
 
-        return verify_method(source, source.methods[0], moved, lambda: None, recipe="r", rtol=1e-4, atol=1e-5)
+        return verify_method(source, source.methods[0], moved, lambda: None, recipe="r", tolerance=Tolerance())
 
     assert not verify(0).notes
     (note,) = verify(0.7).notes

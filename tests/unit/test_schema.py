@@ -106,6 +106,10 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"models": {"a": {"recipes": "b"}}}, False),
         ({"jobs": 0}, False),
         ({"rtol": -1}, False),
+        ({"rtol": {"float16": 1e-2, "float32": 1}, "recipes": {"a": {"atol": {"bfloat16": 0}}}}, True),
+        ({"rtol": {"float16": -1}}, False),
+        ({"rtol": {"int8": 1}}, False),
+        ({"atol": [1]}, False),
         ({"editable": "no"}, False),
     ],
 )

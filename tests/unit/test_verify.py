@@ -22,6 +22,7 @@ from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.comparison import Verification, verify_method
 from hatch_lower.pipeline.eager import CHECK_BYTES, example_tensors, limited, random_operators
 from hatch_lower.pipeline.random_inputs import example_case, random_case, resized_cases
+from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch
 
@@ -78,7 +79,7 @@ def captured(module: torch.nn.Module, *args: Any, dynamic_shapes: Any = None) ->
 
 def verify(model: CapturedModel, lowered: Lowered, rtol: float = 1e-4, atol: float = 1e-5) -> Verification:
     (method,) = model.methods
-    return verify_method(model, method, lowered, lowered.reset, recipe="default", rtol=rtol, atol=atol)
+    return verify_method(model, method, lowered, lowered.reset, recipe="default", tolerance=Tolerance(rtol, atol))
 
 
 def refuse(model: CapturedModel, lowered: Lowered) -> str:
@@ -247,6 +248,22 @@ def test_half_precision_has_wider_tolerances() -> None:
     assert "(allowed: atol 0.004, rtol 0.04)" in message
 
 
+def test_a_tolerance_by_dtype_is_for_outputs_of_that_dtype_as_it_stands() -> None:
+    module = Function(lambda x: (x * 3, (x * 3).float()))
+    model = captured(module, torch.ones(4, dtype=torch.bfloat16))
+    table = Tolerance(rtols={"bfloat16": 0.2}, atols={"bfloat16": 0.0})
+    (method,) = model.methods
+
+    def refusal(change: Callable[[Any], Any]) -> str:
+        lowered = Lowered(module, change)
+        with pytest.raises(VerificationError) as caught:
+            verify_method(model, method, lowered, lowered.reset, recipe="default", tolerance=table)
+        return caught.value.found
+
+    assert "(allowed: atol 0, rtol 0.2)" in refusal(lambda pair: (pair[0] * 1.3, pair[1] * 1.3))
+    assert "(allowed: atol 0.004, rtol 0.04)" in refusal(lambda pair: (pair[0] * 1.1, pair[1] * 1.1))
+
+
 def test_a_module_in_training_mode_is_told_so() -> None:
     module = torch.nn.Dropout(0.5)
     model = capture_model("net", Model(module, {"forward": Method((torch.ones(64),))}), NullReporter())
@@ -290,7 +307,7 @@ def test_a_module_that_cannot_be_copied() -> None:
     module = Locked(2, 2)
     model = captured(module, torch.ones(2))
     with pytest.raises(VerificationError) as caught:
-        verify_method(model, model.methods[0], module, lambda: None, recipe="default", rtol=0, atol=0)
+        verify_method(model, model.methods[0], module, lambda: None, recipe="default", tolerance=Tolerance(0, 0))
     assert str(caught.value) == (
         "the module cannot be copied, so that verifying it would change its state\n"
         "  where: model `net`\n"
@@ -312,7 +329,9 @@ def test_parameters_are_shared_with_eager_unless_they_change() -> None:
     module = Grows()
     model = captured(module, torch.ones(2))
     lowered = Lowered(module)
-    verify_method(model, model.methods[0], lowered, lowered.reset, recipe="default", rtol=0, atol=0, mutable={"size"})
+    verify_method(
+        model, model.methods[0], lowered, lowered.reset, recipe="default", tolerance=Tolerance(0, 0), mutable={"size"}
+    )
     assert torch.equal(module.size, torch.zeros(2))
 
 
