@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,8 +123,11 @@ def said_of(detail: str, folder: Path, place: str, name: str) -> str:
 
 
 def row_json(row: CheckRow) -> dict[str, object]:
-    infinite = row.largest_error is not None and not math.isfinite(row.largest_error)
-    return asdict(row) | ({"largest_error": "inf"} if infinite else {})
+    return {**finite(asdict(row)), "outputs": {path: finite(asdict(each)) for path, each in row.outputs.items()}}
+
+
+def finite(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
 
 def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:

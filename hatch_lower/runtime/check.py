@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.errors import LowerError
@@ -11,6 +11,7 @@ from hatch_lower.format.arguments import Literal, Special
 from hatch_lower.format.expression import evaluate, symbols_in
 from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.format.values import DTYPES
@@ -22,7 +23,8 @@ from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.load import load_model, open_constants, outside_faults
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.numbers import Tolerance, number_difference
+from hatch_lower.runtime.metrics import Measured
+from hatch_lower.runtime.numbers import Tolerance, is_inexact, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
 
 
@@ -43,6 +45,7 @@ class CheckRow:
     # the largest absolute difference of any output; `None` where nothing was compared
     largest_error: float | None = None
     tolerance: Tolerance | None = None  # what was allowed
+    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point ones, by path
 
     @property
     def is_wrong(self) -> bool:
@@ -93,8 +96,12 @@ def check_model(
         for method in plan.methods:
             is_rounded = rounding_mark(method) in tensors
             used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors, arrays), quantised=is_rounded)
-            status, detail, largest = check_method(loaded, plan, method, tensors, used, arrays)
-            yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
+            status, detail, comparison = check_method(loaded, plan, method, tensors, used, arrays)
+            if comparison is None:
+                yield CheckRow(model, name, method, status, detail)
+            else:
+                largest, outputs = comparison.largest_error, comparison.metrics()
+                yield CheckRow(model, name, method, status, detail, largest, used, outputs)
 
 
 def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
@@ -129,8 +136,8 @@ def check_method(
     tensors: Mapping[str, Any],
     tolerance: Tolerance,
     arrays: Arrays,
-) -> tuple[str, str, float | None]:
-    """Compare what a method returns; return status, detail and largest error of its `CheckRow`."""
+) -> tuple[str, str, Comparison | None]:
+    """Compare what a method returns; return status and detail of its `CheckRow`, and what was compared."""
     # called twice, each time with the packaged state: what a first call leaves behind shows in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
@@ -153,9 +160,9 @@ def check_method(
         if not wrong and first is not None:
             wrong = comparison.difference(first, " after a second call")
         if wrong:
-            return "differs", wrong, comparison.largest_error
+            return "differs", wrong, comparison
         first = given
-    return "ok", "", comparison.largest_error
+    return "ok", "", comparison
 
 
 def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Any], arrays: Arrays) -> tuple[list[object], str]:
@@ -242,14 +249,18 @@ class Comparison:
         self._expected = [tensors.get(f"{name}/output/{index}") for index in range(len(self._paths))]
         self._tolerance = tolerance
         self._arrays = arrays
+        self._measured: dict[str, Measured] = {}
+
+    def metrics(self) -> dict[str, OutputMetrics]:
+        return {path: measured.metrics() for path, measured in self._measured.items()}
 
     def difference(self, given: list[object], call: str) -> str:
         for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
-            if found := self._leaf_difference(expected, leaf):
+            if found := self._leaf_difference(path, expected, leaf):
                 return f"`{path}`{call}: {found}"
         return ""
 
-    def _leaf_difference(self, expected: Any, given: Any) -> str:
+    def _leaf_difference(self, path: str, expected: Any, given: Any) -> str:
         kind = self._arrays.kind
         if expected is None or not isinstance(given, kind):
             is_same = expected is None and not isinstance(given, kind)  # numbers are not packaged
@@ -260,6 +271,8 @@ class Comparison:
             return f"{self._text(given)} instead of {self._text(expected)}"
         difference, largest = number_difference(expected, given, self._tolerance)
         self.largest_error = max(self.largest_error, largest)
+        if is_inexact(given):
+            self._measured.setdefault(path, Measured()).add(expected, given)
         return difference
 
     def _text(self, value: object) -> str:

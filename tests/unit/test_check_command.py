@@ -338,6 +338,9 @@ def test_an_output_that_differs(
     ]
     if largest is not None:
         assert rows[0]["largest_error"] == pytest.approx(largest)
+    if largest:  # a number that differs, and not the dtype or shape
+        assert detail.split("`")[1] in rows[0]["outputs"]
+        assert max(each["largest_error"] for each in rows[0]["outputs"].values()) == pytest.approx(largest)
     done = run(folder)
     assert done.exit_code == 1
     assert f"\nnet, default, {method}: {detail}\n" in done.stdout
@@ -351,6 +354,9 @@ def test_a_difference_that_the_tolerance_allows(net: Mapping[str, bytes], tmp_pa
     assert run(folder, "--atol", "0.1").exit_code == 0
     assert rows_of(folder, "--atol", "0.1")[0]["tolerance"] == asdict(Tolerance(atol=0.1))
     assert max(row["largest_error"] for row in rows_of(folder, "--atol", "0.1")) == pytest.approx(0.01, rel=1e-3)
+    metrics = next(row for row in rows_of(folder) if row["method"] == "embed")["outputs"]["output"]
+    assert metrics["largest_error"] == pytest.approx(0.01, rel=1e-3)
+    assert (metrics["argmax"], metrics["snr"] > 20, 0.99 < metrics["cosine"] < 1) == (1.0, True, True)
     table = rows_of(folder, "--rtol", "float16=1e-2,float32=1e-3")[0]["tolerance"]
     assert table == asdict(Tolerance(rtols={"float16": 1e-2, "float32": 1e-3}))
 
