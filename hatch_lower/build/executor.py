@@ -110,7 +110,7 @@ def record_results(
         rows = tuple(replace(row, note=summary_note(reasons.get(row.method, ()))) for row in report.rows)
         level = min((row.level for row in rows), default=0)
         histories[report.model] = ModelHistory(
-            level, changes, answer.unknown, reasons, report.methods, report.key, rows, key
+            level, changes, answer.unknown, reasons, report.methods, report.key, rows, report.verified, key
         )
         results[report.model] = ModelResult(
             report.model,
@@ -126,7 +126,9 @@ def record_results(
         )
     for name, lookup in known.items():
         if (held := lookup.report) is not None:
-            histories[name] = ModelHistory(1, methods=held.methods, key=held.key, rows=held.rows, manifest=lookup.key)
+            histories[name] = ModelHistory(
+                1, methods=held.methods, key=held.key, rows=held.rows, verified=held.verified, manifest=lookup.key
+            )
     if store.writes:
         write_history(store.directory, settings.root, BuildHistory(settings.name, settings.version, histories))
     return results

@@ -27,6 +27,7 @@ from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import MethodRow
 
@@ -55,6 +56,7 @@ class ModelHistory:
     methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # what was exported, as in the model's report
     key: Mapping[str, object] = field(default_factory=dict)  # what else the result depends on, as in the model's report
     rows: tuple[MethodRow, ...] = ()  # its rows of the summary
+    verified: tuple[VerifiedMethod, ...] = ()  # what was compared with eager when it was lowered
     # the components of the `ManifestKey`, to tell before the next build which settings are others
     manifest: Mapping[str, object] = field(default_factory=dict)
 

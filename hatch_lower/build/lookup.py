@@ -149,6 +149,7 @@ class ResultLookup:
             order=tuple(name for name in settings.recipe_order if name in model.recipes),
             check=settings.check,
             weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
+            verify_inputs=tuple(sorted(model.verify_inputs.items())),
             seed=settings.seed,
             inputs=settings.inputs,
             strict=settings.strict,

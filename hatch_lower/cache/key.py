@@ -63,6 +63,8 @@ class ExportKey(Key):
     check: bool  # whether there is check data
     # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
+    # of each method with real inputs for verification: its name, where they are from, and sha256 of them all
+    samples: tuple[tuple[str, str, str], ...]
     seed: int  # of the inputs for verification
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
     torch: str
@@ -87,6 +89,7 @@ class ManifestKey(Key):
     check: bool  # whether there is check data
     # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
+    verify_inputs: tuple[tuple[str, str], ...]  # method, or nothing for all others, and where its real inputs are from
     seed: int  # of the exporting process
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused

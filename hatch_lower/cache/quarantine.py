@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hatch_lower.cache.store import Store
-from hatch_lower.errors import VerificationError
+from hatch_lower.errors import SampleError, VerificationError
 
 NOTE = "suspects.json"
 
@@ -22,7 +22,7 @@ def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
     note.write_text(json.dumps(list(keys)), encoding="utf-8")
     try:
         yield
-    except VerificationError:  # they were compared: the process did not end
+    except (VerificationError, SampleError):  # they were compared: the process did not end
         note.unlink()
         raise
     note.unlink()

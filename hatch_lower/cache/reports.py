@@ -16,7 +16,7 @@ from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
-REPORT_SCHEMA = 4
+REPORT_SCHEMA = 5
 
 
 def report_value(store: Store, report: ModelReport) -> dict[str, object] | None:
@@ -101,6 +101,7 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
     """Return all of a stored report, which takes longer than `read_result`; `None` also if it could not be packaged."""
     from hatch_lower.format.codec import decode
     from hatch_lower.format.manifest import ModelEntry
+    from hatch_lower.format.metrics import VerifiedMethod
     from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport, WeightsRecord
 
     result = read_result(store, value, level)
@@ -122,6 +123,7 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
             key=value["key"],
             architecture=decode(Architecture, value["architecture"], "a report"),
             backends=decode(tuple[BackendRecord, ...], value["backends"], "a report"),
+            verified=decode(tuple[VerifiedMethod, ...], value["verified"], "a report"),
             outside=decode(WeightsRecord | None, value["outside"], "a report"),
             beside=result.beside,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,7 @@ def model_report(model: ModelHistory) -> Report:
         "unknown": list(model.unknown),
         "reasons": {name: list(lines) for name, lines in model.reasons.items()},
         "rows": [{name: getattr(row, name) for name in ROW} for row in model.rows],
+        "verified": [asdict(each) for each in model.verified],
     }
 
 
@@ -141,6 +143,8 @@ def last_lines(name: str, model: Report) -> Iterator[str]:
         for row in model["rows"]
     ]
     yield from table_lines(rows, indent=4, right=[2, 3, 4])
+    for each in model["verified"]:
+        yield f"    {each['method']} for {each['recipe']} was compared on {each['compared']}"
 
 
 def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:

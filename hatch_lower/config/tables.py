@@ -38,6 +38,11 @@ FLOATS = (
     *("bfloat16", "complex128", "complex32", "complex64", "float16", "float32", "float64"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
+VERIFY_INPUTS = {
+    # relative, and not out of the project
+    "pattern": r"((?!/|([^/]*/)*\.\./)[^\\:]+\.safetensors|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
+    "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
+}
 TOLERANCE = {"minimum": 0, "keys": FLOATS, "noun": "dtype of numbers that may differ"}
 RTOL, ATOL = 1e-4, 1e-5
 RESERVED_KEYS = {
@@ -133,6 +138,13 @@ class Card(Frozen):
     """URLs of papers, of a longer model card, of the code that trained it."""
 
 
+class MethodTable(Frozen):
+    """One method of a model: what differs from the model's own settings."""
+
+    verify_inputs: str | None = field(default=None, metadata=VERIFY_INPUTS)
+    """Real inputs of this method alone; the model's own are for the others then."""
+
+
 class ModelTable(Frozen):
     """One model: what differs from the defaults, or a model that is not an entry point of the package."""
 
@@ -150,6 +162,12 @@ class ModelTable(Frozen):
     weights: tuple[str, ...] | None = field(default=None, metadata=WEIGHTS)
     """Where this model's weights are, if the wheel is not to hold them; `[]` packages them. Default: the `weights` at
     the top."""
+    verify_inputs: str | None = field(default=None, metadata=VERIFY_INPUTS)
+    """Real inputs on which every recipe is compared with eager, too: a safetensors file of the project
+    (`samples.safetensors`), or a function of a module (`digits.data:samples`) that is called with the name of each
+    method and returns its inputs. Eager must run on all of them."""
+    methods: Mapping[str, MethodTable] = field(default_factory=dict)
+    """What differs for one method, described below."""
     card: Card = field(default_factory=Card)
     """What is known of the model beside its code, described below: licence, training data, limits."""
 
@@ -192,8 +210,8 @@ class HookTable(Frozen):
     """Dotted name of the import package that gets the folder `_lowered`. Default: the top-level package of the entry
     point, or the only package of the wheel."""
     verify: bool = True
-    """Compare each lowered method with eager before packaging, on its example inputs, on random inputs and on a second
-    size of every dynamic dimension. A mismatch fails the build."""
+    """Compare each lowered method with eager before packaging, on its example inputs, on random inputs, on a second
+    size of every dynamic dimension, and on the model's `verify-inputs`. A mismatch fails the build."""
     rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
     """Relative tolerance of the comparison, for recipes that set none. A number is for float32; where a method computes
     in half precision, it is 100 (float16) or 400 (bfloat16) times as wide. A table is by the dtype of what is compared,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.results import MethodRow, PayloadFile
 
 FORMS = "forms"  # folder of an audited model: a store with the forms of the graphs that were exported again
@@ -70,4 +71,5 @@ class ModelReport:
     architecture: Architecture = field(default_factory=Architecture)  # for the SBOM
     backends: tuple[BackendRecord, ...] = ()  # of its recipes, by name; for the SBOM
     outside: WeightsRecord | None = None  # `None` where the wheel is to hold all weights
+    verified: tuple[VerifiedMethod, ...] = ()  # what was compared with eager when it was lowered
     beside: tuple[PayloadFile, ...] = ()  # files of weights to be written beside the wheel, under these names

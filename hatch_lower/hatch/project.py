@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_lower import MODEL_GROUP
 from hatch_lower.build.project_view import DistributedFile, ProjectView, find_import_roots, find_packages, plan_links
 from hatch_lower.config.reader import read_table
-from hatch_lower.config.settings import Settings, read_settings
+from hatch_lower.config.settings import Settings, is_sample_file, read_settings, verify_inputs_of
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.frozen import Frozen
@@ -132,7 +133,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: Hook) -> list[Path]:
-    """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them."""
+    """Return what `inputs`, `assets` and `verify-inputs` name, whether or not version control ignores it."""
     from hatch_lower.build.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
@@ -145,7 +146,10 @@ def input_files(hook: Hook) -> list[Path]:
         given = read_table(HookTable, part, path, problems)
         patterns |= dict.fromkeys(given.inputs, f"{path}.inputs")
         for name, model in given.models.items():
-            patterns |= dict.fromkeys(model.assets, f"{path}.models.{quote_key(name)}.assets")
+            here = f"{path}.models.{quote_key(name)}"
+            patterns |= dict.fromkeys(model.assets, f"{here}.assets")
+            samples = [source for source in verify_inputs_of(model).values() if is_sample_file(source)]
+            patterns |= dict.fromkeys(map(glob.escape, samples), f"{here}.verify-inputs")
     problems += [
         f"`{path}` must hold globs relative to the project and within it, found `{pattern}`"
         for pattern, path in patterns.items()

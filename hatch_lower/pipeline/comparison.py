@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from hatch_lower.errors import VerificationError
+from hatch_lower.errors import SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators, tolerance_of
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.tensor_checks import path_text
+from hatch_lower.runtime.metrics import Measured
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
 from hatch_lower.torch_private import trees
 
@@ -25,6 +27,9 @@ class Verification:
     cases: tuple[str, ...]  # names of the inputs on which both agree
     notes: tuple[str, ...]  # what was left out, and why
     largest_error: float  # the largest absolute difference of any floating-point output
+    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point ones, by path
+    left_out: int = 0  # how many generated inputs were left out, for eager refuses them
+    generated: int = 0  # of how many
 
 
 class Leaf:
@@ -46,6 +51,7 @@ class Sides:
     hint: str  # what to do about a mismatch
     largest_error: float = 0.0
     most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
+    measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
@@ -70,6 +76,7 @@ class Sides:
             what = "the lowered method fails where the eager module does not"
             raise self.mismatch(what, name, describe_exception(error)) from error
         self.compare(name, "output", expected, given)
+        self.measure(expected, given)
         self.compare(name, "input", case.named(args, kwargs), case.named(lowered_args, lowered_kwargs))
         return "", expected, given
 
@@ -106,6 +113,15 @@ class Sides:
                 what = "the lowered method computes something else than the eager module"
                 raise self.mismatch(what, place, difference)
 
+    def measure(self, expected: object, given: object) -> None:
+        """Note how near outputs are that were compared."""
+        leaves, _ = trees.tree_flatten_with_path(expected)
+        for (path, one), other in zip(leaves, trees.tree_leaves(given), strict=True):
+            if isinstance(one, float):
+                one, other = torch.tensor(one), torch.tensor(other)
+            if isinstance(one, torch.Tensor) and (one.dtype.is_floating_point or one.dtype.is_complex):
+                self.measured.setdefault(f"output{trees.keystr(path)}", Measured()).add(one, other)
+
     def mismatch(self, what: str, place: str, found: str) -> VerificationError:
         return VerificationError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
 
@@ -141,6 +157,7 @@ def verify_method(
     tolerance: Tolerance,
     seed: int = 0,
     mutable: Collection[str] = (),
+    real: Sequence[InputCase] = (),
 ) -> Verification:
     """Compare a lowered method with eager, which runs in copies: the captured model is left as it is.
 
@@ -148,9 +165,10 @@ def verify_method(
 
     Raises:
         VerificationError: if anything differs, or eager cannot run its own example inputs.
+        SampleError: if eager cannot run one of the `real` inputs.
     """
-    # The example inputs run twice in a row, then random inputs of the same sizes, then a second size of every dynamic
-    # dimension. A case that eager itself refuses is left out and noted.
+    # The example inputs run twice in a row, then the real ones, then random inputs of the sizes of the example, then a
+    # second size of every dynamic dimension. Of these a case that eager itself refuses is left out and noted.
     tolerance = tolerance_of(method, tolerance)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
@@ -170,25 +188,56 @@ def verify_method(
             else "let it take the random numbers as an input, or set `verify = false` for the recipe",
         ) from error
     cases, notes = [example.name, f"{example.name}, second call"], []
+    for case in real:
+        if refusal := sides.refuse_case(case):
+            raise SampleError(
+                "the eager module cannot run a real input",
+                where=f"{where}, {case.name}",
+                found=refusal,
+                hint="correct what `verify-inputs` gives: unlike random inputs, real ones are never left out",
+            )
+        cases.append(case.name)
+    left_out, generated = 0, 1
     random = random_case(method, seed + 1)
     if refusal := sides.refuse_case(random):
+        left_out += 1
         notes.append(f"{random.name}: left out, for eager refuses them ({refusal})")
     else:
         cases.append(random.name)
     for dimension, tries in resized_cases(method, seed + 1):
         refusal = "its range has one size"
+        generated += bool(tries)
         for case in tries:
             refusal = sides.refuse_case(case)
             if not refusal:
                 cases.append(case.name)
                 break
         if refusal:
+            left_out += bool(tries)
             notes.append(f"a second size of `{dimension}`: left out ({refusal})")
     if sides.most_steps:
         notes.append(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
-    return Verification(tuple(cases), tuple(notes), sides.largest_error)
+    outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
+    return Verification(tuple(cases), tuple(notes), sides.largest_error, outputs, left_out, generated)
+
+
+def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
+    """Yield why a method should be compared on real inputs, too, where it was compared on none."""
+    case = example_case(method)
+    leaves, _ = trees.tree_flatten_with_path(case.named(case.args, case.kwargs))
+    whole = [path_text(path) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and is_integer(leaf)]
+    ask = "name real inputs in `verify-inputs`"
+    if whole:
+        listed = ", ".join(f"`{path}`" for path in whole)
+        yield f"{listed}: compared on the example's own integers in random order only; {ask}"
+    if 2 * result.left_out > result.generated:
+        yield f"{result.left_out} of {result.generated} generated inputs were left out, for eager refuses them; {ask}"
+
+
+def is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
 
 
 def differs(expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> bool:

@@ -46,12 +46,13 @@ class EntryPoint:
     import_roots: tuple[Path, ...] = ()  # the directories on `sys.path` that hold the project's modules
     # names of build hooks that run after `lower`, and so have not written their files yet
     later_hooks: tuple[str, ...] = ()
+    setting: str = ""  # that names it, if it is not an entry point of models
 
     def roots(self) -> tuple[Path, ...]:
         return (self.root, *self.import_roots)
 
     def where(self, line: str = "") -> str:
-        subject = f"entry point `{self.model} = {self.export}`"
+        subject = f"`{self.setting} = {self.export}`" if self.setting else f"entry point `{self.model} = {self.export}`"
         return f"{subject}, {line}" if line else subject
 
 
@@ -72,6 +73,10 @@ def discover(entry: EntryPoint) -> Exports:
 
 
 def find_callable(entry: EntryPoint) -> Callable[[], object]:
+    return checked_callable(find_value(entry), entry)
+
+
+def find_value(entry: EntryPoint) -> object:
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
     names = [*module_name.split("."), *attributes.split(".")]
@@ -91,7 +96,7 @@ def find_callable(entry: EntryPoint) -> Callable[[], object]:
                 hint=nearest(name, public_names(value)),
             ) from None
         owner = f"{owner}.{name}"
-    return checked_callable(value, entry)
+    return value
 
 
 def import_module(name: str, entry: EntryPoint) -> ModuleType:

@@ -38,6 +38,7 @@ from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
+from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.sandbox import backend_guard
 
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA, WEIGHTS_SCHEMA)
@@ -79,10 +80,11 @@ def describe_export(
     digests: SpanDigests,
     examples: tuple[Mapping[str, torch.Tensor], str] | None,
     weights: Sequence[LocalSource] = (),
+    real: Mapping[str, RealInputs] = {},
 ) -> Export:
     """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs.
 
-    `weights` are files that may have its weights.
+    `weights` are files that may have its weights, `real` the real inputs of methods that are verified on some.
 
     Raises:
         NoKeyError: if something about the model has no digest.
@@ -120,6 +122,7 @@ def describe_export(
             if model.weights == (IN_A_FILE,)
             else tuple((file.url, file.sha256) for file in weights)
         ),
+        samples=tuple((name, each.source, each.digest()) for name, each in sorted(real.items())),
         seed=settings.seed,
         tools=tuple(code_versions(recipes)),
         torch=torch.__version__,

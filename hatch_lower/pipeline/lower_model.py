@@ -44,6 +44,7 @@ from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import reused_or_lowered
 from hatch_lower.pipeline.verify import verify_recipes
@@ -74,9 +75,15 @@ def lower_model(
         recipe.name: {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends} for recipe in recipes
     }
     refuse_unmet(settings, recipes)
-    compared = settings.check or any(recipe.verify for recipe in recipes)
+    verified = any(recipe.verify for recipe in recipes)
+    compared = settings.check or verified
     with process_restored():  # the model is called
         examples = example_tensors(source) if compared else None
+    real: Mapping[str, RealInputs] = {}
+    if verified and model.verify_inputs:
+        with stage(reporter, "inputs", model.name) as describe:
+            real = read_real_inputs(model, source, settings.root)
+            describe(", ".join(f"{len(each.cases)} of `{name}`" for name, each in real.items()))
     packager = Packager(folder, model.name, store)
     build = ModelBuild(
         settings,
@@ -92,6 +99,7 @@ def lower_model(
         reporter,
         fresh,
         tuple(sources),
+        real,
     )
     return reused_or_lowered(build, lower_recipes, verify_recipes)
 

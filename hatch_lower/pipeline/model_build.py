@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from hatch_lower.pipeline.emit.emit import EmittedProgram
 from hatch_lower.pipeline.export_key import UsedBackend
 from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.package import Packager, ProgramFiles
+from hatch_lower.pipeline.real_inputs import RealInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ModelBuild:
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
+    real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))

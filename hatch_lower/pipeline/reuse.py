@@ -19,6 +19,7 @@ from hatch_lower.events import stage
 from hatch_lower.exir.backend.backend_api import merged_keys
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
+from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
@@ -29,7 +30,7 @@ from hatch_lower.pipeline.recipes import refuse_torch
 
 Lowered = tuple[ModelReport, Sequence[LoweredRecipe]]
 Lower = Callable[[ModelBuild], Lowered]
-Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], None]
+Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], tuple[VerifiedMethod, ...]]
 
 
 def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
@@ -38,7 +39,14 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
     try:
         with stage(build.reporter, "known", model) as describe:
             export = describe_export(
-                build.settings, build.model, build.source, store, build.digests, build.examples, build.sources
+                build.settings,
+                build.model,
+                build.source,
+                store,
+                build.digests,
+                build.examples,
+                build.sources,
+                build.real,
             )
             report = find_report(store, export, build.packager)
             describe("nothing to lower" if report is not None else "not yet")
@@ -66,7 +74,7 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
 def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Lowered:
     report, recipes = lower(build)
     try:
-        verify(build, recipes)
+        verified = verify(build, recipes)
     except VerificationError as error:
         taken = [key for key, from_cache in merged_keys(recipe.keys for recipe in recipes).items() if from_cache]
         if not taken or not build.store.writes:
@@ -75,8 +83,8 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Low
         build.store.forget(taken)
         build = replace(build, packager=Packager(build.folder / "again", build.model.name, build.store))
         report, recipes = lower(build)
-        verify(build, recipes)
-    return report, recipes
+        verified = verify(build, recipes)
+    return replace(report, verified=verified), recipes
 
 
 def refuse_frozen(store: Store, model: str, found: str) -> None:

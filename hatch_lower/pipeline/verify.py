@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hatch_lower.cache.quarantine import suspected
@@ -10,14 +10,16 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.format.metrics import VerifiedMethod, worst
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.comparison import verify_method
+from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.eager import tolerance_of
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
@@ -27,17 +29,19 @@ from hatch_lower.torch_private import trees
 EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 
 
-def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> None:
-    """Compare each packaged recipe with eager, as far as it asks for that."""
+def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> tuple[VerifiedMethod, ...]:
+    """Compare each packaged recipe with eager, as far as it asks for that; return what it came to."""
+    verified: list[VerifiedMethod] = []
     for lowered in recipes:
         if not lowered.recipe.verify:
             continue
         place = build.place(lowered.recipe)
         with suspected(build.folder, tuple(lowered.keys)):
-            verify_here(build, lowered)
+            verified += verify_here(build, lowered, wishes=not verified)
             build.packager.refuse_changed(lowered.files, place)
             verify_afresh(build, lowered)
             build.packager.refuse_changed(lowered.files, place)
+    return tuple(verified)
 
 
 def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
@@ -62,7 +66,8 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed its pipes")
 
 
-def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
+def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> Iterator[VerifiedMethod]:
+    # `wishes`: what should be compared, too, is said; it is the same for all recipes
     source, recipe, reporter = build.source, lowered.recipe, build.reporter
     loaded: tuple[Plan, Executor] | None = None
     for method in source.methods:
@@ -72,6 +77,7 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
             plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
+            real = build.real.get(method.name)
             result = verify_method(
                 source,
                 method,
@@ -81,12 +87,36 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
                 tolerance=tolerance_in(recipe),
                 seed=build.settings.seed,
                 mutable=[name for name, constant in plan.constants.items() if constant.mutable],
+                real=() if real is None else real.cases,
             )
-            count = len(result.cases)
-            describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
+            verified = VerifiedMethod(
+                recipe=recipe.name,
+                method=method.name,
+                compared=compared_text(result.cases, real),
+                calls=len(result.cases),
+                left_out=result.notes,
+                outputs=result.outputs,
+            )
+            total = worst(list(result.outputs.values()))
+            describe(f"{verified.compared}: {'equal' if total is None else total.text()}")
         stands = [f"a mapping stands for its output `{name}`: {reason}" for name, reason in replaced.items()]
         for note in (*result.notes, *stands):
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
+        asked = (wishes_for_real_inputs(method, result) if real is None else real.notes()) if wishes else ()
+        for note in asked:
+            reporter.report(Event("verify", "note", source.name, method=method.name, detail=note))
+        yield verified
+
+
+def compared_text(cases: Sequence[str], real: RealInputs | None) -> str:
+    """Return `example inputs, random inputs, batch = 3, 12 real inputs of samples.safetensors`."""
+    # each name but that of a second call, and without the seed
+    own = {case.name for case in real.cases} if real is not None else set()
+    names = [name.partition(", ")[0] for name in cases if name not in own]
+    count = len(own)
+    if real is not None:
+        names.append(f"{count} real input{'' if count == 1 else 's'} of {real.source}")
+    return ", ".join(dict.fromkeys(names))
 
 
 def tolerance_in(recipe: Recipe) -> Tolerance:

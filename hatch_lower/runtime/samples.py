@@ -117,15 +117,19 @@ def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]
     tensors = {f"{name}/input/{index}": sample.values[path] for path, index in stored if path in sample.values}
     leaves, reason = input_leaves(name, method, tensors, ARRAYS)
     if reason:
-        raise misfit(sample, reason)
+        raise misfit(sample.name, reason, "give it as the method was exported for it")
+    check_leaves(name, method, leaves, sample.name)
+    return leaves
+
+
+def check_leaves(name: str, method: MethodPlan, leaves: Sequence[object], where: str) -> None:
+    """Refuse flat inputs that a method was not exported for."""
     refusals = Refusals(name, method, ARRAYS, tuple(input_texts(method)), bind_symbols(method.inputs))
     try:
         refusals.check_values(*leaves)
     except InputError as error:
-        raise misfit(sample, f"{error.found}; {error.what}") from error
-    return leaves
+        raise misfit(where, f"{error.found}; {error.what}", error.hint) from error
 
 
-def misfit(sample: Sample, found: str) -> SampleError:
-    hint = "write what the method was exported for, or export it for this"
-    return SampleError("a sample does not fit its method", where=sample.name, found=found, hint=hint)
+def misfit(where: str, found: str, hint: str) -> SampleError:
+    return SampleError("a sample does not fit its method", where=where, found=found, hint=hint)

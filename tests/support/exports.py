@@ -25,6 +25,7 @@ from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.real_inputs import RealInputs
 
 SOURCE = """\
 import torch
@@ -147,13 +148,18 @@ class Workshop:
         return lower_model(used, used.models[0], source, folder, events, store, None, sources), events
 
 
-def key_of(source: CapturedModel, settings: Settings | None = None, sources: Sequence[LocalSource] = ()) -> ExportKey:
+def key_of(
+    source: CapturedModel,
+    settings: Settings | None = None,
+    sources: Sequence[LocalSource] = (),
+    real: Mapping[str, RealInputs] = {},
+) -> ExportKey:
     """Return the key of a captured model; nothing is stored."""
     used = settings or settings_of()
     store = Store(Path("/nowhere"), "off", print)
     compared = used.check or any(recipe.verify for recipe in used.recipes)
     examples = example_tensors(source) if compared else None
-    return describe_export(used, used.models[0], source, store, SpanDigests(), examples, sources).key
+    return describe_export(used, used.models[0], source, store, SpanDigests(), examples, sources, real).key
 
 
 def files_of(report: ModelReport) -> dict[str, bytes]:

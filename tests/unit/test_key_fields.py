@@ -34,6 +34,8 @@ from hatch_lower.exir.lowering.preprocess import key_of as key_of_partition
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.real_inputs import RealInputs
 
 pytestmark = pytest.mark.torch
 
@@ -174,6 +176,7 @@ EXPORT_CASES: dict[str, Case] = {
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, verify=True), check=False)),
     ),
     "weights": two(lambda: outside("a" * 64), lambda: outside("b" * 64)),
+    "samples": two(lambda: real(0.5), lambda: real(0.25)),
     "seed": two(
         lambda: quiet(Clamped()), lambda: quiet(Clamped(), settings=settings_of(PORTABLE, check=False, seed=1))
     ),
@@ -189,6 +192,11 @@ EXPORT_CASES: dict[str, Case] = {
 def outside(sha256: str) -> ExportKey:
     source = LocalSource("https://example.org/model.safetensors", 9, sha256, Path("model.safetensors"))
     return key_of(exported(Clamped()), settings_of(PORTABLE, check=False, weights=(source.url,)), [source])
+
+
+def real(value: float) -> ExportKey:
+    case = InputCase("a sample", (torch.full((3,), value),), {}, ("x",))
+    return key_of(exported(Clamped()), QUIET, real={"forward": RealInputs("samples.safetensors", (case,))})
 
 
 def test_the_name_of_a_file_beside_the_wheel_is_in_the_key() -> None:
@@ -293,7 +301,7 @@ IN_KEY: dict[type, dict[str, str]] = {
     },
     Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports"), "recipes"),
     BackendChoice: {"name": "recipes", "options": "recipes"},
-    ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights"},
+    ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
     Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},
 }
 """Class to attribute to the field of the key that it is in."""

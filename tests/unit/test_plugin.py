@@ -655,15 +655,17 @@ def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lower
     }
 
 
-def test_a_source_distribution_has_the_assets(make_project: MakeProject, lowering: Lowering) -> None:
+def test_a_source_distribution_has_the_assets_and_real_inputs(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    root = make_project('models.digits.assets = ["words/*"]', start=start)
+    samples = 'models.digits.methods.forward.verify-inputs = "words/a[1].safetensors"'
+    root = make_project(f'models.digits.assets = ["words/*.txt"]\n{samples}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
+    (root / "words" / "a[1].safetensors").write_bytes(b"")
     (root / ".gitignore").write_text("words/\n")
     (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
     with tarfile.open(sdist) as archive:
-        assert "digits-1.0/words/labels.txt" in archive.getnames()
+        assert {"digits-1.0/words/labels.txt", "digits-1.0/words/a[1].safetensors"} <= set(archive.getnames())
 
 
 def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

@@ -17,14 +17,16 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, CacheError, ProgramError, VerificationError
+from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, VerificationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
 from hatch_lower.format.debug_map import read_debug
+from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline import verify
 from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.emit.constants_file import constants_bytes
 
 pytestmark = pytest.mark.torch
 
@@ -97,6 +99,45 @@ def test_a_comment_moves_the_lines_in_the_debug_map_and_nothing_is_lowered(
     assert [replace(row, level=0, seconds=0, reused=0) for row in second.rows] == [
         replace(row, level=0, seconds=0, reused=0) for row in fresh.rows
     ]
+
+
+def test_other_real_inputs_verify_again_and_lower_no_partition_again(shop: Workshop, plain: CapturedModel) -> None:
+    model = replace(ONE.models[0], verify_inputs={"embed": "samples.safetensors"})
+    settings = replace(ONE, root=shop.folder, models=(model,))
+    file = shop.folder / "samples.safetensors"
+
+    def build(value: float, settings: Settings = settings) -> tuple[ModelReport, set[str]]:
+        file.write_bytes(constants_bytes({"0/image": torch.full((3, 4), value)}))
+        report, events = shop.build(plain, settings)
+        return report, events.stages()
+
+    first, stages = build(1.0)
+    assert stages >= {*LOWERING, "inputs"}
+    assert build(1.0)[1] == {"inputs", "known"}
+    second, stages = build(2.0)
+    assert "verify" in stages
+    assert [row.level for row in second.rows] == [3, 3]
+    assert files_of(second) == files_of(first)
+    assert build(2.0, ONE)[1] >= {"verify"}, "what was verified without them is another result"
+    (embed,) = [each for each in second.verified if each.method == "embed"]
+    assert embed.compared == "example inputs, random inputs, 1 real input of samples.safetensors"
+    assert build(2.0)[0].verified == second.verified, "the record is kept with the result"
+
+
+def test_a_real_input_that_eager_refuses_costs_no_partition(shop: Workshop) -> None:
+    guarded = shop.capture(
+        edits={
+            "return self.block(image).sum(1)": "if not torch.compiler.is_exporting() and bool((image > 5).any()):\n"
+            "            raise ValueError('too bright')\n        return self.block(image).sum(1)"
+        }
+    )
+    model = replace(ONE.models[0], verify_inputs={"embed": "samples.safetensors"})
+    file = shop.folder / "samples.safetensors"
+    file.write_bytes(constants_bytes({"0/image": torch.full((3, 4), 9.0)}))
+    with pytest.raises(SampleError, match="the eager module cannot run a real input"):
+        shop.build(guarded, replace(ONE, root=shop.folder, models=(model,)))
+    assert not list(shop.folder.rglob("suspects.json"))
+    assert [row.level for row in shop.build(guarded, ONE)[0].rows] == [3, 3]
 
 
 def test_lines_that_move_apart_are_told_apart(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,9 +470,10 @@ class Verdicts:
     def __init__(self, *agree: bool) -> None:
         self.left = list(agree)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any, **options: Any) -> list[VerifiedMethod]:
         if not self.left.pop(0):
             raise VerificationError("it computes something else")
+        return []
 
 
 def test_what_does_not_verify_is_kept_and_verified_again(

@@ -39,13 +39,16 @@ print(json.dumps({**read, "work": can_read(request.work / "made"), "elsewhere": 
 
 def make_request(folder: Path, *inputs: str) -> Request:
     root = folder / "project"
-    for name in ("src/digits/__init__.py", "src/digits/model.py", "src/digits/w.bin", "data/a/b.bin", "data/c.bin"):
+    declared = "data/samples.safetensors"  # by `verify-inputs`
+    code = ("src/digits/__init__.py", "src/digits/model.py")
+    for name in (*code, "src/digits/w.bin", "data/a/b.bin", "data/c.bin", declared):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
     (folder / "work").mkdir()
     (folder / "work" / "made").write_text("")
     (folder / "elsewhere").write_text("")
-    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",)),)
+    given = {"": declared, "forward": "digits.data:samples"}
+    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), verify_inputs=given),)
     settings = Settings(root, "digits", "1", models, (Recipe("default"),), ("default",), inputs=inputs, strict=True)
     roots = (root / "src",)
     return Request(settings, "digits", folder / "work", "lower", roots, roots, (), 3, work=folder / "work")
@@ -62,7 +65,8 @@ def test_what_is_declared_can_be_read(tmp_path: Path, inputs: tuple[str, ...], r
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = {name for name, can in json.loads(done.stdout).items() if can}
-    assert found == {"src/digits/__init__.py", "src/digits/model.py", "work", *readable}
+    samples = "data/samples.safetensors"
+    assert found == {"src/digits/__init__.py", "src/digits/model.py", "work", samples, *readable}
 
 
 def test_an_undeclared_file_of_the_project_is_named(tmp_path: Path) -> None:

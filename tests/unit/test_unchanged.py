@@ -261,6 +261,8 @@ def key_of(
         {"model": {"recipes": ("default", "other")}},
         {"model": {"weights": ("https://example.org/model.safetensors",)}},
         {"model": {"weights": ("file",)}},
+        {"model": {"verify_inputs": {"": "samples.safetensors"}}},
+        {"model": {"verify_inputs": {"forward": "samples.safetensors"}}},
         {"settings": {"name": "other"}},
         {"settings": {"recipes": (Recipe("default", rtol=1.0), Recipe("other"))}},
         {"settings": {"recipes": (Recipe("default", (BackendChoice("null", {"a": 1}),)), Recipe("other"))}},

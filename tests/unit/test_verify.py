@@ -15,13 +15,16 @@ import pytest
 import torch
 from torch.export import Dim
 
-from hatch_lower.errors import VerificationError
+from hatch_lower.errors import SampleError, VerificationError
 from hatch_lower.events import NullReporter
+from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.comparison import Verification, verify_method
+from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.eager import CHECK_BYTES, example_tensors, limited, random_operators
-from hatch_lower.pipeline.random_inputs import example_case, random_case, resized_cases
+from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.real_inputs import RealInputs
+from hatch_lower.pipeline.verify import compared_text
 from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch
@@ -98,7 +101,12 @@ def test_every_case_is_compared() -> None:
     model = captured(module, torch.randn(2, 4), dynamic_shapes={"input": {0: Dim("batch", max=8)}})
     result = verify(model, Lowered(module))
     assert result == Verification(
-        ("example inputs", "example inputs, second call", "random inputs, seed 1", "batch = 3"), (), 0.0
+        ("example inputs", "example inputs, second call", "random inputs, seed 1", "batch = 3"),
+        (),
+        0.0,
+        {"output": OutputMetrics(0.0, 0.0, None, pytest.approx(1.0), 1.0)},
+        0,
+        2,
     )
 
 
@@ -174,6 +182,80 @@ def test_inputs_that_eager_refuses_are_noted() -> None:
         "random inputs, seed 1: left out, for eager refuses them (ValueError: negative)",
         "a second size of `length`: left out (ValueError: negative)",
     )
+
+
+def real_case(value: torch.Tensor, name: str = "samples.safetensors, case 3") -> InputCase:
+    return InputCase(name, (value,), {}, ("x",))
+
+
+def verify_on(model: CapturedModel, lowered: Lowered, *real: InputCase) -> Verification:
+    (method,) = model.methods
+    return verify_method(model, method, lowered, lowered.reset, recipe="default", tolerance=Tolerance(), real=real)
+
+
+def test_a_difference_that_only_a_real_input_shows_is_found() -> None:
+    module = Function(lambda x: x + 1)
+    model = captured(module, torch.zeros(4))
+    lowered = Lowered(module, lambda y: torch.where(y > 1000, 0.0, y))
+    assert not verify_on(model, lowered).notes
+    with pytest.raises(VerificationError) as caught:
+        verify_on(model, lowered, real_case(torch.full((4,), 1e6)))
+    assert caught.value.where.startswith("model `net`, recipe `default`, method `forward`, samples.safetensors, case 3")
+
+
+def test_a_real_input_that_eager_refuses_is_an_error() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and bool((x < 0).any()):
+            raise ValueError("negative")
+        return x + 1
+
+    module = Function(positive)
+    with pytest.raises(SampleError) as caught:
+        verify_on(captured(module, torch.ones(4)), Lowered(module), real_case(torch.full((4,), -1.0)))
+    assert (caught.value.what, caught.value.found) == (
+        "the eager module cannot run a real input",
+        "ValueError: negative",
+    )
+
+
+def test_metrics_are_of_all_calls_and_each_output() -> None:
+    module = Function(lambda x: {"a": x * 1, "b": x.sum(), "c": x.long()})
+    lowered = Lowered(module, lambda out: {**out, "a": out["a"] * (1 + 1e-5)})
+    found = verify_on(captured(module, torch.ones(4, 2)), lowered, real_case(torch.full((4, 2), 512.0))).outputs
+    assert list(found) == ["output['a']", "output['b']"]
+    assert found["output['a']"].largest_error == pytest.approx(512e-5, rel=0.05)
+    assert found["output['a']"].snr == pytest.approx(100, abs=1)
+    assert (found["output['b']"].largest_error, found["output['b']"].argmax) == (0.0, None)
+
+
+def test_integers_and_refused_inputs_ask_for_real_ones() -> None:
+    def short(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and not bool((x == torch.arange(len(x))).all()):
+            raise IndexError("no such token")
+        return x * 2
+
+    module = Function(short)
+    model = captured(module, torch.arange(4))
+    assert list(wishes_for_real_inputs(model.methods[0], verify(model, Lowered(module)))) == [
+        "`x`: compared on the example's own integers in random order only; name real inputs in `verify-inputs`",
+        "1 of 1 generated inputs were left out, for eager refuses them; name real inputs in `verify-inputs`",
+    ]
+    floats = captured(Function(lambda x: x + 1), torch.ones(2))
+    assert list(wishes_for_real_inputs(floats.methods[0], verify(floats, Lowered(Function(lambda x: x + 1))))) == []
+
+
+def test_what_was_compared_is_summed_up() -> None:
+    cases = (
+        "example inputs",
+        "example inputs, second call",
+        "s, case 0",
+        "s, case 1",
+        "random inputs, seed 1",
+        "b = 3",
+    )
+    real = RealInputs("s", tuple(real_case(torch.ones(1), f"s, case {number}") for number in (0, 1)))
+    assert compared_text(cases, real) == "example inputs, random inputs, b = 3, 2 real inputs of s"
+    assert compared_text(cases[:1], None) == "example inputs"
 
 
 def test_a_lowered_method_that_fails() -> None:

@@ -56,6 +56,9 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
         if name == "weights":
             settings += weights_lines(*(dict(pairs_of(key.get(name))) for key in (before, after)))
             continue
+        if name == "samples":
+            settings += samples_lines(before.get(name), after.get(name))
+            continue
         for change in document_changes((name,), before.get(name), after.get(name)):
             if name in TOOLS:
                 tools.append(tool_line(change.place, change.first, change.second))
@@ -78,6 +81,22 @@ def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
             yield f"weights in {words}"
         elif before[url] != after[url]:
             yield f"other contents of {words}"
+
+
+def samples_lines(before: object, after: object) -> Iterator[str]:
+    """Yield a line for each method, by source and digest, that is verified on other real inputs."""
+    old, new = ({name: (source, digest) for name, source, digest in triples_of(value)} for value in (before, after))
+    for name in {**old, **new}:
+        if name not in new:
+            yield f"no real inputs of `{name}`"
+        elif name not in old or old[name][0] != new[name][0]:
+            yield f"real inputs of `{name}` from {new[name][0]}"
+        elif old[name] != new[name]:
+            yield f"other real inputs of `{name}` in {new[name][0]}"
+
+
+def triples_of(value: object) -> Sequence[tuple[str, str, str]]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

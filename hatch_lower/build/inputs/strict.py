@@ -6,6 +6,7 @@
 | folders of this build and of the cache | whole folders |
 | what the import roots hold | source files and native modules; all folders can be listed |
 | declared `inputs` | the files that match |
+| the model's `verify-inputs` | its files |
 
 So other data in the project has to be declared, also where a package of the project holds it.
 
@@ -50,7 +51,8 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
     whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
     whole += [Path(entry) for entry in sys.path if entry]
     allowed = [folder for folder in whole if not holds_project(folder, project)]
-    files = [*source_files(request), *declared_files(settings), *(source.path for source in request.sources)]
+    files = [*source_files(request), *declared_files(settings), *sample_files(request)]
+    files += [source.path for source in request.sources]
     if not restrict_reads([*allowed, *files], listable=project):
         raise ProcessError(
             "undeclared reads cannot be refused here",
@@ -97,6 +99,11 @@ def declared_files(settings: Settings) -> Iterator[Path]:
     """Yield what the declared `inputs` match; a folder that matches stands for all that is in it."""
     for pattern in settings.inputs:
         yield from settings.root.glob(pattern)
+
+
+def sample_files(request: Request) -> Iterator[Path]:
+    (model,) = (model for model in request.settings.models if model.name == request.model)
+    yield from (request.settings.root / path for path in model.sample_files)
 
 
 def is_available() -> bool:

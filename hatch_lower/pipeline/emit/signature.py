@@ -9,18 +9,45 @@ from keyword import iskeyword
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.format.arguments import Value
+from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput
-from hatch_lower.format.plan import Parameter
+from hatch_lower.format.plan import MethodPlan, Parameter
 from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.pipeline.emit.arguments import literal_argument
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
 from hatch_lower.torch_private import trees
+
+
+def signature_of(
+    program: ExportedProgram, names: tuple[str, ...], dimensions: Mapping[str, str], where: str
+) -> MethodPlan:
+    """Return what an exported method takes, as its plan will say it; the graph is empty."""
+    symbols = Symbols(program.range_constraints, dimensions, where)
+    users = user_inputs(program)
+    inputs = tuple(input_of(spec, node, symbols, where) for spec, node in users)
+    positions = {node.name: index for index, (_, node) in enumerate(users)}
+    changed = [
+        positions[str(spec.target)]
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_INPUT_MUTATION
+    ]
+    slots = tuple(range(len(inputs)))
+    return MethodPlan(
+        parameters_of(program, names, where),
+        inputs,
+        symbols.ranges(),
+        Graph(slots, (), ()),
+        (),
+        tuple((index, Value(index)) for index in changed),
+        None,
+    )
 
 
 def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:

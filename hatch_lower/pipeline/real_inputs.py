@@ -1,0 +1,193 @@
+"""Real inputs: what the setting `verify-inputs` of a model gives, as calls of its methods.
+
+They are read and checked before anything is lowered. A file is one of `runtime.samples`; a function is called with the
+name of each method, and what it returns or yields are the arguments of one call each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import ModelSettings, is_sample_file
+from hatch_lower.errors import LowerError, SampleError, nearest
+from hatch_lower.exir.graph.tensors import tensor_digest
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.format.inputs import LiteralInput
+from hatch_lower.format.plan import MethodPlan
+from hatch_lower.format.tree import count_leaves
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
+from hatch_lower.pipeline.emit.signature import signature_of
+from hatch_lower.pipeline.random_inputs import InputCase, copied_tensor, example_case
+from hatch_lower.pipeline.sandbox import export_guard
+from hatch_lower.runtime.samples import check_leaves, read_samples, sample_leaves, sample_paths
+from hatch_lower.torch_private import trees
+
+MOST = 1000  # calls that a function may give for one method: a generator may have no end
+GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by name, for each call"
+
+
+@dataclass(frozen=True, slots=True)
+class RealInputs:
+    """Those of one method."""
+
+    source: str  # as it is set: `samples.safetensors`, `digits.data:samples`
+    cases: tuple[InputCase, ...]
+
+    def digest(self) -> str:
+        leaves = (trees.tree_leaves((case.args, case.kwargs)) for case in self.cases)
+        return digest_of([[leaf_text(leaf) for leaf in each] for each in leaves])
+
+    def notes(self) -> Iterator[str]:
+        """Yield what makes a comparison on them say less."""
+        odd = [case.name for case in self.cases if any(map(has_nan, trees.tree_leaves((case.args, case.kwargs))))]
+        if odd:
+            others = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            yield f"there are NaN in {odd[0]}{others}: outputs that are NaN on both sides agree"
+
+
+def leaf_text(leaf: object) -> str:
+    return tensor_digest(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+def has_nan(leaf: object) -> bool:
+    if not isinstance(leaf, torch.Tensor) or not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+        return False
+    return bool((leaf != leaf).any()) if leaf.element_size() > 1 else bool(leaf.float().isnan().any())
+
+
+def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) -> dict[str, RealInputs]:
+    """Return the real inputs of each method that has some.
+
+    Raises:
+        SampleError: if they cannot be read, or do not fit the methods.
+        EntryPointError: if the function is not there, or fails.
+    """
+    names = [method.name for method in source.methods]
+    where = f"model `{model.name}`, `verify-inputs`"
+    for name in model.verify_inputs.keys() - {"", *names}:
+        what = "real inputs are given for a method that is not there"
+        raise SampleError(what, where=f"{where} of `methods.{name}`", hint=nearest(name, names))
+    general = model.verify_inputs.get("", "")
+    chosen = {name: model.verify_inputs.get(name, general) for name in names}
+    found: dict[str, RealInputs] = {}
+    for given in dict.fromkeys(filter(None, chosen.values())):
+        methods = [method for method in source.methods if chosen[method.name] == given]
+        cases = (
+            file_cases(root / given, methods) if is_sample_file(given) else function_cases(model, given, methods, root)
+        )
+        found |= {name: RealInputs(given, own) for name, own in cases.items() if own}
+        lacking = [method.name for method in methods if method.name not in found]
+        if lacking and (general != given or len(lacking) == len(methods)):
+            raise SampleError(
+                "there are no real inputs for a method",
+                where=f"{where}, method `{lacking[0]}`",
+                found=f"`{given}` has none",
+                hint=GIVE if not is_sample_file(given) else f"write them under keys such as `{lacking[0]}/0/…`",
+            )
+    return found
+
+
+def file_cases(path: Path, methods: Sequence[CapturedMethod]) -> dict[str, tuple[InputCase, ...]]:
+    signatures = {method.name: signature(method) for method in methods}
+    samples = read_samples(path, {name: sample_paths(each) for name, each in signatures.items()})
+    return {
+        method.name: tuple(
+            as_case(method, sample.name, sample_leaves(method.name, signatures[method.name], sample))
+            for sample in samples[method.name]
+        )
+        for method in methods
+    }
+
+
+def function_cases(
+    model: ModelSettings, given: str, methods: Sequence[CapturedMethod], root: Path
+) -> dict[str, tuple[InputCase, ...]]:
+    entry = EntryPoint(model.name, given, root, setting="verify-inputs")
+    with export_guard(model.name), process_restored():
+        function = find_value(entry)
+        if not callable(function):
+            found = f"a value of type `{type(function).__name__}`"
+            hint = f"name a function that takes the name of a method; {GIVE}"
+            raise SampleError("real inputs come from a function", where=entry.where(), found=found, hint=hint)
+        return {method.name: called(method, function, entry) for method in methods}
+
+
+def called(method: CapturedMethod, function: Callable[[str], object], entry: EntryPoint) -> tuple[InputCase, ...]:
+    try:
+        return tuple(calls_of(method, function(method.name), entry))
+    except (LowerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise raised_error(error, entry, f"it failed to give real inputs for method `{method.name}`") from error
+
+
+def calls_of(method: CapturedMethod, value: object, entry: EntryPoint) -> Iterator[InputCase]:
+    """Yield the calls that a function gave; each is copied before the next is asked for, which may use its memory."""
+    if not isinstance(value, Iterable) or isinstance(value, str | torch.Tensor):
+        what = "a function of real inputs returned something else"
+        raise SampleError(what, where=entry.where(), found=f"a value of type `{type(value).__name__}`", hint=GIVE)
+    for number, call in enumerate(value):
+        if number == MOST:
+            found = f"more than {MOST} calls of `{method.name}`"
+            raise SampleError("these are too many real inputs", where=entry.where(), found=found, hint="give fewer")
+        yield call_case(method, f"{entry.export}, call {number}", call)
+
+
+def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
+    """Return the arguments of one call, checked; what the graph was specialised for may be left out."""
+    where, example, known = f"{name}, method `{method.name}`", example_case(method), signature(method)
+    arguments = example.named(example.args, example.kwargs)
+    fixed = {name for name, is_fixed in fixed_parameters(known).items() if is_fixed}
+    given: dict[str, object] = {}
+    if isinstance(call, Mapping):
+        given = {str(key): value for key, value in call.items()}
+    elif isinstance(call, tuple | list):
+        given = dict(zip([*example.parameters, *range(len(call))], call, strict=False))
+    else:
+        raise SampleError("this is no call", where=where, found=f"a value of type `{type(call).__name__}`", hint=GIVE)
+    missing = [name for name in arguments if name not in given and name not in fixed]
+    if missing or given.keys() - arguments.keys():
+        listed = ", ".join(f"`{name}`" for name in arguments)
+        found = f"no `{missing[0]}`" if missing else f"{len(call)} arguments; the method takes {listed}"
+        raise SampleError("a call has other arguments than its method", where=where, found=found, hint=GIVE)
+    values = {**arguments, **given}
+    for parameter, value in values.items():
+        if trees.tree_flatten(value)[1] != trees.tree_flatten(arguments[parameter])[1]:
+            raise SampleError(
+                "an argument has another structure than the example's",
+                where=f"{where}, `{parameter}`",
+                found=f"a value of type `{type(value).__name__}`",
+                hint="nest containers and tensors as in the example inputs of the method",
+            )
+    leaves = trees.tree_leaves(
+        (tuple(values[name] for name in example.parameters), {name: values[name] for name in example.kwargs})
+    )
+    check_leaves(method.name, known, leaves, where)
+    return as_case(method, name, [copied_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+
+
+def fixed_parameters(signature: MethodPlan) -> dict[str, bool]:
+    """Return which parameters hold nothing but what the graph was specialised for."""
+    entries = iter(signature.inputs)
+    held = {
+        parameter.name: list(itertools.islice(entries, count_leaves(parameter.tree)))
+        for parameter in signature.parameters
+    }
+    return {name: all(isinstance(entry, LiteralInput) for entry in each) for name, each in held.items()}
+
+
+def signature(method: CapturedMethod) -> MethodPlan:
+    return signature_of(method.program, method.parameters, method.dimensions, f"method `{method.name}`")
+
+
+def as_case(method: CapturedMethod, name: str, leaves: Sequence[object]) -> InputCase:
+    example = example_case(method)
+    args, kwargs = trees.tree_unflatten(list(leaves), trees.tree_flatten((example.args, example.kwargs))[1])
+    return InputCase(name, args, kwargs, method.parameters)
