@@ -19,7 +19,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
-from hatch_lower.events import Reporter, stage
+from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
 from hatch_lower.exir.backend.registry import tools_named
 from hatch_lower.exir.graph.surgery import count_operations
@@ -84,6 +84,9 @@ def lower_model(
         with stage(reporter, "inputs", model.name) as describe:
             real = read_real_inputs(model, source, settings.root)
             describe(", ".join(f"{len(each.cases)} of `{name}`" for name, each in real.items()))
+    elif model.verify_inputs:
+        unused = "its `verify-inputs` are not used: `verify` is false for every recipe of the model"
+        reporter.report(Event("inputs", "note", model.name, detail=unused))
     packager = Packager(folder, model.name, store)
     build = ModelBuild(
         settings,

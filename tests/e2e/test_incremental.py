@@ -15,6 +15,8 @@ import pytest
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.shared import Shared
 
+from hatch_lower.build.inputs.strict import is_available
+
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 FROZEN = {"HATCH_LOWER_CACHE": "frozen"}
@@ -227,6 +229,47 @@ def test_undeclared_inputs_are_refused_where_that_is_asked_for(tiny: Witnessed) 
     first = tiny.wheel()
     assert tiny.wheel() == first
     assert tiny.started() == KNOWN
+
+
+SAMPLES = """
+from pathlib import Path
+import torch
+def samples(method):
+    yield (torch.full((2, 3), float(Path("number.txt").read_text())),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [("samples.safetensors", "strict = true"), ("tiny.data:samples", 'inputs = ["number.txt"]\nstrict = true')],
+)
+def test_other_real_inputs_are_compared_and_the_same_are_not(tiny: Witnessed, source: str, settings: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    root = tiny.project.root
+    (root / "tiny" / "data.py").write_text(SAMPLES)
+
+    def give(value: float) -> None:
+        save_file({"x": torch.full((2, 3), value)}, root / "samples.safetensors")
+        (root / "number.txt").write_text(str(value))
+
+    give(1.0)
+    if not is_available():
+        settings = settings.replace("strict = true", "")
+    given = f'backends = ["reference"]\n{settings}\nmodels.tiny.verify-inputs = "{source}"'
+    tiny.project.edit("pyproject.toml", 'backends = ["null"]', given)
+    tiny.project.edit("pyproject.toml", "verify = false ", "verify = true ")
+    first = tiny.wheel()
+    assert "worker" in tiny.started()
+    assert tiny.wheel() == first
+    assert tiny.started() == KNOWN
+    give(2.0)
+    assert tiny.wheel() == first
+    assert "worker" in tiny.started()
+    give(1.0)
+    assert tiny.wheel() == first
+    assert tiny.started() == KNOWN, "what was verified with them once"
 
 
 def test_a_damaged_file_of_the_cache_is_made_again(known_tiny: Witnessed) -> None:

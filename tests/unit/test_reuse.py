@@ -124,6 +124,13 @@ def test_other_real_inputs_verify_again_and_lower_no_partition_again(shop: Works
     assert build(2.0)[0].verified == second.verified, "the record is kept with the result"
 
 
+def test_real_inputs_that_nothing_compares_are_not_read_and_it_is_said(shop: Workshop, plain: CapturedModel) -> None:
+    settings = settings_of(replace(REFERENCE, verify=False), check=False)
+    model = replace(settings.models[0], verify_inputs={"": "samples.safetensors"})
+    _, events = shop.build(plain, replace(settings, models=(model,)))
+    assert "its `verify-inputs` are not used: `verify` is false for every recipe of the model" in events.notes()
+
+
 def test_a_real_input_that_eager_refuses_costs_no_partition(shop: Workshop) -> None:
     guarded = shop.capture(
         edits={
