@@ -17,6 +17,7 @@ from hatch_lower.runtime.writer import MethodWriter
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
+    from hatch_lower.runtime.timing import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ def compile_method(
     *,
     is_locked: bool,
     checks_outputs: bool = False,
+    clock: Clock | None = None,
 ) -> MethodCode:
-    writer = MethodWriter(plan, name, arrays, exchanges, is_locked, checks_outputs)
+    writer = MethodWriter(plan, name, arrays, exchanges, is_locked, checks_outputs, clock)
     source = "\n".join(writer.write()) + "\n"
     parameters = [
         inspect.Parameter(

@@ -54,6 +54,11 @@ class Delegate(ABC):
     # NumPy lacks bfloat16 and the 8-bit floats: they are those of `ml_dtypes` if that is installed, else raw (`V2`).
     arrays: ClassVar[str] = "torch"
 
+    # For `hatch-lower profile`: `module:function` of what loads a blob, called as `load`, as a `TimedDelegate` of
+    # `runtime.timing`. Where there is none, or it returns another, `untimed` says why instructions are not measured.
+    timed: ClassVar[str] = ""
+    untimed: ClassVar[str] = "its run half does not measure them"
+
     @classmethod
     @abstractmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Any]) -> Delegate:

@@ -22,6 +22,7 @@ from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
+    from hatch_lower.runtime.timing import Timing
 
 
 class Runnable(Protocol):
@@ -54,6 +55,7 @@ class Program(Frozen):
     exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` where it computes with the same arrays
     blobs: tuple[DelegateBlob, ...]  # of each delegate
     mutable: frozenset[int]  # indices of the storages that some method changes
+    timing: Timing | None = None  # where calls are timed
 
     def is_stateful(self, entry: DelegateEntry) -> bool:
         # it is bound to state, or holds its own, and so belongs to one instance
@@ -135,7 +137,12 @@ class Executor:
             constants = [self._constants[name] for name in entry.constants]
             if exchange := program.exchanges[index]:
                 constants = [exchange.given(constant) for constant in constants]
-            loaded: object = program.kinds[index].load(program.blobs[index], constants)
+            kind, blob = program.kinds[index], program.blobs[index]
+            loaded: object = (
+                kind.load(blob, constants)
+                if program.timing is None
+                else program.timing.load(index, kind, blob, constants)
+            )
         except LowerError:
             raise
         except Exception as error:
@@ -177,11 +184,13 @@ def execute_plan(
     places: Sequence[Place] = (),
     checks_outputs: bool = False,
     arrays: Arrays | None = None,
+    timing: Timing | None = None,
 ) -> Executor:
     """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned.
 
     `spans` are one-dimensional arrays of `arrays`, by default torch's; `places` says where they lie, if they lie in a
     file. With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
+    With a `timing` calls are timed.
 
     Raises:
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
@@ -202,7 +211,15 @@ def execute_plan(
     is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
     exchanges = tuple(exchange_of(arrays, kind, entry) for kind, entry in zip(kinds, plan.delegates, strict=True))
     codes = {
-        name: compile_method(plan, name, arrays, exchanges, is_locked=is_locked, checks_outputs=checks_outputs)
+        name: compile_method(
+            plan,
+            name,
+            arrays,
+            exchanges,
+            is_locked=is_locked,
+            checks_outputs=checks_outputs,
+            clock=None if timing is None else timing.clock(name),
+        )
         for name in plan.methods
     }
     data_at = data_places(plan, folder, places)
@@ -218,7 +235,7 @@ def execute_plan(
         )
         for entry in plan.delegates
     )
-    program = Program(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable)
+    program = Program(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable, timing)
     with arrays.storing():
         state = {index: arrays.copy(program.spans[index]) for index in sorted(mutable)}
     return Executor(program, state)

@@ -183,6 +183,7 @@ def load_recipe(
         places=constants.places(plan.storages) if constants is not None else (),
         checks_outputs=kinds.checks_outputs,
         arrays=arrays,
+        timing=kinds.timing,
     )
     provenance = Provenance(
         model,

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
@@ -16,13 +17,23 @@ from hatch_lower.runtime.arrays import is_installed
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.requirements import requirement_reason, unsupported_reason
 
+if TYPE_CHECKING:
+    from hatch_lower.runtime.timing import Timing
+
 
 class DelegateKinds:
     """The run halves of backends: those given, else the installed ones, imported one by one when asked for."""
 
-    def __init__(self, given: Mapping[str, type[Delegate]] | None = None, *, checks_outputs: bool = False) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, type[Delegate]] | None = None,
+        *,
+        checks_outputs: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
         self._given = given
         self.checks_outputs = checks_outputs
+        self.timing = timing
 
     def missing_reason(self, backend: str) -> str | None:
         if self._given is None and self._point(backend) is not None:

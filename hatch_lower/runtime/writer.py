@@ -53,6 +53,7 @@ from hatch_lower.runtime.rows import map_rows, scan_rows
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
+    from hatch_lower.runtime.timing import Clock
 
 
 class GraphScope(Frozen):
@@ -74,6 +75,7 @@ class MethodWriter:
         exchanges: Sequence[Exchange | None],
         is_locked: bool,
         checks_outputs: bool,
+        clock: Clock | None,
     ) -> None:
         self._plan = plan
         self._arrays = arrays
@@ -81,6 +83,7 @@ class MethodWriter:
         self._name = name
         self._is_locked = is_locked
         self._checks_outputs = checks_outputs
+        self._clock = clock  # notes when each instruction begins, where calls are timed
         self._method = plan.methods[name]
         self._where = f"method `{name}`"
         self._operators = arrays.operators(self._method.graph, self._where)
@@ -98,7 +101,9 @@ class MethodWriter:
         slots = method.graph.inputs
         checked = dict(zip(slots, method.inputs, strict=True))
         scope = GraphScope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
-        body += self._write_graph(method.graph, scope, self._kept_slots())
+        body += self._write_graph(method.graph, scope, "", self._kept_slots())
+        if self._clock is not None:
+            body.append(self._clock.ending(names))
         body += self._write_end(scope, leaves)
         if self._is_locked:
             body = [f"with {names.local('lock')}:", *indented(body)]
@@ -139,12 +144,18 @@ class MethodWriter:
         ]
         return self._arrays.opening_lines(f"{self.names.local('method')}({', '.join(arguments)})", self.names)
 
-    def _write_graph(self, graph: Graph, scope: GraphScope, kept: frozenset[int] = frozenset()) -> list[str]:
+    def _write_graph(
+        self, graph: Graph, scope: GraphScope, before: str, kept: frozenset[int] = frozenset()
+    ) -> list[str]:
+        # `before` is what precedes an instruction's number in the debug map: `4.true.`, empty at the top
         last = last_uses(graph, kept)
         lines: list[str] = []
         for index, instruction in enumerate(graph.instructions):
             out = self.names.local(f"v{instruction.out}")
-            lines += self._write_instruction(instruction, out, scope)
+            path = f"{before}{index}"
+            if self._clock is not None:
+                lines.append(self._clock.beginning(path, instruction, self.names))
+            lines += self._write_instruction(instruction, out, path, scope)
             scope.variables[instruction.out] = out
             dead = [scope.variables[slot] for slot in last.get(index, ())]
             if dead:
@@ -157,7 +168,7 @@ class MethodWriter:
         slots = {value.slot for value in references_to_values(sources)}
         return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
 
-    def _write_instruction(self, instruction: Instruction, out: str, scope: GraphScope) -> list[str]:
+    def _write_instruction(self, instruction: Instruction, out: str, path: str, scope: GraphScope) -> list[str]:
         args = self._arguments(instruction.args, scope)
         match instruction:
             case OpCall():
@@ -173,11 +184,12 @@ class MethodWriter:
                 return self._write_delegate(instruction, args, out, scope)
             case Cond():
                 predicate = self._argument(instruction.predicate, scope)
-                yes, no = (self._call_graph(branch, args, scope) for branch in (instruction.true, instruction.false))
+                yes = self._call_graph(instruction.true, f"{path}.true.", args, scope)
+                no = self._call_graph(instruction.false, f"{path}.false.", args, scope)
                 return [f"{out} = {yes} if {predicate} else {no}"]
             case While():
-                return self._write_while(instruction, args, out, scope)
-        return [f"{out} = {self._rows_code(instruction, args, scope)}"]
+                return self._write_while(instruction, args, out, path, scope)
+        return [f"{out} = {self._rows_code(instruction, args, path, scope)}"]
 
     def _write_delegate(self, instruction: DelegateCall, args: list[str], out: str, scope: GraphScope) -> list[str]:
         where = f"delegate {instruction.delegate} of {self._where}"
@@ -223,15 +235,15 @@ class MethodWriter:
         ]
         return exchange.returned_code(instruction.outputs, f"{run}([{', '.join(converted)}])", self.names)
 
-    def _write_while(self, loop: While, args: list[str], out: str, scope: GraphScope) -> list[str]:
+    def _write_while(self, loop: While, args: list[str], out: str, path: str, scope: GraphScope) -> list[str]:
         extra = self._arguments(loop.extra, scope)
         carried = [f"*{out}", *extra]
-        condition = self._call_graph(loop.condition, carried, scope)
-        body = self._call_graph(loop.body, carried, scope)
+        condition = self._call_graph(loop.condition, f"{path}.condition.", carried, scope)
+        body = self._call_graph(loop.body, f"{path}.body.", carried, scope)
         return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
 
-    def _rows_code(self, loop: Map | Scan, args: list[str], scope: GraphScope) -> str:
-        function, given = self._write_function(loop.body, scope)
+    def _rows_code(self, loop: Map | Scan, args: list[str], path: str, scope: GraphScope) -> str:
+        function, given = self._write_function(loop.body, f"{path}.body.", scope)
         if given:
             function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
         groups = [args, self._arguments(loop.extra, scope)]
@@ -242,11 +254,11 @@ class MethodWriter:
         where = self.names.bind("where", self._where, "where")
         return f"{bound}({where}, {function}, {', '.join(map(tuple_code, groups))})"
 
-    def _call_graph(self, graph: Graph, args: Sequence[str], scope: GraphScope) -> str:
-        function, given = self._write_function(graph, scope)
+    def _call_graph(self, graph: Graph, before: str, args: Sequence[str], scope: GraphScope) -> str:
+        function, given = self._write_function(graph, before, scope)
         return f"{function}({', '.join([*given, *args])})"
 
-    def _write_function(self, graph: Graph, outer: GraphScope) -> tuple[str, list[str]]:
+    def _write_function(self, graph: Graph, before: str, outer: GraphScope) -> tuple[str, list[str]]:
         """Write a function for a nested graph; return its name, and the code of its first arguments: sizes."""
         needed = sorted(symbols_of(graph) & outer.symbols.keys())
         sizes = {symbol: self.names.fresh("s") for symbol in needed}
@@ -254,7 +266,7 @@ class MethodWriter:
         function = self.names.fresh("graph")
         parameters = [*sizes.values(), *(variables[slot] for slot in graph.inputs)]
         scope = GraphScope(variables, dict(sizes), {})
-        lines = self._write_graph(graph, scope)
+        lines = self._write_graph(graph, scope, before)
         outputs = self._arguments(graph.outputs, scope)
         lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
