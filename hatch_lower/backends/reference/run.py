@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hatch_lower.format.plan import Plan
     from hatch_lower.runtime.executor import Executor
-
+    from hatch_lower.runtime.timing import Timing
 
 LENGTH_BYTES = 8
 WEIGHTS = "the weights of a delegate of the reference backend are damaged"
@@ -30,21 +30,27 @@ WEIGHTS = "the weights of a delegate of the reference backend are damaged"
 class ReferenceDelegate(Delegate):
     """A partition's plan with its weights, and the state of the buffers inside."""
 
+    timed: ClassVar[str] = "hatch_lower.backends.reference.timed:load_timed"
+
     def __init__(self, executor: Executor) -> None:
         (self._method,) = executor.methods.values()
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
-        from hatch_lower.runtime.executor import execute_plan
-
-        where = blob.path.name
-        text, weights = split_blob(blob.path.read_bytes(), where)
-        plan = read_plan(text, where)
-        return cls(execute_plan(plan, read_spans(plan, weights, where), {}, Path()))
+        return cls(read_executor(blob, None))
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         outputs: Sequence[object] = self._method(*inputs)
         return outputs
+
+
+def read_executor(blob: DelegateBlob, timing: Timing | None) -> Executor:
+    from hatch_lower.runtime.executor import execute_plan
+
+    where = blob.path.name
+    text, weights = split_blob(blob.path.read_bytes(), where)
+    plan = read_plan(text, where)
+    return execute_plan(plan, read_spans(plan, weights, where), {}, Path(), timing=timing)
 
 
 def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
