@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -18,6 +18,7 @@ from hatch_lower.runtime.processor import multiplies_bytes, thread_count
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
+    from typing_extensions import Self
 
 Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -31,6 +32,7 @@ class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
     arrays: ClassVar[str] = "numpy"
+    timed: ClassVar[str] = "hatch_lower.backends.onnxruntime.timed:load_timed"
 
     def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
         self._session = session
@@ -42,6 +44,10 @@ class OnnxruntimeDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OnnxruntimeDelegate:
+        return cls.open(blob, constants, lambda options: None)
+
+    @classmethod
+    def open(cls, blob: DelegateBlob, constants: Sequence[Array], adjust: Callable[[SessionOptions], None]) -> Self:
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -62,6 +68,7 @@ class OnnxruntimeDelegate(Delegate):
                 hint="install the build of ONNX Runtime that has one of them, such as onnxruntime-gpu",
             )
         options = make_options(onnxruntime, info.threads)
+        adjust(options)
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
             # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.

@@ -1,0 +1,95 @@
+"""A session of ONNX Runtime that notes how long each node takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.backends.onnxruntime.nodes import nodes_of, originals
+from hatch_lower.backends.onnxruntime.run import Array, OnnxruntimeDelegate
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.timing import Run, TimedDelegate
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, SessionOptions
+
+    from hatch_lower.backends.call_map import CallMap
+
+EVENTS, OPTIMISED, WEIGHTS = "events", "optimised.onnx", "weights"
+OPTIMISED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+RUN, KERNEL = "model_run", "_kernel_time"  # the ends of a run's and a node's event in the profile
+
+
+class TimedOnnxruntimeDelegate(OnnxruntimeDelegate, TimedDelegate):
+    names: Mapping[str, tuple[str, ...]]  # of a node, those of the model that was packaged
+
+    def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
+        super().__init__(session, call, values)
+        self._count = 0  # of runs
+        self._forgotten = 0
+
+    def run(self, inputs: list[Array]) -> Sequence[object]:
+        self._count += 1
+        return super().run(inputs)
+
+    def forget_runs(self) -> None:
+        self._forgotten = self._count
+
+    def take_runs(self) -> Sequence[Run]:
+        # ONNX Runtime writes what it measured when it is told to measure no more
+        events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
+        runs = list(runs_in(events))
+        return [
+            {self.names.get(name, (name,)): nanoseconds for name, nanoseconds in run.items()}
+            for run in runs[self._forgotten :]
+        ]
+
+
+def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxruntimeDelegate:
+    folder = Path(tempfile.mkdtemp(prefix="hatch-lower-"))
+    # nobody reads the weights that go with the optimised model
+    (folder / WEIGHTS).symlink_to("/dev/null")
+
+    def adjust(options: SessionOptions) -> None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / EVENTS)
+        options.optimized_model_filepath = str(folder / OPTIMISED)
+        options.add_session_config_entry(OPTIMISED_WEIGHTS, WEIGHTS)
+
+    try:
+        timed = TimedOnnxruntimeDelegate.open(blob, constants, adjust)
+        timed.names = originals(nodes_of(blob.path.read_bytes()), nodes_of((folder / OPTIMISED).read_bytes()))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # the session writes its profile into the folder when it ends, if nobody asked for it before
+    weakref.finalize(timed, shutil.rmtree, folder, ignore_errors=True)
+    return timed
+
+
+def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
+    """Yield the nanoseconds of each node, for each run that is in a profile.
+
+    Of a node with a graph inside, those of the nodes in it are left out: they have their own.
+    """
+    nodes: list[tuple[str, int, int]] = []  # name, begin and own time in microseconds, since the last run
+    for event in events:
+        name, begin, duration = event["name"], event["ts"], event["dur"]
+        if name == RUN:
+            yield added(nodes)
+            nodes.clear()
+        elif event["cat"] == "Node" and name.endswith(KERNEL):
+            inside = sum(own for _, start, own in nodes if start >= begin)
+            nodes.append((name.removesuffix(KERNEL), begin, duration - inside))
+
+
+def added(nodes: Sequence[tuple[str, int, int]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, _, microseconds in nodes:
+        found[name] = found.get(name, 0) + 1000 * microseconds
+    return found
