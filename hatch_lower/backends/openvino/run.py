@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
 QUANTISED = b'"FakeQuantize"'
@@ -21,6 +24,7 @@ QUANTISED = b'"FakeQuantize"'
 
 class OpenvinoDelegate(Delegate):
     arrays: ClassVar[str] = "numpy"
+    timed: ClassVar[str] = "hatch_lower.backends.openvino.timed:load_timed"
 
     def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
         self._openvino = import_openvino()
@@ -32,6 +36,11 @@ class OpenvinoDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OpenvinoDelegate:
+        return cls.open(blob, constants, {})
+
+    @classmethod
+    def open(cls, blob: DelegateBlob, constants: Sequence[Array], more: Mapping[str, object]) -> Self:
+        # `more` are settings besides the usual
         info = read_info(blob, len(constants))
         try:
             openvino = import_openvino()
@@ -49,7 +58,7 @@ class OpenvinoDelegate(Delegate):
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
             bind_constants(openvino, model, values)
-            compiled = core.compile_model(model, info.device, settings(info))
+            compiled = core.compile_model(model, info.device, {**settings(info), **more})
         except RuntimeError as error:
             raise ProgramError(
                 "OpenVINO cannot load a partition",

@@ -1,0 +1,85 @@
+"""A compiled model of OpenVINO that counts the time of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+from xml.etree import ElementTree
+
+from hatch_lower.backends.openvino.run import Array, OpenvinoDelegate, OpenvinoFacts
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.timing import Run, TimedDelegate
+
+ORIGINAL = "originalLayersNames"  # of a layer of the compiled model: those of the model that it was compiled from
+
+
+class TimedOpenvinoDelegate(OpenvinoDelegate, TimedDelegate):
+    known: Set[str]  # the names of the layers that it was compiled from
+
+    def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
+        super().__init__(compiled, constants, info)
+        self._count = 0  # of runs
+        self._forgotten: Mapping[str, float] = {}
+        self._forgotten_count = 0
+
+    def run(self, inputs: list[Array]) -> Sequence[object]:
+        self._count += 1
+        return super().run(inputs)
+
+    def forget_runs(self) -> None:
+        self._forgotten, self._forgotten_count = self._totals(), self._count
+
+    def take_runs(self) -> Sequence[Run]:
+        count = self._count - self._forgotten_count
+        if not count:
+            return []
+        names = original_names(self._compiled.get_runtime_model(), self.known)
+        mean: dict[tuple[str, ...], float] = {}
+        for layer, total in self._totals().items():
+            ids = names.get(layer, (layer,))
+            # a layer's numbers are rounded down
+            own = max(total - self._forgotten.get(layer, 0), 0) / count
+            mean[ids] = mean.get(ids, 0) + own
+        return [mean] * count
+
+    def _totals(self) -> dict[str, float]:
+        # OpenVINO tells the mean of all runs since the model was compiled
+        if not self._count:
+            return {}
+        return {
+            layer.node_name: layer.real_time.total_seconds() * 1e9 * self._count
+            for layer in self._requests[0].profiling_info
+            if layer.status == layer.Status.EXECUTED
+        }
+
+
+def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOpenvinoDelegate:
+    timed = TimedOpenvinoDelegate.open(blob, constants, {"PERF_COUNT": True})
+    timed.known = {str(layer.get("name")) for layer in ElementTree.parse(blob.path).iter("layer")}
+    return timed
+
+
+def original_names(model: Any, known: Set[str]) -> dict[str, tuple[str, ...]]:
+    """Return, by the name of each layer of a compiled model, those of the `known` ones that it computes.
+
+    One that OpenVINO has added counts to those that use its result, or else to those whose results it uses.
+    """
+    layers = model.get_ordered_ops()
+    names = {layer.get_friendly_name(): tuple(name for name in names_in(layer) if name in known) for layer in layers}
+    for layer in reversed(layers):
+        adopt(names, layer, (port.get_node() for output in layer.outputs() for port in output.get_target_inputs()))
+    for layer in layers:
+        adopt(names, layer, (value.get_source_output().get_node() for value in layer.inputs()))
+    return names
+
+
+def names_in(layer: Any) -> list[str]:
+    information = layer.get_rt_info()
+    return str(information[ORIGINAL].astype(str)).split(",") if ORIGINAL in information else []
+
+
+def adopt(names: dict[str, tuple[str, ...]], layer: Any, neighbours: Iterator[Any]) -> None:
+    name = layer.get_friendly_name()
+    if not names[name]:
+        found = (each for neighbour in neighbours for each in names[neighbour.get_friendly_name()])
+        names[name] = tuple(dict.fromkeys(found))
