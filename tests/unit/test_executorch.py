@@ -181,7 +181,9 @@ def test_the_debug_map_covers_every_operation(made: Made) -> None:
     assert len(nodes) == 10
     assert made.partition.meta is not None
     handles = made.partition.meta["debug_handle_map"]
-    assert handles == {"0:XnnpackBackend": tuple(sorted(node.meta["debug_handle"] for node in nodes))}
+    assert handles.pop("0:XnnpackBackend") == tuple(sorted(node.meta["debug_handle"] for node in nodes))
+    # and those of each node of XNNPACK's graph
+    assert {"fully connected", "softmax"} <= {name.split(":")[2] for name in handles}
 
 
 def test_the_debug_map_tells_instructions_apart() -> None:
@@ -199,8 +201,11 @@ def test_the_debug_map_tells_instructions_apart() -> None:
         for instruction, handles in partition.meta["debug_handle_map"].items()
     } == {
         "0:XnnpackBackend": ["aten.relu.default", "aten.mul.Tensor"],
+        "0:0:clamp": ["aten.relu.default"],
+        "0:1:multiply": ["aten.mul.Tensor"],
         "1:aten.erf": ["aten.erf.default"],
         "2:XnnpackBackend": ["aten.abs.default"],
+        "2:0:abs": ["aten.abs.default"],
     }
 
 

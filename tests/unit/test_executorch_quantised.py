@@ -73,7 +73,8 @@ def test_a_quantised_model_is_one_partition_of_integers(
     lowered = lower(program)
     (partition,) = delegates(lowered)
     assert not lowered.reasons["forward"]
-    assert list(partition.result.debug_handle_map or ()) == ["0:XnnpackBackend"]
+    assert {str(name).partition(":")[0] for name in partition.result.debug_handle_map or ()} == {"0"}
+    assert "0:XnnpackBackend" in (partition.result.debug_handle_map or ())
     folder = save_program(lowered, tmp_path / "out")
     packaged = [*folder.rglob("constants.*"), *folder.rglob("*.pte")]
     assert sum(path.stat().st_size for path in packaged) < 0.3 * float_bytes(module)

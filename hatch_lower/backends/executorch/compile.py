@@ -25,7 +25,7 @@ from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.torch_private.operators import OpOverload
 
-VERSION = "6"
+VERSION = "7"
 
 # the first that none of this has been tried with
 LIMIT = "1.6"
@@ -49,7 +49,12 @@ class ExecutorchBackend(BackendDetails):
             data_store_output=lowered.weights,
             suffix="pte",
             requirements=(required_to_run(installed("executorch", required=True)),),
-            info={"threads": options.threads, "weights": next(iter(weights), None), **copied.call_facts()},
+            info={
+                "threads": options.threads,
+                "weights": next(iter(weights), None),
+                "names": lowered.names,
+                **copied.call_facts(),
+            },
         )
 
     @classmethod

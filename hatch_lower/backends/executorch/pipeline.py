@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, Executor
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
 from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
+from hatch_lower.backends.executorch.xnodes import XNode, nodes_of
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
@@ -34,6 +35,8 @@ class Lowered:
     handles: dict[int | str, tuple[int, ...]]
     # the weights that it takes from the constants file
     weights: NamedDataStoreOutput
+    # by its number, the name of each instruction, and those of the nodes that it computes if it calls XNNPACK
+    names: dict[str, list[str]]
 
 
 def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
@@ -68,8 +71,10 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     refuse_missing(plan)
     if is_quantised:
         refuse_unusable(made)
-    handles = copied.instruction_handles(instructions_of(made, plan, origins))
-    return Lowered(bytes(made.buffer), handles, weights_of(made, copied))
+    graphs = graphs_of(edge.exported_program(), made)
+    names = names_of(made, plan, graphs)
+    handles = copied.instruction_handles(instructions_of(made, names, origins, graphs))
+    return Lowered(bytes(made.buffer), handles, weights_of(made, copied), names)
 
 
 def is_viewed(node: Node) -> bool:
@@ -177,7 +182,37 @@ def oldest_name(node: Node) -> str:
     return node.name if oldest is None else oldest.name
 
 
-def instructions_of(made: Any, plan: object, origins: Mapping[int, set[int]]) -> dict[str, set[int]]:
+def graphs_of(program: Any, made: Any) -> dict[int, list[XNode]]:
+    """Return the nodes of each graph that XNNPACK computes, by the number of the instruction."""
+    called = [node.args[0] for node in program.graph.nodes if node.op == "call_function" and is_call(node)]
+    delegates = sorted(made._emitter_output.method_to_delegate_debug_id_map.get(METHOD, {}))
+    payloads = [getattr(program.graph_module, str(node.target)).processed_bytes for node in called]
+    return dict(zip(delegates, map(nodes_of, payloads), strict=True))
+
+
+def is_call(node: Node) -> bool:
+    from executorch.exir.delegate import executorch_call_delegate
+
+    return node.target is executorch_call_delegate
+
+
+def names_of(made: Any, plan: object, graphs: Mapping[int, Sequence[XNode]]) -> dict[str, list[str]]:
+    delegates = made._emitter_output.method_to_delegate_debug_id_map.get(METHOD, {})
+    names = {}
+    for index in sorted(made._emitter_output.debug_handle_map.get(METHOD, {})):
+        delegate = delegates.get(index)
+        own = f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"
+        nodes = graphs.get(index, ())
+        names[str(index)] = [own, *(f"{index}:{place}:{node.kind}" for place, node in enumerate(nodes))]
+    return names
+
+
+def instructions_of(
+    made: Any,
+    names: Mapping[str, Sequence[str]],
+    origins: Mapping[int, set[int]],
+    graphs: Mapping[int, Sequence[XNode]],
+) -> dict[str, set[int]]:
     """Return the numbers of the operations that each instruction computes."""
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
@@ -187,12 +222,15 @@ def instructions_of(made: Any, plan: object, origins: Mapping[int, set[int]]) ->
         ours = {origin for handle in listed for origin in origins.get(handle, ())}
         if not ours:
             continue
-        delegate = delegates.get(index)
-        instructions[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = ours
-        for identifier, inner in sorted(((delegate or {}).get("delegate_map") or {}).items(), key=str):
+        whole, *parts = names[str(index)]
+        instructions[whole] = ours
+        for identifier, inner in sorted((delegates.get(index, {}).get("delegate_map") or {}).items(), key=str):
             inside = {origin for handle in inner for origin in origins.get(handle, ())}
             if inside:
                 instructions[f"{index}:{identifier}"] = inside
+        for name, node in zip(parts, graphs.get(index, ()), strict=True):
+            if node.handle in origins:
+                instructions[name] = origins[node.handle]
     return instructions
 
 

@@ -28,11 +28,14 @@ class Pool:
         self._lock = threading.Lock()
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def load(self, library: Any, program: Path, weights: Path | None, threads: int | None = None) -> Any:
+    def load(
+        self, library: Any, program: Path, weights: Path | None, threads: int | None = None, *, is_timed: bool = False
+    ) -> Any:
         with self._lock:
             if threads is not None:
                 self._resize(library, threads)
-            loaded = library._load_for_executorch(str(program), None if weights is None else str(weights))
+            files = str(program), None if weights is None else str(weights)
+            loaded = library._load_for_executorch(*files, **({"enable_etdump": True} if is_timed else {}))
             self._users.add(loaded)
         return loaded
 
@@ -52,23 +55,30 @@ class Pool:
 
 
 class ExecutorchDelegate(Delegate):
+    timed: ClassVar[str] = "hatch_lower.backends.executorch.timed:load_timed"
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     pool: ClassVar[Pool] = Pool()
 
     def __init__(self, path: Path, module: Any, call: CallMap) -> None:
         self._path = path
+        self._module = module
         self._call = module.forward
         self._map = call
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ExecutorchDelegate:
+        return cls(*cls.open(blob, is_timed=False))
+
+    @classmethod
+    def open(cls, blob: DelegateBlob, *, is_timed: bool) -> tuple[Path, Any, CallMap]:
+        """Return the file, the loaded program, and how a call becomes one of it."""
         info, library = read_info(blob), runtime(blob)
         weights = None if info.weights is None else blob.data_places[info.weights].path
         try:
-            module = cls.pool.load(library, blob.path, weights, info.threads)
+            module = cls.pool.load(library, blob.path, weights, info.threads, is_timed=is_timed)
         except RuntimeError as error:
             raise unusable(blob.path, error) from error
-        return cls(blob.path, module, info.call)
+        return blob.path, module, info.call
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # the results are the caller's own memory; the library lets calls from several threads take turns

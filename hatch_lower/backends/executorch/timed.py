@@ -1,0 +1,91 @@
+"""A program of ExecuTorch that measures its instructions, and XNNPACK's operators inside them, in an ETDump."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from hatch_lower.backends.call_map import CallMap
+from hatch_lower.backends.executorch.flat import Table
+from hatch_lower.backends.executorch.run import ExecutorchDelegate
+from hatch_lower.backends.executorch.xnodes import nodes_of_operators
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.timing import Run, TimedDelegate
+
+IDENTIFIER = b"ED00"  # of an ETDump, behind the place of its root
+WHOLE = "Method::execute"  # the event that ends a run
+CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")  # the events of instructions
+# the numbers of fields in ExecuTorch's schema
+RUN_DATA, EVENTS, PROFILE_EVENT = 1, 3, 0
+NAME, INSTRUCTION, OPERATOR, START, END = 0, 2, 4, 6, 7
+
+Names = Mapping[str, Sequence[str]]  # by number, the id of an instruction, and those of the nodes inside it
+
+
+class TimedExecutorchDelegate(ExecutorchDelegate, TimedDelegate):
+    untimed: ClassVar[str] = "the installed ExecuTorch was built without its event tracer; that of 1.5 and later has it"
+
+    def __init__(self, path: Path, module: Any, call: CallMap, names: Names) -> None:
+        super().__init__(path, module, call)
+        self._names = names
+        self._count = 0  # of runs
+        self._forgotten = 0
+
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
+        self._count += 1
+        return super().run(inputs)
+
+    def forget_runs(self) -> None:
+        self._forgotten = self._count
+
+    def take_runs(self) -> Sequence[Run]:
+        with tempfile.TemporaryDirectory(prefix="hatch-lower-") as folder:
+            target = Path(folder, "events.etdp")
+            self._module.write_etdump_result_to_file(str(target))
+            runs = list(runs_in(target.read_bytes(), self._names)) if target.exists() else []
+        return runs[self._forgotten :]
+
+
+def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> TimedExecutorchDelegate:
+    names = blob.info.get("names", {})
+    return TimedExecutorchDelegate(*ExecutorchDelegate.open(blob, is_timed=True), names)
+
+
+def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
+    """Yield the nanoseconds of the instructions of each run in an ETDump."""
+    run: dict[tuple[str, ...], float] = {}
+    operators: list[tuple[str, int]] = []  # XNNPACK's, before the event of the instruction that calls it
+    prefix = 4 if dump[8:12] == IDENTIFIER else 0  # the size of what follows
+    for data in Table.root(memoryview(dump)[prefix:]).tables(RUN_DATA):
+        for event in data.tables(EVENTS):
+            measured = event.table(PROFILE_EVENT)
+            if measured is None:
+                continue
+            name, nanoseconds = measured.text(NAME), measured.number(END, "Q") - measured.number(START, "Q")
+            if operator := measured.text(OPERATOR):
+                operators.append((operator, nanoseconds))
+            elif name in CALLS:
+                for ids, own in parts_of(names.get(str(measured.number(INSTRUCTION, "i")), ()), nanoseconds, operators):
+                    run[ids] = run.get(ids, 0) + own
+                operators = []
+            elif name == WHOLE:
+                yield run
+                run = {}
+
+
+def parts_of(
+    names: Sequence[str], nanoseconds: int, operators: Sequence[tuple[str, int]]
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Divide an instruction among the operators inside it, if there are any."""
+    if not names:
+        return
+    whole, *nodes = names
+    places = nodes_of_operators([name for name, _ in operators], [node.split(":", 2)[2] for node in nodes])
+    for (_, own), inside in zip(operators, places, strict=True):
+        yield tuple(nodes[place] for place in inside) or (whole,), own
+    if not operators:
+        yield (whole,), nanoseconds

@@ -1,0 +1,87 @@
+"""The nodes of XNNPACK's graphs, and which of them an operator computes that XNNPACK measures."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hatch_lower.backends.executorch.flat import Table
+
+MAGIC = b"XH00"  # of the head in front of a graph, behind four bytes
+# Kinds of nodes, by the number in ExecuTorch's schema of graphs (1 is the first), as XNNPACK calls their operators
+KINDS = (
+    *("add", "fully connected", "softmax", "sigmoid", "transpose", "clamp", "convolution", "divide"),
+    *("resize bilinear", "constant pad", "average pooling", "minimum", "convolution", "max pooling", "multiply"),
+    *("subtract", "floor", "convert", "global average pooling", "reshape", "argmax pooling", "square root"),
+    *("ceiling", "hardswish", "leaky relu", "maximum", "negate", "square", "elu", "abs", "prelu"),
+    *("concatenate", "concatenate", "concatenate", "slice", "scaled dot product attention", "batch matrix multiply"),
+    *("concatenate", "deconvolution", "reciprocal square root", "log", "gelu", "tanh", "exp", "sine", "copy"),
+    "cosine",
+)
+SYNONYMS = {"static reshape": "reshape", "mean": "global average pooling"}
+
+
+class XNode(NamedTuple):
+    kind: str
+    handle: int  # ExecuTorch's debug handle
+
+
+def nodes_of(payload: bytes) -> list[XNode]:
+    """Return the nodes of a graph as ExecuTorch hands it to XNNPACK, in the order in which they are computed."""
+    offset = struct.unpack_from("<I", payload, 10)[0] if payload[4:8] == MAGIC else 0
+    found = []
+    for node in Table.root(memoryview(payload)[offset:]).tables(1):
+        number = node.number(0, "B")
+        kind = KINDS[number - 1] if 0 < number <= len(KINDS) else "unknown"
+        found.append(XNode(kind, node.number(2, "I")))
+    return found
+
+
+def kind_of(operator: str) -> str:
+    """Return the kind of `Fully Connected (NC, F32) GEMM #1`."""
+    kind = re.sub(r" \(.*| #\d+$", "", operator).lower()
+    return SYNONYMS.get(kind, kind)
+
+
+def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[list[int]]:
+    """Return the places of the nodes that each operator computes.
+
+    Both are in the order in which they are computed, but XNNPACK merges nodes, and adds operators that move values. A
+    node without an operator counts to the operator before it, an operator without a node to the nodes of the one after
+    it.
+    """
+    pairs = common(list(map(kind_of, operators)), kinds)
+    found: list[list[int]] = [[] for _ in operators]
+    for number, (operator, node) in enumerate(pairs):
+        end = pairs[number + 1][1] if number + 1 < len(pairs) else len(kinds)
+        found[operator] = list(range(0 if number == 0 else node, end))
+    following: list[int] = []
+    for places in reversed(found):
+        places[:] = places or following
+        following = places
+    following = []
+    for places in found:
+        places[:] = places or following
+        following = places
+    return found
+
+
+def common(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places in two sequences of a longest common subsequence."""
+    lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i in reversed(range(len(first))):
+        for j in reversed(range(len(second))):
+            same = 1 + lengths[i + 1][j + 1] if first[i] == second[j] else 0
+            lengths[i][j] = max(same, lengths[i + 1][j], lengths[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < len(first) and j < len(second):
+        if first[i] == second[j] and lengths[i][j] == 1 + lengths[i + 1][j + 1]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif lengths[i + 1][j] >= lengths[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return pairs
