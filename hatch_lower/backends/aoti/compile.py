@@ -18,7 +18,8 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.configuration import (
-    Isa,
+    TIMERS,
+    Options,
     inductor_isolated,
     options_from_specs,
     parse_options,
@@ -29,6 +30,7 @@ from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, i
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import Generated, generate
+from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
 from hatch_lower.backends.partition_copy import instruction_handles
@@ -47,7 +49,7 @@ class AotiBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs).isa)
+        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs))
         return result
 
     @classmethod
@@ -55,12 +57,12 @@ class AotiBackend(BackendDetails):
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
         # settings of inductor hold for one instruction set at a time
-        places: dict[Isa, list[int]] = {}
+        places: dict[Options, list[int]] = {}
         for place, specs in enumerate(compile_specs):
-            places.setdefault(options_from_specs(specs).isa, []).append(place)
+            places.setdefault(options_from_specs(specs), []).append(place)
         results_by_place: dict[int, PreprocessResult] = {}
-        for isa, group in places.items():
-            results = compile_partitions([edge_programs[place] for place in group], isa)
+        for options, group in places.items():
+            results = compile_partitions([edge_programs[place] for place in group], options)
             results_by_place |= zip(group, results, strict=True)
         return [results_by_place[place] for place in range(len(edge_programs))]
 
@@ -90,7 +92,8 @@ class AotiBackend(BackendDetails):
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
 
-def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[PreprocessResult]:
+def compile_partitions(programs: Sequence[ExportedProgram], options: Options) -> list[PreprocessResult]:
+    isa = options.isa
     compiler = find_compiler(isa)
     waiting: list[tuple[AotiCopy, Generated, Callable[[], bytes]]] = []
     with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
@@ -100,11 +103,13 @@ def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[Pr
             for program in programs:
                 copied = AotiCopy(program, multiplies=isa.multiplies)
                 generated = generate(copied)
+                if options.timers:
+                    generated = with_timers(generated)
                 waiting.append((copied, generated, pool.add(generated)))
-            return [make_result(copied, generated, wait(), isa) for copied, generated, wait in waiting]
+            return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
 
 
-def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
+def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:
     symbols = read_symbols(library)
     openmp = check_openmp(symbols)
     return PreprocessResult(
@@ -112,12 +117,13 @@ def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa
         debug_handle_map=debug_handles(copied, generated),
         suffix="so",
         requirements=(torch_requirement(torch.__version__, symbols),),
-        target=Target(platform.system(), platform.machine(), isa.name),
+        target=Target(platform.system(), platform.machine(), options.isa.name),
         info={
             "constants": len(copied.attributes),
             "bound": list(generated.bound),
             "openmp": openmp,
             **({"multiplies": True} if copied.multiplies else {}),
+            **({TIMERS: True} if options.timers else {}),
             **copied.call_facts(),
         },
     )

@@ -49,7 +49,8 @@ ISAS: Mapping[str, Isa] = {
         Isa("armv8-a", "aarch64", "armv8-a", "VecNEON"),
     )
 }
-KNOWN = ("exclude", "isa")
+KNOWN = ("exclude", "isa", "timers")
+TIMERS = "timers"
 DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 
@@ -59,10 +60,12 @@ class Options:
     isa: Isa
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
+    # the code notes when its kernels begin, for `hatch-lower profile`
+    timers: bool = False
 
     def to_specs(self) -> list[CompileSpec]:
         # What shapes the result of one partition. Which nodes it has is not among it.
-        return [CompileSpec("isa", self.isa.name.encode())]
+        return [CompileSpec("isa", self.isa.name.encode()), *([CompileSpec(TIMERS, b"")] if self.timers else [])]
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
@@ -83,12 +86,13 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     elif ISAS[isa].machine != machine:
         here = sorted(level.name for level in ISAS.values() if level.machine == machine)
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
+    timers = given.flag(TIMERS, False)
     given.check()
-    return Options(ISAS[isa], exclude)
+    return Options(ISAS[isa], exclude, timers)
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    return parse_options({spec.key: spec.value.decode() for spec in specs})
+    return parse_options({spec.key: spec.key == TIMERS or spec.value.decode() for spec in specs})
 
 
 def inductor_settings(isa: Isa) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ ONEDNN = "ONEDNN_MAX_CPU_ISA"
 class AotiDelegate(Delegate):
     """A compiled partition, bound to its constants without a copy."""
 
+    timed: ClassVar[str] = "hatch_lower.backends.aoti.timed:load_timed"
+    untimed: ClassVar[str] = "its library has no timers"
+
     def __init__(self, runner: Any, constants: Sequence[Tensor], call: CallMap) -> None:
         self._runner = runner
         self._constants = constants  # the library holds no reference to their memory
@@ -36,39 +39,7 @@ class AotiDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
-        call, bound, openmp, multiplies = read_info(blob, len(constants))
-        if multiplies and not sums_integers():
-            raise ProgramError(
-                "a compiled partition multiplies integers, and torch's sums of them overflow in this process",
-                where=str(blob.path),
-                found=f"`{ONEDNN}` is {os.environ.get(ONEDNN, 'not set')!r}",
-                hint=f"set `{ONEDNN}` to `ALL` before the process starts, and for a build name it in `pass-env`; on a"
-                " processor without VNNI load another recipe",
-            )
-        foreign = foreign_openmp(openmp)
-        if foreign:
-            raise ProgramError(
-                "a compiled partition would bring a second OpenMP library into the process",
-                where=str(blob.path),
-                found=foreign,
-                hint="install torch from where the builder of the wheel had it, or load a recipe without `aoti`",
-            )
-        try:
-            runner = open_library(blob.path)
-        except RuntimeError as error:
-            raise refusal(blob.path, str(error)) from error
-        tensors = {f"c{index}": constants[index].detach() for index in bound}
-        names = set(runner.get_constant_names_to_original_fqns())
-        if names != set(tensors):
-            raise ProgramError(
-                "a compiled partition and its plan disagree about the constants to bind",
-                where=str(blob.path),
-                found=f"the library has {sorted(names - set(tensors))} more and {sorted(set(tensors) - names)} less",
-                hint="build the wheel again",
-            )
-        if tensors:
-            runner.update_constant_buffer(tensors, False, False, True)
-        return cls(runner, tuple(tensors.values()), call)
+        return cls(*bind_library(blob, constants))
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # state is changed in the bound tensors
@@ -76,6 +47,43 @@ class AotiDelegate(Delegate):
             if self._is_plain:
                 return self._call(inputs)
             return self._map.arrange(inputs, self._call(self._map.select(inputs)))
+
+
+def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor], CallMap]:
+    """Return what runs a library, bound to its constants, and how a call becomes one of it."""
+    call, bound, openmp, multiplies = read_info(blob, len(constants))
+    if multiplies and not sums_integers():
+        raise ProgramError(
+            "a compiled partition multiplies integers, and torch's sums of them overflow in this process",
+            where=str(blob.path),
+            found=f"`{ONEDNN}` is {os.environ.get(ONEDNN, 'not set')!r}",
+            hint=f"set `{ONEDNN}` to `ALL` before the process starts, and for a build name it in `pass-env`; on a"
+            " processor without VNNI load another recipe",
+        )
+    foreign = foreign_openmp(openmp)
+    if foreign:
+        raise ProgramError(
+            "a compiled partition would bring a second OpenMP library into the process",
+            where=str(blob.path),
+            found=foreign,
+            hint="install torch from where the builder of the wheel had it, or load a recipe without `aoti`",
+        )
+    try:
+        runner = open_library(blob.path)
+    except RuntimeError as error:
+        raise refusal(blob.path, str(error)) from error
+    tensors = {f"c{index}": constants[index].detach() for index in bound}
+    names = set(runner.get_constant_names_to_original_fqns())
+    if names != set(tensors):
+        raise ProgramError(
+            "a compiled partition and its plan disagree about the constants to bind",
+            where=str(blob.path),
+            found=f"the library has {sorted(names - set(tensors))} more and {sorted(set(tensors) - names)} less",
+            hint="build the wheel again",
+        )
+    if tensors:
+        runner.update_constant_buffer(tensors, False, False, True)
+    return runner, tuple(tensors.values()), call
 
 
 @cache
