@@ -31,7 +31,7 @@ from hatch_lower.hatch.outside import UnusedHookError, open_project
 from hatch_lower.runtime.files import open_folder
 
 if TYPE_CHECKING:
-    from hatch_lower.bench.worker import Opened
+    from hatch_lower.bench.opened import Opened
     from hatch_lower.hatch.project import Project
     from hatch_lower.runtime.loaded import LoadedModel
 
@@ -142,10 +142,10 @@ class LoweredModels:
 
     def refusal(self, case: Case) -> str | None:
         """Return why a method's recipe cannot run here, if that is so."""
-        from hatch_lower.bench import worker
+        from hatch_lower.bench.opened import refusal
 
         folder = self._side.folders[case.subject.model].path
-        return worker.refusal(folder, case.subject.model, case.subject.recipe)
+        return refusal(folder, case.subject.model, case.subject.recipe)
 
     @contextmanager
     def loaded(self, case: Case) -> Iterator[Loaded]:
@@ -162,16 +162,16 @@ class LoweredModels:
             torch.set_num_threads(before)
 
     def _load(self, subject: Subject) -> Loaded:
-        from hatch_lower.bench import worker
+        from hatch_lower.bench.opened import load, open_model
 
         key = subject.model, subject.recipe, subject.threads
         if self._last is None or self._last[0] != key:
             self._last = None  # one at a time is in memory
             folder = self._side.folders[subject.model].path
-            opened = worker.open_model(str(folder), subject.model, subject.recipe)
+            opened = open_model(str(folder), subject.model, subject.recipe)
             imports = self._imports.get(subject.recipe, ())
             request = {"model": subject.model, "recipe": subject.recipe, "imports": imports}
-            self._last = key, Loaded(opened, worker.load(opened, request))
+            self._last = key, Loaded(opened, load(opened, request))
         return self._last[1]
 
     def broken_limits(self, case: Case, marked: Mapping[str, float], rounds: Sequence[float] | None) -> list[str]:

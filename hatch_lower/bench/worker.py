@@ -18,14 +18,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hatch_lower.bench.inputs import input_values
+from hatch_lower.bench.opened import check_tensors, load, open_model, refusal
 from hatch_lower.errors import LowerError, ProgramError
-from hatch_lower.format.plan import MethodPlan, read_plan
-from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.format.plan import MethodPlan
 
 BLOCK = 0.001  # seconds for which one side is called before the others have their turn
 FEWEST_ROUNDS = 5
@@ -108,55 +107,12 @@ def answer(request: Request) -> Mapping[str, Any]:
         for path in request["sides"].values():
             if reason := refusal(Path(path), request["model"], request["recipe"]):
                 return {"refused": reason}
-        return measure_calls(request) if request["kind"] == "calls" else measure_load(request)
+        return KINDS[request["kind"]](request)
     except LowerError as error:
         return {"error": error.to_json()}
     except Exception as error:  # a delegate and a model's own code may raise anything
         found = f"{type(error).__name__}: {error}"
         return {"error": ProgramError("a model cannot be measured", found=found).to_json()}
-
-
-def refusal(path: Path, model: str, recipe: str) -> str | None:
-    from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
-
-    entry = open_folder(path).manifest.models[model].recipes[recipe]
-    return refusal_reason(entry, DelegateKinds(), str(path / MANIFEST))
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A model whose plan and check inputs have been read, but which is not loaded."""
-
-    folder: PackagedFolder
-    methods: Mapping[str, MethodPlan]
-    tensors: Mapping[str, Any]
-    has_state: bool  # in a delegate
-
-    def changes(self, method: str) -> bool:
-        """Return whether a call may change its inputs, or state."""
-        plan = self.methods[method]
-        return bool(plan.input_mutations or plan.mutations or self.has_state)
-
-
-def open_model(path: str, model: str, recipe: str) -> Opened:
-    from hatch_lower.runtime.check import read_tensors
-    from hatch_lower.runtime.executor import holds_state
-    from hatch_lower.runtime.torch_arrays import ARRAYS
-
-    folder = open_folder(Path(path))
-    entry = folder.manifest.models[model]
-    files = entry.recipes[recipe]
-    plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    return Opened(folder, plan.methods, read_tensors(folder, entry, ARRAYS), any(map(holds_state, plan.delegates)))
-
-
-def load(opened: Opened, request: Request) -> Any:
-    from hatch_lower.runtime.load import load_model
-    from hatch_lower.runtime.requirements import import_modules
-    from hatch_lower.runtime.selection import DelegateKinds
-
-    import_modules(request["imports"], str(opened.folder.path / MANIFEST), installed=True)
-    return load_model(opened.folder, request["model"], request["recipe"], DelegateKinds(), verify=False)
 
 
 def measure_load(request: Request) -> Mapping[str, Any]:
@@ -176,12 +132,6 @@ def measure_load(request: Request) -> Mapping[str, Any]:
         for _ in range(1, LOAD_CALLS):
             method_call(loaded, name, method, leaves, changes=True)(1)
     return {"load-seconds": seconds, "memory-bytes": max(proportional_memory() - before, 1), "methods": first}
-
-
-def check_tensors(request: Request) -> Mapping[str, Any]:
-    """Return the packaged check inputs with which every side is called."""
-    found = (open_model(path, request["model"], request["recipe"]).tensors for path in request["inputs"])
-    return next((tensors for tensors in found if tensors), {})
 
 
 def proportional_memory() -> int:
@@ -307,6 +257,11 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
         if len(earlier) == 4 and statistics.median(latest) > STABLE * statistics.median(earlier):
             return
 
+
+KINDS: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
+    "calls": measure_calls,
+    "load": measure_load,
+}
 
 if __name__ == "__main__":
     main()

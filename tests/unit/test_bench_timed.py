@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from support.exports import Workshop, packaged, write_folder
 from support.processes import is_running, wait_for
 
-from hatch_lower.bench import worker
+from hatch_lower.bench import opened, worker
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.host import Host
 from hatch_lower.bench.inputs import input_values
@@ -230,8 +230,8 @@ def test_an_eager_module_that_fails_is_left_out(host: Host, folder: Path) -> Non
 @pytest.mark.torch
 def test_all_sides_are_called_with_the_check_inputs_of_the_first_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[str, dict[str, int]] = {"a": {}, "b": {"x": 1}, "c": {"x": 2}}
-    monkeypatch.setattr(worker, "open_model", lambda path, model, recipe: SimpleNamespace(tensors=kept[path]))
-    assert worker.check_tensors({"inputs": ["a", "b", "c"], "model": "net", "recipe": "default"}) == {"x": 1}
+    monkeypatch.setattr(opened, "open_model", lambda path, model, recipe: SimpleNamespace(tensors=kept[path]))
+    assert opened.check_tensors({"inputs": ["a", "b", "c"], "model": "net", "recipe": "default"}) == {"x": 1}
 
 
 def test_a_block_is_as_long_as_a_call_of_the_slower_side() -> None:

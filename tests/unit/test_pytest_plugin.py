@@ -16,7 +16,7 @@ from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 # a run in this process forgets what it has imported, and torch cannot be imported twice
 import hatch_lower.runtime.check
 import hatch_lower.runtime.load  # noqa: F401
-from hatch_lower.bench import exact, inputs, tested, worker  # noqa: F401
+from hatch_lower.bench import exact, inputs, opened, tested, worker  # noqa: F401
 from hatch_lower.bench.side import Side, open_wheel
 from hatch_lower.bench.temporary import shared_folder
 from hatch_lower.errors import ProcessError
@@ -74,7 +74,7 @@ def make_project(root: Path, table: str) -> None:
 
 def test_what_is_timed_is_the_very_function_of_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, loaded = [], []
-    make_runner, load = BenchmarkFixture._make_runner, worker.load
+    make_runner, load = BenchmarkFixture._make_runner, opened.load
 
     def recording_runner(self: Any, function: Any, *arguments: Any) -> Any:
         timed.append(function)
@@ -85,7 +85,7 @@ def test_what_is_timed_is_the_very_function_of_the_model(run: Run, monkeypatch: 
         return loaded[-1]
 
     monkeypatch.setattr(BenchmarkFixture, "_make_runner", recording_runner)
-    monkeypatch.setattr(worker, "load", recording_load)
+    monkeypatch.setattr(opened, "load", recording_load)
     run(SPEED, "--hatch-lower-bench").assert_outcomes(passed=8)
     functions = [function for model in loaded for function in model.methods.values()]
     assert len(loaded) == 4  # each recipe once for each test function
@@ -273,7 +273,7 @@ def test_a_run_without_lowered_models_builds_nothing(run: Run, monkeypatch: pyte
 
 def test_a_recipe_for_another_machine_is_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = lambda path, model, recipe: "it is for aarch64" if recipe == "default" else None  # noqa: E731
-    monkeypatch.setattr(worker, "refusal", refuse)
+    monkeypatch.setattr(opened, "refusal", refuse)
     done = run(SPEED, "--hatch-lower-bench", "-rs")
     done.assert_outcomes(passed=4, skipped=4)
     done.stdout.fnmatch_lines(["*net/default cannot run here: it is for aarch64*"])
