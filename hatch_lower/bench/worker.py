@@ -258,9 +258,16 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
             return
 
 
+def measure_profile(request: Request) -> Mapping[str, Any]:
+    from hatch_lower.bench.profile.measure import measure
+
+    return measure(request)
+
+
 KINDS: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
     "calls": measure_calls,
     "load": measure_load,
+    "profile": measure_profile,
 }
 
 if __name__ == "__main__":

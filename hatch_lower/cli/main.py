@@ -19,6 +19,7 @@ from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
+from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
 from hatch_lower.errors import LowerError
@@ -58,6 +59,6 @@ def schema(markdown: bool) -> None:
 
 for command in (
     *(init, list_models, inspect, report, graph, diff, debug, check, fetch),
-    *(explain, reproduce, bench, cache, new_backend),
+    *(explain, reproduce, bench, profile, cache, new_backend),
 ):
     main.add_command(command)

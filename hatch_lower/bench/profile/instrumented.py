@@ -1,0 +1,119 @@
+"""A second build, through the cache, of recipes with an engine that measures nothing unless its code has timers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from hatch_lower.bench.command import Tell
+from hatch_lower.bench.project import is_project
+from hatch_lower.bench.side import Side, side_of
+from hatch_lower.bench.temporary import work_folder
+from hatch_lower.build.build import result_of
+from hatch_lower.build.contents import find_contents
+from hatch_lower.build.context import build_context, open_cache
+from hatch_lower.build.executor import export_models, record_results
+from hatch_lower.build.sources import urls_of
+from hatch_lower.build.unpack import places_in
+from hatch_lower.build.weight_sources import obtain_sources
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import ConfigError, ProgramError
+from hatch_lower.events import NullReporter
+from hatch_lower.format.debug_map import MethodDebug
+from hatch_lower.format.manifest import Manifest, ModelEntry
+from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.hatch.project import Project
+from hatch_lower.runtime.classes import editable_folder
+
+TIMERS: Mapping[str, Mapping[str, object]] = {"aoti": {"timers": True}}  # the option of each such backend
+
+
+def needs_timers(entry: ModelEntry, recipe: str) -> bool:
+    return not TIMERS.keys().isdisjoint(entry.recipes[recipe].backends)
+
+
+def find_sources(asked: Path | None, target: str | Path, manifest: Manifest) -> Project | None:
+    """Return the project that models come from: the one that is asked for, or the one of an editable install, or the
+    one in the current folder if it is of the same distribution.
+    """
+    if asked is None and is_project(target):
+        asked = Path(target)
+    if asked is not None:
+        return open_project(asked)
+    folder = None
+    if isinstance(target, str):
+        try:
+            folder = editable_folder(importlib.metadata.distribution(manifest.distribution))
+        except importlib.metadata.PackageNotFoundError:
+            folder = None
+    if folder is None and not Path("pyproject.toml").is_file():
+        return None
+    try:
+        project = open_project(Path(folder or ""))
+    except UnusedHookError:
+        return None
+    return project if project.settings.name == manifest.distribution else None
+
+
+@contextmanager
+def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell: Tell) -> Iterator[Side]:
+    """Lower some recipes of a model again, with timers, and open them; what `explain` says of the project stays."""
+    settings = with_timers(project.settings, model, recipes)
+    if not settings.models or {recipe.name for recipe in settings.recipes} != set(recipes):
+        raise ConfigError(
+            "the project does not lower this model",
+            where=str(settings.root),
+            found=f"no model `{model}` with the recipes {', '.join(f'`{name}`' for name in recipes)}",
+            hint="name the project that the wheel was built from with `--project`",
+        )
+    with work_folder() as work:
+        store = open_cache(settings, lambda _: None)
+        (work / "build").mkdir()
+        context = build_context(settings, project.view, work / "build", store, NullReporter())
+        tell(f"building {model} with timers")
+        urls = urls_of(settings.models)
+        sources = obtain_sources(context, urls) if urls else {}
+        answers = export_models(context, settings.models, {}, sources=sources)
+        unrecorded = replace(context, store=replace(store, mode="off"))
+        results = record_results(unrecorded, {}, answers)
+        for file in result_of(settings, results, {model: {}}, context.work).payload:
+            (work / "site" / file.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.source, work / "site" / file.path)
+            os.chmod(work / "site" / file.path, 0o600)  # native code is not loaded where others may write
+        contents = find_contents(work / "site")
+        yield side_of("build with timers", contents, places_in(contents, installed=False))
+
+
+def with_timers(settings: Settings, model: str, recipes: Sequence[str]) -> Settings:
+    kept = tuple(timed(recipe) for recipe in settings.recipes if recipe.name in recipes)
+    models = [replace(each, recipes=tuple(recipes), assets=()) for each in settings.models if each.name == model]
+    return replace(settings, models=tuple(models), recipes=kept, recipe_order=tuple(recipes))
+
+
+def timed(recipe: Recipe) -> Recipe:
+    backends = [
+        BackendChoice(choice.name, {**choice.options, **TIMERS.get(choice.name, {})}) for choice in recipe.backends
+    ]
+    return replace(recipe, backends=tuple(backends), verify=False)
+
+
+def refuse_other(built: MethodDebug, packaged: MethodDebug, root: Path) -> None:
+    """Refuse a build of another program than the packaged one; lines may have moved."""
+    if computed(built) != computed(packaged):
+        raise ProgramError(
+            "the project has changed since its models were lowered",
+            where=str(root),
+            found="other operations than in the packaged program",
+            hint="build the wheel again, or leave the engines without timers out: `--recipe`",
+        )
+
+
+def computed(debug: MethodDebug) -> object:
+    handles = {handle: (origin.op, origin.module) for handle, origin in debug.handles.items()}
+    return handles, debug.instructions, debug.delegates

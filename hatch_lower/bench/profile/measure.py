@@ -1,0 +1,170 @@
+"""What the measuring process does for a profile: it calls a method with timers and without, in turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.bench.inputs import input_values
+from hatch_lower.bench.opened import check_tensors, load, open_model
+from hatch_lower.errors import SampleError
+from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall
+from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.timing import REST, RESULTS, Clock, Timing
+
+WARM_SECONDS, WARM_CALLS = 0.5, 3  # for which, and how often, a method is called before anything is measured
+FEWEST, MOST = 10, 500  # calls that are measured
+
+Request = Mapping[str, Any]
+
+
+def measure(request: Request) -> Mapping[str, Any]:
+    """Return the nanoseconds of calls of one method, and what of these was in which instruction.
+
+    The two sides are the same recipe; one may be built with timers inside.
+    """
+    import torch
+
+    torch.set_num_threads(request["threads"])
+    name = request["method"]
+    opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
+    method, timing = opened["timed"].methods[name], Timing()
+    loaded = {
+        "plain": load(opened["plain"], request),
+        "timed": load(opened["timed"], request, timing),
+    }
+    tensors = check_tensors(request)
+    if request["samples"] is not None:
+        cases = samples_of(Path(request["samples"]), name, opened["timed"].methods)
+    else:
+        cases = [input_values(name, method, tensors, {})]
+    changes = any(side.changes(name) for side in opened.values())
+    ways = {side: Way(model, name, method, cases, changes=changes) for side, model in loaded.items()}
+    steps = Steps(timing, timing.clocks[name])
+    warm = 0
+    begin = time.perf_counter()
+    while warm < WARM_CALLS or (time.perf_counter() - begin < WARM_SECONDS and warm < MOST):
+        for way in ways.values():
+            way.call(warm)
+        warm += 1
+    timing.forget_runs()
+    times: dict[str, list[int]] = {"plain": [], "timed": []}
+    gc.collect()
+    gc.disable()
+    begin = time.perf_counter()
+    for turn in range(max(MOST, len(cases))):
+        if turn >= max(FEWEST, len(cases)) and time.perf_counter() - begin >= request["seconds"]:
+            break
+        # each is called first as often as last
+        for side in sorted(ways, reverse=turn % 2 == 1):
+            start, end = ways[side].call(turn)
+            times[side].append(end - start)
+            if side == "timed":
+                steps.take(start, end)
+    gc.enable()
+    report = steps.report()
+    made_up = request["samples"] is None and not any(key.startswith(f"{name}/input/") for key in tensors)
+    return {"times": times, "steps": report, "untimed": steps.untimed, "made up": made_up}
+
+
+def samples_of(path: Path, name: str, methods: Mapping[str, MethodPlan]) -> list[list[object]]:
+    """Return the flat inputs of each case that a sample file has for a method."""
+    from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
+
+    samples = read_samples(path, {each: sample_paths(plan) for each, plan in methods.items()})[name]
+    if not samples:
+        raise SampleError(
+            "a sample file has no inputs for the method that is profiled",
+            where=str(path),
+            found=f"none of `{name}`",
+            hint=f"write some under keys such as `{name}/0/{(sample_paths(methods[name]) or ['x'])[0]}`",
+        )
+    return [sample_leaves(name, methods[name], sample) for sample in samples]
+
+
+class Way:
+    """Calls a method with each case in turn; `changes`: a call may change its inputs or the model's state, so each one
+    gets those of the first.
+    """
+
+    def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
+        from hatch_lower.runtime.check import call_arguments
+        from hatch_lower.runtime.torch_arrays import ARRAYS
+
+        self._model, self._function, self._changes = model, model.methods[name], changes
+        self._make = [partial(call_arguments, method, leaves, ARRAYS) for leaves in cases]
+        self._given = [make() for make in self._make]
+
+    def call(self, turn: int) -> tuple[int, int]:
+        """Return when a call began and ended."""
+        case = turn % len(self._given)
+        if self._changes:
+            self._model.reset()
+            self._given[case] = self._make[case]()
+        args, kwargs = self._given[case]
+        begin = time.perf_counter_ns()
+        self._function(*args, **kwargs)
+        return begin, time.perf_counter_ns()
+
+
+class Steps:
+    """Adds up what was measured of each instruction, and of each one inside a delegate."""
+
+    def __init__(self, timing: Timing, clock: Clock) -> None:
+        self._timing, self._clock = timing, clock
+        self._nanoseconds: dict[int, int] = defaultdict(int)
+        self._counts: dict[int, int] = defaultdict(int)
+        self._callers: dict[int, list[int]] = defaultdict(list)  # of each delegate, the instruction of each run
+        self.untimed: dict[int, str] = {}  # why delegates, by index, do not measure what is inside them
+
+    def take(self, begin: int, end: int) -> None:
+        for number, nanoseconds in self._clock.take(begin, end):
+            if number == REST:
+                continue
+            self._nanoseconds[number] += nanoseconds
+            self._counts[number] += 1
+            if number == RESULTS:
+                continue
+            _, instruction = self._clock.instructions[number]
+            if isinstance(instruction, DelegateCall):
+                self._callers[instruction.delegate].append(number)
+
+    def report(self) -> list[dict[str, Any]]:
+        parts = self._parts()
+        rows = []
+        for number in self._nanoseconds:
+            path, instruction = ("", None) if number == RESULTS else self._clock.instructions[number]
+            row: dict[str, Any] = {"path": path, "op": op_of(instruction), "nanoseconds": self._nanoseconds[number]}
+            row["count"] = self._counts[number]
+            if isinstance(instruction, DelegateCall):
+                row["delegate"] = instruction.delegate
+                row["parts"] = [[ids, *figures] for ids, figures in parts[number].items()]
+            rows.append(row)
+        return rows
+
+    def _parts(self) -> Mapping[int, Mapping[tuple[str, ...], Sequence[float]]]:
+        # by instruction, nanoseconds and count of what is inside
+        parts: dict[int, dict[tuple[str, ...], list[float]]] = defaultdict(dict)
+        for delegate, callers in self._callers.items():
+            runs = self._timing.take_runs(delegate)
+            if len(runs) != len(callers):  # it measures none, or lost some and does not say which
+                own = self._timing.delegates[delegate].untimed
+                self.untimed[delegate] = own if not runs else f"{len(runs)} of {len(callers)} runs are known"
+                continue
+            for number, run in zip(callers, runs, strict=True):
+                for ids, nanoseconds in run.items():
+                    figures = parts[number].setdefault(ids, [0, 0])
+                    figures[0] += nanoseconds
+                    figures[1] += 1
+        return parts
+
+
+def op_of(instruction: Instruction | None) -> str:
+    if instruction is None:
+        return "copies of results and state"
+    return instruction.op if isinstance(instruction, OpCall | PythonCall) else instruction.kind

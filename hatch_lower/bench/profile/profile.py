@@ -1,0 +1,111 @@
+"""One method's profile: each recipe is called in the measuring process, and what it measured divided among lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hatch_lower.bench.command import Tell
+from hatch_lower.bench.host import Host, RefusedError
+from hatch_lower.bench.opened import refusal
+from hatch_lower.bench.profile.attribute import attribute
+from hatch_lower.bench.profile.instrumented import built_with_timers, needs_timers, refuse_other
+from hatch_lower.bench.profile.rows import Profile, RecipeProfile
+from hatch_lower.bench.side import Side
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.debug_map import NO_DEBUG, MethodDebug
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.plan import Plan
+from hatch_lower.hatch.project import Project
+from hatch_lower.runtime.editable import changed_sources, stale_text
+
+LOAD_LIMIT = 600.0  # seconds for loading twice and the calls that are made in any case
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTask:
+    """What is asked for."""
+
+    side: Side
+    model: str
+    method: str
+    recipes: tuple[str, ...]  # empty: all that can run here
+    inputs: Path | None  # a sample file
+    threads: int
+    seconds: float  # for which each recipe is called
+    project: Project | None  # from which recipes can be built again, with timers
+    environment: Mapping[str, str]
+
+
+def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, str]]:
+    """Return the profile, and why recipes that nobody asked for are not in it."""
+    entry = task.side.folders[task.model].manifest.models[task.model]
+    refused = {} if task.recipes else refusals(task, entry)
+    recipes = task.recipes or tuple(recipe for recipe in entry.order if recipe not in refused)
+    if not recipes:
+        raise refused_error(task, entry.order[0], refused[entry.order[0]])
+    with ExitStack() as stack:
+        sides = dict.fromkeys(recipes, task.side)
+        again = [recipe for recipe in recipes if needs_timers(entry, recipe)]
+        if again and task.project is not None:
+            built = stack.enter_context(built_with_timers(task.project, task.model, again, tell))
+            sides |= dict.fromkeys(again, built)
+        host = stack.enter_context(Host(task.threads, task.environment))
+        profiles = {}
+        for recipe, side in sides.items():
+            tell(f"calling {task.model}.{task.method}, recipe {recipe}")
+            profiles[recipe] = profile_of(task, host, recipe, side)
+    changed = changed_sources(task.side.folders[task.model], task.model)
+    notes = (stale_text(task.model, changed),) if changed else ()
+    return Profile(task.model, task.method, task.threads, profiles, notes), refused
+
+
+def refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
+    """Return why recipes cannot run here."""
+    reasons = {recipe: refusal(task.side.folders[task.model].path, task.model, recipe) for recipe in entry.order}
+    return {recipe: reason for recipe, reason in reasons.items() if reason is not None}
+
+
+def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> RecipeProfile:
+    plain = str(task.side.folders[task.model].path)
+    request = {
+        "kind": "profile",
+        "model": task.model,
+        "recipe": recipe,
+        "method": task.method,
+        "threads": task.threads,
+        "imports": [],
+        "inputs": [plain],
+        "samples": None if task.inputs is None else str(task.inputs.absolute()),
+        "sides": {"plain": plain, "timed": str(timed.folders[task.model].path)},
+        "seconds": task.seconds,
+    }
+    try:
+        found = host.ask(request, f"recipe `{recipe}`", task.seconds + LOAD_LIMIT)
+    except RefusedError as error:
+        raise refused_error(task, recipe, str(error)) from error
+    plan, debug = program_of(timed, task, recipe)
+    if timed is not task.side and task.project is not None:
+        _, packaged = program_of(task.side, task, recipe)
+        refuse_other(debug, packaged, task.project.settings.root)
+    notes = ["no inputs are packaged: it was called with random numbers"] if found["made up"] else []
+    if debug is NO_DEBUG:
+        notes.append("the debug map does not have this method: nothing is attributed to source lines")
+    profile = attribute(found, plan, debug)
+    return replace(profile, notes=(*notes, *profile.notes))
+
+
+def program_of(side: Side, task: ProfileTask, recipe: str) -> tuple[Plan, MethodDebug]:
+    contents = next(each for each in side.contents if task.model in each.models)
+    entry = contents.manifest.models[task.model].recipes[recipe]
+    return contents.plan(entry), contents.debug(entry).methods.get(task.method, NO_DEBUG)
+
+
+def refused_error(task: ProfileTask, recipe: str, reason: str) -> ProgramError:
+    return ProgramError(
+        f"recipe `{recipe}` of model `{task.model}` cannot run here",
+        found=reason,
+        hint="install what is named, or name another recipe with `--recipe`",
+    )

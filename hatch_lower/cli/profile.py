@@ -1,0 +1,107 @@
+"""`hatch-lower profile`: which source lines take the time of a call, in each engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
+from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress, write_report
+from hatch_lower.cli.output import page, show_json
+from hatch_lower.errors import ProgramError, nearest
+
+if TYPE_CHECKING:
+    from hatch_lower.bench.profile.exports import Format
+    from hatch_lower.format.manifest import ModelEntry
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+HOUR = 60 * 60
+
+
+@click.command()
+@click.argument("target", metavar="NAME|PATH")
+@click.argument("method", default="forward")
+@path_option
+@click.option("--model", help="The model, where there are several.")
+@click.option("--recipe", "recipes", multiple=True, help="A recipe; may be given several times. Default: all.")
+@click.option("--inputs", type=FILE, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
+@click.option(
+    "--project",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The project that the models come from: with timers, `aoti` builds them again. Default: this folder.",
+)
+@click.option("--threads", type=click.IntRange(1), help="Threads of a call. Default: one for each core.")
+@click.option(
+    "--seconds", type=Seconds(0.1, HOUR), default=5.0, help="How long each recipe is called.", show_default=True
+)
+@click.option("--all", "is_all", is_flag=True, help="Show operations of less than a thousandth of the call, too.")
+@click.option("--export", type=FILE, metavar="FILE", help="Write the profile into a file, too.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "speedscope", "trace"]),
+    help="Of that file; `trace` is Chrome's, for Perfetto. Default: as it is called, `x.trace.json` say; else `json`.",
+)
+@json_option
+def profile(
+    target: str,
+    method: str,
+    is_path: bool,
+    model: str | None,
+    recipes: tuple[str, ...],
+    inputs: Path | None,
+    project: Path | None,
+    threads: int | None,
+    seconds: float,
+    is_all: bool,
+    export: Path | None,
+    form: Format | None,
+    as_json: bool,
+) -> None:
+    """Show which source lines take the time of calls.
+
+    NAME is an installed model or distribution; PATH is a wheel, a folder with lowered models, or a project, which is
+    built. In each recipe METHOD, by default `forward`, is called with the timers of its engines, and without.
+    """
+    from hatch_lower.bench.profile.exports import export_text, format_of
+    from hatch_lower.bench.profile.instrumented import find_sources, needs_timers
+    from hatch_lower.bench.profile.profile import ProfileTask, make_profile
+    from hatch_lower.bench.temporary import ending_on_sigterm
+    from hatch_lower.cli.profile_text import profile_lines
+    from hatch_lower.runtime.processor import physical_cores
+
+    check_folders(export)
+    place = target_of(target, is_path)
+    with ending_on_sigterm(), progress() as tell, open_target(place, tell) as side:
+        contents, name, entry = choose_model(list(side.contents), model)
+        chosen = tuple(choose_recipe(name, entry, recipe) for recipe in recipes)
+        has_use = project is not None or any(needs_timers(entry, recipe) for recipe in chosen or entry.order)
+        task = ProfileTask(
+            side=side,
+            model=name,
+            method=check_method(name, entry, method),
+            recipes=chosen,
+            inputs=inputs,
+            threads=threads or physical_cores(),
+            seconds=seconds,
+            project=find_sources(project, place, contents.manifest) if has_use else None,
+            environment=os.environ,
+        )
+        found, refused = make_profile(task, tell)
+    if export is not None:
+        write_report(export, "w", export_text(found, form or format_of(export)))
+    if as_json:
+        show_json(found.to_json())
+    else:
+        page(profile_lines(found, refused, is_all=is_all))
+
+
+def check_method(model: str, entry: ModelEntry, method: str) -> str:
+    known = {name for recipe in entry.recipes.values() for name in recipe.methods}
+    if method not in known:
+        raise ProgramError(f"the model `{model}` has no such method", found=nearest(method, known))
+    return method
