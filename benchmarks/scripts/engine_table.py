@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
-__all__ = ["WRITTEN", "measure", "replaced", "set_backends"]
+__all__ = ["BACKENDS", "PROJECTS", "TABLE", "WRITTEN", "measure", "replaced", "set_backends"]
 
 PROJECTS = Path(__file__).resolve().parents[1] / "projects"
 MODELS = {"bert": ("BERT-base 1x128", 15), "resnet": ("ResNet-18", 25), "mlp": ("MLP", 2000)}
