@@ -1,0 +1,54 @@
+"""How far a value is from eager's, on the scale of the whole value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.runtime.numbers import Tolerance, number_difference, widest, wrong_places
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    largest: float  # absolute; infinite for what cannot be subtracted
+    is_wrong: bool
+    text: str = ""  # what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is wrong in the midst of a method.
+
+    A sum of large terms that is near 0 is off by the rounding of the terms, so that the tolerance is that for the
+    greatest magnitude of a tensor: what is beyond it is no rounding. With `strict` it is that for each number, as in
+    verification. Integers of 8 bits may be off by one in a method that rounds to them.
+    """
+
+    tolerance: Tolerance  # of the method, whatever its dtypes are
+    strict: bool = False
+
+    def distance(self, expected: object, given: object) -> Distance:
+        if not isinstance(expected, torch.Tensor) or not isinstance(given, torch.Tensor):
+            same = expected == given or (expected != expected and given != given)
+            return Distance(0.0 if same else math.inf, not same, "" if same else f"{given!r} instead of {expected!r}")
+        if expected.dtype != given.dtype or expected.shape != given.shape:
+            told = [f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in (given, expected)]
+            return Distance(math.inf, True, f"{told[0]} instead of {told[1]}")
+        tolerance = self.tolerance
+        if not self.strict and expected.dtype.is_floating_point and expected.numel():
+            finite = widest(expected)[expected.isfinite()]
+            greatest = float(finite.abs().max()) if finite.numel() else 0.0
+            rtol, atol = tolerance.of(expected.dtype)
+            tolerance = Tolerance(rtol, atol + rtol * greatest, tolerance.quantised)
+        if self.tolerance.quantised and expected.dtype in (torch.int8, torch.uint8):
+            steps = (expected.to(torch.int16) - given.to(torch.int16)).abs()
+            most = float(steps.max()) if expected.numel() else 0.0
+            return Distance(most, most > 1, f"off by up to {most:g} steps of 8 bits" if most > 1 else "")
+        text, largest = number_difference(expected, given, tolerance)
+        if text and not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+            count = int(wrong_places(expected, given, tolerance).sum())
+            return Distance(math.inf, True, f"{count} of {expected.numel()} values are different")
+        return Distance(largest, bool(text), text)

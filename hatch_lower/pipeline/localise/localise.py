@@ -1,0 +1,257 @@
+"""From a method that computes something else than eager to what in it is wrong, on one page.
+
+```text
+localise_method   each input, by eager and by torch (`reference`), and every unit alone on these values (`units`)
+inside            of the first partition that is off: which operations (`search`, over the probes of `partition`)
+```
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from hatch_lower.cache.store import Store
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
+from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.graph.tensors import span_length
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.pipeline.localise.comparing import Distance, Measure
+from hatch_lower.pipeline.localise.finding import Finding, Operation, Verdict
+from hatch_lower.pipeline.localise.partition import (
+    LEAST_ROOM,
+    Call,
+    Limits,
+    PartitionProbe,
+    agreement,
+    order_of,
+    steps_of,
+)
+from hatch_lower.pipeline.localise.pieces import Piece, Runner
+from hatch_lower.pipeline.localise.reference import state_values, user_values
+from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
+from hatch_lower.pipeline.localise.units import Off, Units
+from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.torch_private import trees
+
+CALLS = 2  # of each input: state must go on from call to call
+SHARE = 8  # the part of a model's bytes that the values of one probe may take
+
+VERDICTS: Mapping[Kind, Verdict] = {
+    Kind.ALONE: "operation",
+    Kind.TOGETHER: "together",
+    Kind.AMONG: "among",
+    Kind.UNSEEN: "partition",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs of a method."""
+
+    name: str
+    leaves: tuple[object, ...]
+    new_eager: Callable[[], Callable[[], object]]  # returns what calls a fresh eager module with them, again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A method as it was lowered."""
+
+    model: str
+    method: str
+    recipe: str
+    program: ExportedProgram
+    partitioners: Mapping[str, Partitioner]  # by the id of their backend
+    tolerance: Tolerance
+    store: Store
+    folder: Path
+    origin: Callable[[Node], Operation]
+    reproduce: Callable[[Piece, Sequence[Any], LoweredBackendModule, Finding], str] | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    subject: Subject
+    limits: Limits
+    began: float = field(default_factory=time.monotonic)
+
+    def finding(self, verdict: Verdict, **facts: Any) -> Finding:
+        subject, seconds = self.subject, time.monotonic() - self.began
+        known = {"lowerings": self.limits.lowerings, "seconds": round(seconds, 2), **facts}
+        return Finding(subject.model, subject.method, subject.recipe, verdict, **known)
+
+
+def localise_method(subject: Subject, cases: Sequence[Case], seconds: float) -> Finding:
+    """Return what is wrong in a method, found within about so many seconds: a backend's call is not interrupted."""
+    progress = Progress(subject, Limits(time.monotonic() + seconds))
+    room = room_of(subject.program)
+    units = Units(subject.program, room, subject.folder, subject.store)
+    for case in cases:
+        if varies(case):
+            return progress.finding("random", case=case.name)
+    for case in cases:
+        finding = in_case(progress, units, case, room)
+        if finding is not None:
+            return finding
+    names = ", ".join(case.name for case in cases)
+    return progress.finding("rounding" if differs(subject, cases) else "none", case=names)
+
+
+def room_of(program: ExportedProgram) -> int:
+    tensors = [*program.state_dict.values(), *program.constants.values()]
+    held = sum(span_length(tensor) * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return max(held // SHARE, LEAST_ROOM)
+
+
+def varies(case: Case) -> bool:
+    """Return whether eager itself computes something else in another call of a fresh module."""
+    first, second = (trees.tree_leaves(case.new_eager()()) for _ in range(2))
+    measure = Measure(Tolerance())
+    return any(measure.distance(one, other).is_wrong for one, other in zip(first, second, strict=True))
+
+
+def in_case(progress: Progress, units: Units, case: Case, room: int) -> Finding | None:
+    """Return what is wrong for some inputs."""
+    measure = Measure(progress.subject.tolerance)
+    state = units.fresh_state()
+    eager = case.new_eager()
+    for number in range(1, CALLS + 1 if state else 2):
+        name = case.name if number == 1 else f"{case.name}, call {number}"
+        results: list[Any] = []
+        off = units.first_off(case.leaves, state, measure, results)
+        if off is not None and off.unit.delegate is None:
+            node, distance = off.distances[0]
+            operation = progress.subject.origin(node)
+            held = sorted({module.backend_id for module in held_by(progress.subject.program, node)})
+            notes = (f"its branches or body hold partitions of {', '.join(held)}",) if held else ()
+            return progress.finding("outside", case=name, operations=(operation,), notes=notes, **told(distance))
+        if off is not None:
+            return replace(inside(progress, off, measure, room), case=name)
+        expected = trees.tree_leaves(eager())
+        compared = [measure.distance(one, other) for one, other in zip(expected, results, strict=True)]
+        if wrong := [distance for distance in compared if distance.is_wrong]:
+            return progress.finding("conversion", case=name, **told(wrong[0]))
+    return None
+
+
+def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModule]:
+    """Yield what was lowered in the graphs that control flow is given."""
+    for source in producer_of(node).all_input_nodes:
+        attribute = attribute_of(program.graph_module, str(source.target)) if source.op == "get_attr" else None
+        if isinstance(attribute, GraphModule):
+            for module in graph_modules(attribute):
+                yield from get_lowered_backend_modules(module)
+
+
+def differs(subject: Subject, cases: Sequence[Case]) -> bool:
+    """Return whether the method as a whole computes something else than eager, as verification takes it."""
+    measure = Measure(subject.tolerance, strict=True)
+    folder = subject.folder / "whole"
+    folder.mkdir()
+    with process_restored():
+        runner = Runner(subject.program, folder, subject.store)
+        for case in cases:
+            runner.reset()
+            eager = case.new_eager()
+            for _ in range(CALLS):
+                pairs = zip(trees.tree_leaves(eager()), runner(case.leaves), strict=True)
+                if any(measure.distance(one, other).is_wrong for one, other in pairs):
+                    return True
+    return False
+
+
+def told(distance: Distance) -> dict[str, Any]:
+    return {"difference": distance.text, "error": distance.largest if math.isfinite(distance.largest) else None}
+
+
+def inside(progress: Progress, off: Off, measure: Measure, room: int) -> Finding:
+    """Return what is wrong in a partition that is off."""
+    subject, module = progress.subject, off.unit.delegate
+    assert module is not None
+    program = module.original_module
+    steps = steps_of(program)
+    order = order_of(steps, room)
+    probe = PartitionProbe(
+        program,
+        steps,
+        DelegationSpec(module.backend_id, module.compile_specs),
+        subject.partitioners.get(module.backend_id),
+        off.call,
+        measure,
+        progress.limits,
+        subject.store,
+        subject.folder,
+    )
+    number = {value: index for index, step in enumerate(steps) for value in step.values}
+    results = user_values(program)
+    returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes one of the results
+    wrong = [number[value] for value in returned if value in number]
+    facts: dict[str, Any] = {"backend": module.backend_id, "partition": off.unit.number}
+    if not wrong:  # it returns what it was given
+        return progress.finding("partition", **facts, **told(off.distances[0][1]))
+    found = find_wrong(order, min(wrong), probe)
+    if found.kind is Kind.UNSEEN and off.before is not None and (state := in_state(probe, order, off.before)):
+        found = state
+    return describe(progress, probe, order, found, facts, off)
+
+
+def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
+    """Look for what a partition kept wrongly in the call before, where nothing in this one is wrong by itself."""
+    steps = {value: index for index, step in enumerate(probe.steps) for value in step.values}
+    kept = [steps[node] for node in state_values(probe.program).values() if node in steps]
+    call, probe.call = probe.call, before
+    bad = None
+    try:
+        bad = probe(frozenset(range(len(probe.steps))), sorted(set(kept))) if kept else None
+        return find_wrong(order, min(bad), probe) if bad else None
+    except ExhaustedError:
+        return None
+    finally:
+        if not bad:
+            probe.call = call
+
+
+def describe(
+    progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, Any], off: Off
+) -> Finding:
+    subject = progress.subject
+    operations = tuple(subject.origin(probe.steps[operation].main) for operation in found.operations)
+    wrong = [probe.distances[number] for number in found.operations if number in probe.distances]
+    shown = [distance for distance in wrong if distance.is_wrong] or [off.distances[0][1]]
+    facts |= told(shown[0])
+    verdict = VERDICTS[found.kind]
+    notes = list(notes_of(probe, found))
+    if found.kind is Kind.UNSEEN and off.before is not None:
+        verdict = "state"
+    if found.kind is Kind.ALONE:
+        (operation,) = found.operations
+        facts["agree"] = agreement(order, operation, probe.distances)
+        if frozenset(found.operations) in probe.unclaimed and operation not in probe.seen:
+            verdict = "partition"
+            notes.append(f"{operations[0].op} is off alone, but the backend would not take it alone by itself")
+            operations = ()
+    finding = progress.finding(verdict, operations=operations, notes=tuple(notes), **facts)
+    if subject.reproduce is None or not found.operations:
+        return finding
+    used = {source for number in found.operations for source in order.sources[number]}
+    piece = probe.piece(found.operations, [number for number in found.operations if number not in used])
+    assert off.unit.delegate is not None
+    return replace(finding, reproduction=subject.reproduce(piece, probe.inputs_of(piece), off.unit.delegate, finding))
+
+
+def notes_of(probe: PartitionProbe, found: Found) -> Iterator[str]:
+    if found.kind in (Kind.AMONG, Kind.TOGETHER) and probe.limits.is_over():
+        yield f"stopped after {probe.limits.lowerings} lowerings: a longer search may find fewer operations"
+    if probe.refusals and found.kind is Kind.AMONG:
+        yield f"the backend refused {len(probe.refusals)} smaller programs, the last one so: {probe.refusals[-1]}"

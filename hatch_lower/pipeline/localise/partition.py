@@ -1,0 +1,213 @@
+"""The search inside one partition: its operations as numbers, and probes that lower some of them and compare."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import LowerError
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
+from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.pipeline.localise.comparing import Distance, Measure
+from hatch_lower.pipeline.localise.pieces import Piece, Runner, cut_out, lower_piece, takes_all
+from hatch_lower.pipeline.localise.reference import State, evaluate, values_at
+from hatch_lower.pipeline.localise.search import ExhaustedError, Order
+from hatch_lower.torch_private.operators import OpOverload, base_name
+
+MOST_LOWERINGS = 12
+LEAST_ROOM = 1 << 24  # bytes of values that a probe may look at in any case
+
+
+@dataclass(slots=True)
+class Limits:
+    """How much may still be tried."""
+
+    ends: float  # on the clock of `time.monotonic`
+    lowerings: int = 0
+
+    def is_over(self) -> bool:
+        return self.lowerings >= MOST_LOWERINGS or time.monotonic() > self.ends
+
+    def take(self) -> None:
+        if self.is_over():
+            raise ExhaustedError
+        self.lowerings += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a partition on eager's own values."""
+
+    inputs: tuple[Any, ...]
+    state: State  # as it was before
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation, with the nodes that take its single results."""
+
+    main: Node
+    nodes: tuple[Node, ...]
+    values: tuple[Node, ...]  # those that are tensors
+    is_fixed: bool  # whether it is computed from constants alone
+
+
+def steps_of(program: ExportedProgram) -> list[Step]:
+    changed = mutated_targets(program)
+    fixed = {node for node, spec in constant_placeholders(program).items() if spec.target not in changed}
+    steps = []
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        items = tuple(user for user in node.users if user.target is operator.getitem)
+        attributes = tuple(source for source in node.all_input_nodes if source.op == "get_attr")
+        is_fixed = all(source in fixed for source in node.all_input_nodes if source.op != "get_attr")
+        if is_fixed:
+            fixed.update((node, *items))
+        values = tuple(each for each in items or (node,) if isinstance(each.meta.get("val"), torch.Tensor))
+        steps.append(Step(node, (*attributes, node, *items), values, is_fixed))
+    return steps
+
+
+def order_of(steps: Sequence[Step], room: int) -> Order:
+    number = {node: index for index, step in enumerate(steps) for node in step.nodes if node.op != "get_attr"}
+    # sizes are computed by the program, not by a backend's kernels
+    sources = tuple(
+        tuple(
+            sorted(
+                {
+                    number[source]
+                    for node in step.nodes
+                    for source in node.all_input_nodes
+                    if source in number and number[source] != index and steps[number[source]].values
+                }
+            )
+        )
+        for index, step in enumerate(steps)
+    )
+    comparable = frozenset(index for index, step in enumerate(steps) if step.values)
+    sizes = tuple(sum(map(bytes_of, step.values)) for step in steps)
+    views = frozenset(index for index, step in enumerate(steps) if is_view(step.main) or is_copy(step.main))
+    return Order(sources, comparable, views, sizes, room)
+
+
+def is_copy(node: Node) -> bool:
+    # what dropout becomes, too; some engines cannot return both it and what it copies
+    operator = torch_operator(node.target)
+    return isinstance(operator, OpOverload) and base_name(operator) == "clone"
+
+
+def bytes_of(node: Node) -> int:
+    value = node.meta["val"]
+    count = 1
+    for size in value.shape:
+        count *= size if isinstance(size, int) else size.node.hint or 1
+    return int(count * value.element_size())
+
+
+@dataclass(slots=True)
+class PartitionProbe:
+    """Lowers parts of a partition, and compares what they compute with what torch does."""
+
+    program: ExportedProgram
+    steps: Sequence[Step]
+    spec: DelegationSpec
+    partitioner: Partitioner | None
+    call: Call
+    measure: Measure
+    limits: Limits
+    store: Store
+    folder: Path
+    distances: dict[int, Distance] = field(default_factory=dict)  # of each value, when it was last compared
+    refusals: list[str] = field(default_factory=list)
+    unclaimed: set[frozenset[int]] = field(default_factory=set)  # what the partitioner would not take by itself
+    seen: set[int] = field(default_factory=set)  # what was wrong in programs that it would take
+
+    def __call__(self, operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
+        piece = self.piece(operations, outputs)
+        self.limits.take()
+        try:
+            if self.partitioner is not None:
+                with process_restored():
+                    is_claimed = takes_all(self.partitioner, piece.program)
+                if not is_claimed:
+                    self.unclaimed.add(operations)
+            given = self.run(piece)
+        except BaseException as error:  # whatever a backend raises: it refuses
+            if is_out_of_memory(error) or isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            self.refusals.append(refusal_text(error))
+            return None
+        bad = self.compare(piece, given, outputs)
+        if operations not in self.unclaimed:
+            self.seen |= bad
+        return bad
+
+    def piece(self, operations: Collection[int], outputs: Sequence[int]) -> Piece:
+        """Return some operations as a program, with what they take that is computed from constants alone."""
+        chosen = set(operations)
+        number = {node: index for index, step in enumerate(self.steps) for node in step.nodes}
+        pending = list(chosen)
+        while pending:
+            for node in self.steps[pending.pop()].nodes:
+                for source in node.all_input_nodes:
+                    index = number.get(source)
+                    if index is not None and index not in chosen and self.steps[index].is_fixed:
+                        chosen.add(index)
+                        pending.append(index)
+        nodes = [node for index in chosen for node in self.steps[index].nodes]
+        values = [value for index in sorted(set(outputs)) for value in self.steps[index].values]
+        return cut_out(self.program, nodes, values)
+
+    def run(self, piece: Piece) -> list[Any]:
+        gc.collect()  # a loaded program is in circles with itself
+        with TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder, process_restored():
+            runner = Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)
+            return runner(self.inputs_of(piece))
+
+    def inputs_of(self, piece: Piece) -> list[Any]:
+        values = values_at(self.program, self.call.inputs, self.call.state, piece.inputs)
+        return [values[node] for node in piece.inputs]
+
+    def compare(self, piece: Piece, given: list[Any], outputs: Sequence[int]) -> frozenset[int]:
+        number = {value: index for index in outputs for value in self.steps[index].values}
+        results: dict[Node, Any] = dict(zip(piece.outputs, given, strict=True))
+        given.clear()
+        found: dict[int, Distance] = {}
+        for node, value in evaluate(self.program, self.call.inputs, dict(self.call.state)):
+            if node in results:
+                distance = self.measure.distance(value, results.pop(node))
+                index = number[node]
+                if index not in found or distance.is_wrong or distance.largest > found[index].largest:
+                    found[index] = distance
+            if not results:
+                break
+        self.distances.update(found)
+        return frozenset(index for index, distance in found.items() if distance.is_wrong)
+
+
+def refusal_text(error: BaseException) -> str:
+    if isinstance(error, LowerError):
+        return f"{error.what}: {error.found.splitlines()[0]}" if error.found else error.what
+    return describe_exception(error).splitlines()[0]
+
+
+def agreement(order: Order, operation: int, distances: Mapping[int, Distance]) -> float:
+    """Return by how much the inputs of an operation were off where they were last compared."""
+    seen = [distances[source].largest for source in order.sources[operation] if source in distances]
+    return max(seen, default=0.0)

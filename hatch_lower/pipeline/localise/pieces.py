@@ -1,0 +1,149 @@
+"""Pieces of a lowered method: nodes as a program of their own, lowered by the same backend, and run as packaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.cache.store import Store
+from hatch_lower.exir.backend.backend_api import lower_methods, tag_program
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
+from hatch_lower.exir.graph.surgery import computes
+from hatch_lower.exir.lowering.extract import extract
+from hatch_lower.exir.lowering.partition import Partition
+from hatch_lower.pipeline.emit.constants_file import write_constants
+from hatch_lower.pipeline.emit.delegates import names_in_constants
+from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.random_inputs import copied_tensor
+from hatch_lower.runtime.executor import Executor, execute_plan
+from hatch_lower.runtime.mapped import ConstantsFile
+from hatch_lower.runtime.selection import DelegateKinds
+
+METHOD = "piece"
+CONSTANTS_FILE = "constants.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some nodes of a program, as a program that takes everything else as inputs."""
+
+    program: ExportedProgram
+    inputs: tuple[Node, ...]  # nodes of the owner whose values it takes
+    outputs: tuple[Node, ...]  # nodes of the owner whose values it returns
+
+
+def cut_out(owner: ExportedProgram, nodes: Collection[Node], outputs: Sequence[Node]) -> Piece:
+    """Return nodes of a program as a program; constants that the owner does not change stay constants in it."""
+    constants = constant_placeholders(owner)
+    changed = mutated_targets(owner)
+    members = set(nodes)
+    owned: dict[Node, None] = {}
+    inputs: dict[Node, None] = {}
+    ordered = [node for node in owner.graph.nodes if node in members]
+    for node in ordered:
+        for source in node.all_input_nodes:
+            if source in members:
+                continue
+            is_fixed = source in constants and constants[source].target not in changed
+            (owned if is_fixed else inputs)[source] = None
+    partition = Partition(
+        owner.graph_module,
+        METHOD,
+        DelegationSpec("", []),
+        nodes=ordered,
+        owned=[node for node in constants if node in owned],
+        inputs=list(inputs),
+        outputs=list(outputs),
+    )
+    return Piece(extract(owner, partition), tuple(inputs), tuple(outputs))
+
+
+class Everything(Partitioner):
+    """Gives a whole program to one backend."""
+
+    def __init__(self, wanted: DelegationSpec) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        constants = constant_placeholders(exported_program)
+        for node in exported_program.graph.nodes:
+            if node.op in ("call_function", "get_attr") or node in constants:
+                node.meta[DELEGATION_TAG] = METHOD
+        return PartitionResult(exported_program, {METHOD: self._wanted})
+
+
+def takes_all(partitioner: Partitioner, program: ExportedProgram) -> bool:
+    """Return whether a partitioner would make one partition of a whole program."""
+    result = tag_program(program, partitioner, False)
+    nodes = filter(computes, result.tagged_exported_program.graph.nodes)
+    tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
+    return len(tags) == 1 and None not in tags
+
+
+def lower_piece(piece: Piece, spec: DelegationSpec, store: Store) -> ExportedProgram:
+    """Return a piece as a call of a delegate; whatever a backend raises passes through."""
+    return lower_methods({METHOD: piece.program}, {METHOD: Everything(spec)}, store=store, validate=False)[
+        METHOD
+    ].program
+
+
+class Runner:
+    """A lowered program of flat inputs and outputs, loaded as an installed package would load it."""
+
+    def __init__(self, program: ExportedProgram, folder: Path, store: Store) -> None:
+        count = len(program.graph_signature.user_inputs)
+        names = tuple(f"x{index}" for index in range(count))
+        emitted = emit_program(METHOD, {METHOD: LoweredMethod(METHOD, program, names)})
+        packager = Packager(folder, METHOD, store)
+        packager.write_program("default", emitted)
+        plan = emitted.plan
+        spans: Sequence[torch.Tensor] = [emitted.storages[storage.key] for storage in plan.storages]
+        places: Sequence[Any] = ()
+        if named := names_in_constants([(plan, emitted.storages)]):
+            # an engine maps these itself, so they lie in a file
+            path = folder / CONSTANTS_FILE
+            write_constants(path, emitted.storages, named)
+            places = ConstantsFile(path, path.name).places(plan.storages)
+        kinds = DelegateKinds()
+        delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
+        self._executor: Executor = execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
+
+        names_of_users = set(program.graph_signature.user_inputs)
+        users = [node for node in program.graph.find_nodes(op="placeholder") if node.name in names_of_users]
+        self._expected = [node.meta["val"] for node in users]
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+    def __call__(self, inputs: Iterable[object]) -> list[Any]:
+        call: Callable[..., Any] = self._executor.methods[METHOD]
+        given = [laid_out(value, expected) for value, expected in zip(inputs, self._expected, strict=True)]
+        with torch.no_grad():
+            result = call(*given)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def is_static(tensor: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
+
+
+def laid_out(value: object, expected: object) -> object:
+    """Return a copy of an input, in memory as the program says."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied = copied_tensor(value)
+    # a symbolic size must not be compared with a number: torch would note that it is this number
+    if not isinstance(expected, torch.Tensor) or not is_static(expected):
+        return copied
+    if value.shape != expected.shape or value.stride() == expected.stride():
+        return copied
+    return torch.empty_strided(expected.shape, expected.stride(), dtype=value.dtype).copy_(value)

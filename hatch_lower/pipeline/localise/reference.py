@@ -1,0 +1,121 @@
+"""A program run by torch, node by node: the values that everything is compared with, each as long as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node, map_arg
+
+from hatch_lower.exir.delegate import executorch_call_delegate
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of, constant_specs, mutated_targets
+from hatch_lower.exir.graph.surgery import attribute_of, output_values
+
+State = dict[str, torch.Tensor]  # constant name to its contents now
+
+
+def initial_state(programs: Collection[ExportedProgram]) -> State:
+    """Return copies of the constants that programs change."""
+    return {
+        str(spec.target): constant_of(program, spec).detach().clone()
+        for program in programs
+        for spec in constant_specs(program)
+        if spec.target in mutated_targets(program)
+    }
+
+
+def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -> Iterator[tuple[Node, Any]]:
+    """Yield each node with its value, the program's output last; then `state` is what the next call begins with.
+
+    A delegate call computes what the delegate was made from.
+    """
+    # the model's own tensors are shared, and an edge program changes none of them
+    left: dict[Node, int] = {node: len(node.users) for node in program.graph.nodes}
+    values: dict[Node, Any] = {}
+    changed: State = {}
+    given = iter(inputs)
+    specs = iter(program.graph_signature.input_specs)
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            spec = next(specs)
+            if spec.kind not in CONSTANT_KINDS:
+                value = next(given)
+            else:
+                value = state[spec.target] if spec.target in state else constant_of(program, spec)
+        elif node.op == "output":
+            value = map_arg(node.args[0], values.__getitem__)
+        else:
+            with torch.no_grad():
+                value = value_of(program, node, values, state, changed)
+        values[node] = value
+        yield node, value
+        for source in (*node.all_input_nodes, *([] if node.users else [node])):
+            left[source] -= 1
+            if left[source] <= 0:
+                values.pop(source, None)
+    state.update(changed)
+
+
+def value_of(program: ExportedProgram, node: Node, values: Mapping[Node, Any], state: State, changed: State) -> object:
+    if node.op == "get_attr":
+        return attribute_of(program.graph_module, str(node.target))
+    args: Any = map_arg(node.args, values.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+    target: Any = node.target
+    if target is executorch_call_delegate:
+        module, *inputs = args
+        inner = dict(state)
+        outputs = results_of(module.original_module, inputs, inner)
+        changed.update((name, tensor) for name, tensor in inner.items() if tensor is not state.get(name))
+        return outputs
+    return target(*args, **kwargs)
+
+
+def results_of(program: ExportedProgram, inputs: Sequence[object], state: State) -> tuple[Any, ...]:
+    """Return what a call of a program returns; `state` becomes what the next call begins with."""
+    result: Any = ()
+    for node, value in evaluate(program, inputs, state):
+        if node.op == "output":
+            result = value
+    return user_results(program, tuple(result), state)
+
+
+def user_results(program: ExportedProgram, result: Sequence[Any], state: State) -> tuple[Any, ...]:
+    outputs = []
+    for spec, value in zip(program.graph_signature.output_specs, result, strict=True):
+        if spec.kind in STATE_MUTATIONS:
+            state[str(spec.target)] = value.detach().clone()
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            outputs.append(value)
+    return tuple(outputs)
+
+
+def values_at(
+    program: ExportedProgram, inputs: Sequence[object], state: Mapping[str, torch.Tensor], wanted: Collection[Node]
+) -> dict[Node, Any]:
+    """Return the values of some nodes."""
+    missing = set(wanted)
+    found: dict[Node, Any] = {}
+    for node, value in evaluate(program, inputs, dict(state)):
+        if node in missing:
+            found[node] = value
+            missing.discard(node)
+        if not missing:
+            break
+    return found
+
+
+def user_values(program: ExportedProgram) -> list[object]:
+    """Return what stands for the results of a program in its graph."""
+    pairs = zip(program.graph_signature.output_specs, output_values(program.graph_module), strict=True)
+    return [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
+
+def state_values(program: ExportedProgram) -> dict[str, Node]:
+    """Return the nodes whose values a program writes back to its state, by constant name."""
+    specs = program.graph_signature.output_specs
+    pairs = zip(specs, output_values(program.graph_module), strict=True)
+    return {str(spec.target): node for spec, node in pairs if spec.kind in STATE_MUTATIONS and isinstance(node, Node)}
