@@ -28,6 +28,7 @@ from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
 from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.localise.finding import Localisation
 
 SHOWN = 3  # reasons of a method that the summary of a build names
 # How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves
@@ -40,6 +41,7 @@ def export_models(
     known: Mapping[str, LookupResult],
     mode: Mode = "lower",
     sources: Mapping[str, LocalSource] = {},
+    localisation: Localisation | None = None,
 ) -> list[Answer]:
     """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
 
@@ -71,6 +73,7 @@ def export_models(
             variables={} if library is None else preload_environment(library, log, context.environment),
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=tuple(sources[url] for url in model.weights if url in sources),
+            localisation=localisation,
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)

@@ -13,12 +13,14 @@ from hatch_lower.errors import LowerError, ProcessError, error_from_json
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.localise.finding import Localisation
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
-Mode = Literal["lower", "capture"]  # lower a model, or only say what it exports: the audit compares that
+# Lower a model, only say what it exports, which the audit compares, or say what in it is wrong
+Mode = Literal["lower", "capture", "localise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Request:
     # what is recorded of the project's metadata where it is read
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
+    localisation: Localisation | None = None  # what to look at where something wrong is looked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,10 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.format.codec import read_record
+from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.pipeline.localise.finding import FINDINGS
 from hatch_lower.torch_private.versions import why_untried
 
 
@@ -153,10 +154,20 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         note_untried(reporter, model.name, torch.__version__)
     with export_guard(model.name):
         source = capture_model(
-            model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
+            model.name,
+            exports,
+            reporter,
+            roots=entry.roots(),
+            examples_needed=verified or request.settings.check or request.mode == "localise",
         )
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
+        return capture_report(request.settings, model, source, request.folder, reporter)
+    if request.localisation is not None:
+        from hatch_lower.pipeline.localise.model import localise_model
+
+        build = pipeline.start_build(request.settings, model, source, request.folder, reporter, store)
+        write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
         return capture_report(request.settings, model, source, request.folder, reporter)
     return pipeline.lower_model(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources

@@ -17,6 +17,7 @@ from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
+from hatch_lower.cli.localise import localise
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
 from hatch_lower.cli.profile import profile
@@ -58,7 +59,7 @@ def schema(markdown: bool) -> None:
 
 
 for command in (
-    *(init, list_models, inspect, report, graph, diff, debug, check, fetch),
+    *(init, list_models, inspect, report, graph, diff, debug, check, localise, fetch),
     *(explain, reproduce, bench, profile, cache, new_backend),
 ):
     main.add_command(command)

@@ -102,6 +102,7 @@ class Settings(Frozen):
     bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
     torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
     extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
+    localise: int = 120  # seconds; it is in no key
 
 
 def read_settings(
@@ -167,6 +168,7 @@ def read_settings(
         bench=given.bench,
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
+        localise=given.localise,
     )
 
 

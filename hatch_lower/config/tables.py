@@ -219,6 +219,9 @@ class HookTable(Frozen):
     default."""
     atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)
     """Absolute tolerance of the comparison, for recipes that set none; a number, or a table as for `rtol`."""
+    localise: int = field(default=120, metadata={"minimum": 0})
+    """Seconds that a build whose comparison fails may take to look for the first operation that is wrong, and its line;
+    0 does not look. `hatch-lower localise` looks on demand."""
     imports: tuple[str, ...] = field(default=(), metadata=MODULE)
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from

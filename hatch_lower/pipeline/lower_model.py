@@ -68,6 +68,21 @@ def lower_model(
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
     """
+    build = start_build(settings, model, source, folder, reporter, store, fresh, sources)
+    return reused_or_lowered(build, lower_recipes, verify_recipes)
+
+
+def start_build(
+    settings: Settings,
+    model: ModelSettings,
+    source: CapturedModel,
+    folder: Path,
+    reporter: Reporter,
+    store: Store,
+    fresh: FreshProcess | None = None,
+    sources: Sequence[LocalSource] = (),
+) -> ModelBuild:
+    """Return what lowering a captured model works with; backends may refuse their options."""
     digests = SpanDigests()
     digests.start(plain_constants(source))  # in other threads, while the model is called
     recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)
@@ -88,7 +103,7 @@ def lower_model(
         unused = "its `verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
     packager = Packager(folder, model.name, store)
-    build = ModelBuild(
+    return ModelBuild(
         settings,
         model,
         source,
@@ -104,7 +119,6 @@ def lower_model(
         tuple(sources),
         real,
     )
-    return reused_or_lowered(build, lower_recipes, verify_recipes)
 
 
 def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
@@ -196,7 +210,8 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     ]
     modules = (module for method in lowered.methods.values() for module in lowered_modules(method.program))
     keys = merged_keys(method.keys for method in lowered.methods.values())
-    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys)
+    programs = {name: method.program for name, method in lowered.methods.items()}
+    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs)
 
 
 def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedProgram:

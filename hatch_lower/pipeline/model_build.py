@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch.export import ExportedProgram
 
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -63,3 +64,4 @@ class LoweredRecipe:
     rows: tuple[MethodRow, ...]
     used: tuple[UsedBackend, ...]  # the backends that lowered partitions
     keys: Mapping[str, bool]  # of the partitions' results in the cache; whether they were taken from there
+    programs: Mapping[str, ExportedProgram]  # of each method, with the calls of delegates

@@ -24,6 +24,7 @@ from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, UsedBackend, describe_export
+from hatch_lower.pipeline.localise.model import with_first_wrong
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipes import refuse_torch
@@ -78,12 +79,15 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Low
     except VerificationError as error:
         taken = [key for key, from_cache in merged_keys(recipe.keys for recipe in recipes).items() if from_cache]
         if not taken or not build.store.writes:
-            raise
+            raise with_first_wrong(build, recipes, error) from error
         build.warn(f"partitions from the cache are lowered again: {error.what}")
         build.store.forget(taken)
         build = replace(build, packager=Packager(build.folder / "again", build.model.name, build.store))
         report, recipes = lower(build)
-        verified = verify(build, recipes)
+        try:
+            verified = verify(build, recipes)
+        except VerificationError as again:
+            raise with_first_wrong(build, recipes, again) from again
     return replace(report, verified=verified), recipes
 
 

@@ -29,6 +29,15 @@ from hatch_lower.torch_private import trees
 EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 
 
+class MethodError(VerificationError):
+    """A method of a recipe computes something else than the eager module."""
+
+    def __init__(self, error: VerificationError, recipe: str, method: str) -> None:
+        super().__init__(error.what, where=error.where, found=error.found, hint=error.hint)
+        self.recipe = recipe
+        self.method = method
+
+
 def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> tuple[VerifiedMethod, ...]:
     """Compare each packaged recipe with eager, as far as it asks for that; return what it came to."""
     verified: list[VerifiedMethod] = []
@@ -78,17 +87,20 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> I
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
             real = build.real.get(method.name)
-            result = verify_method(
-                source,
-                method,
-                as_exported(call, plan.methods[method.name], method) if replaced else call,
-                executor.reset,
-                recipe=recipe.name,
-                tolerance=tolerance_in(recipe),
-                seed=build.settings.seed,
-                mutable=[name for name, constant in plan.constants.items() if constant.mutable],
-                real=() if real is None else real.cases,
-            )
+            try:
+                result = verify_method(
+                    source,
+                    method,
+                    as_exported(call, plan.methods[method.name], method) if replaced else call,
+                    executor.reset,
+                    recipe=recipe.name,
+                    tolerance=tolerance_in(recipe),
+                    seed=build.settings.seed,
+                    mutable=[name for name, constant in plan.constants.items() if constant.mutable],
+                    real=() if real is None else real.cases,
+                )
+            except VerificationError as error:
+                raise MethodError(error, recipe.name, method.name) from error
             verified = VerifiedMethod(
                 recipe=recipe.name,
                 method=method.name,

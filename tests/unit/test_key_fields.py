@@ -328,6 +328,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "strict": "refuses reads; what is read shows in the export",
         "cache": "where results are",
         "bench": "limits judge programs, and shape none",
+        "localise": "seconds for looking into a build that fails, which keeps nothing",
         "extras": "the parent compares requirements",
         "torch_free": "refuses programs, those of earlier builds too, and shapes none",
     },

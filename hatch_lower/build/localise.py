@@ -1,0 +1,38 @@
+"""Looking for what is wrong in a model of a project: a child process exports and lowers it as a build does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.executor import export_models
+from hatch_lower.build.sources import urls_of
+from hatch_lower.build.weight_sources import obtain_sources
+from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.format.codec import read_record
+from hatch_lower.pipeline.localise.finding import FINDINGS, Findings, Localisation
+
+
+def localise(context: BuildContext, model: str, wanted: Localisation) -> Findings:
+    """Return what is wrong in a model of a project, from a process of its own; nothing is kept but partitions.
+
+    Raises:
+        ConfigError: if the project has no such model.
+        LowerError: whatever goes wrong in the child process.
+    """
+    models = {each.name: each for each in context.settings.models}
+    if model not in models:
+        raise ConfigError(
+            "the project has no such model",
+            where=str(context.settings.root),
+            found=nearest(model, models),
+            hint="run this in the project that the model comes from, or name it with `--project`",
+        )
+    chosen = [models[model]]
+    urls = urls_of(chosen)
+    sources = obtain_sources(context, urls) if urls else {}
+    # what belongs to the comparison of a build is not asked for
+    context = replace(context, settings=replace(context.settings, strict=False))
+    export_models(context, chosen, {}, "localise", sources, wanted)
+    found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)
+    return found

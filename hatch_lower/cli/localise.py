@@ -1,0 +1,165 @@
+"""`hatch-lower localise`: which operation of a method is the first to compute something else than eager."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hatch_lower.build.contents import Contents, find_contents
+from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, open_here, path_option, target_of
+from hatch_lower.cli.output import Report, show, show_report
+from hatch_lower.errors import ConfigError, ProgramError
+from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.runtime.classes import editable_folder
+
+if TYPE_CHECKING:
+    from hatch_lower.hatch.project import Project
+    from hatch_lower.pipeline.localise.finding import Findings, Localisation
+
+SCHEMA = 1
+SECONDS = 120.0
+
+
+@click.command()
+@click.argument("name", metavar="NAME|WHEEL")
+@click.argument("method", required=False)
+@path_option
+@click.option("--model", help="The model, where there are several.")
+@click.option("--recipe", help="The recipe. Default: the first in load order.")
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A safetensors file of inputs, under keys such as `forward/0/image`: method, case and input. Default: what a"
+    " build compares with.",
+)
+@click.option(
+    "--project",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The project that the model comes from. Default: this folder, or that of an editable install.",
+)
+@click.option(
+    "--write-reproduction",
+    "reproduction",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a project that shows it into this new folder: the operations, inputs, and a test.",
+)
+@click.option("--seconds", type=click.FloatRange(min=0), default=SECONDS, show_default=True, help="When to give up.")
+@json_option
+@click.pass_context
+def localise(
+    context: click.Context,
+    name: str,
+    method: str | None,
+    is_path: bool,
+    model: str | None,
+    recipe: str | None,
+    inputs: Path | None,
+    project: Path | None,
+    reproduction: Path | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Find the first operation of a method that computes something else than eager, and its line.
+
+    The model is exported and lowered again, as a build does it. Then parts of what is wrong are lowered, at most
+    twelve, and compared with what torch computes from the same values. Ends with status 1 if something is wrong.
+    """
+    from hatch_lower.pipeline.localise.finding import Localisation
+
+    root, model_name, contents = find_project(name, is_path, model, project)
+    wanted = Localisation(
+        seconds,
+        recipe or "",
+        method or "",
+        None if inputs is None else inputs.absolute(),
+        None if reproduction is None else reproduction.absolute(),
+    )
+    found = findings_of(root, model_name, wanted)
+    report = {
+        "schema": SCHEMA,
+        "model": model_name,
+        "same_program": None if contents is None else is_same(contents, model_name, recipe, found),
+        "findings": [asdict(finding) for finding in found.findings],
+    }
+    show_report(report, as_json, lambda known: report_lines(known, found))
+    context.exit(1 if any(finding.is_wrong for finding in found.findings) else 0)
+
+
+def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
+    from hatch_lower.build.context import build_context
+    from hatch_lower.build.localise import localise as look
+    from hatch_lower.events import LineReporter
+
+    reporter = LineReporter(lambda line: show([line], err=True))
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        context = build_context(root.settings, root.view, Path(work), open_here(), reporter)
+        return look(context, model, wanted)
+
+
+def find_project(
+    name: str, is_path: bool, model: str | None, project: Path | None
+) -> tuple[Project, str, Contents | None]:
+    """Return the project, the name of its model, and what is installed or in a wheel, if that was named."""
+    target = target_of(name, is_path)
+    here = opened(Path() if project is None else project, required=project is not None)
+    if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
+        return here, target, None
+    contents, model_name, _ = choose_model(find_contents(target), model)
+    if here is not None and (project is not None or model_name in {each.name for each in here.settings.models}):
+        return here, model_name, contents
+    folder = editable_project(contents.manifest.distribution)
+    if folder is None:
+        raise ProgramError(
+            "the project that the model comes from is not known",
+            where=contents.place,
+            found="what is installed or in a wheel has no graph of the model: it is exported again",
+            hint="run this in the project's folder, or name it with `--project`",
+        )
+    return open_project(folder), model_name, contents
+
+
+def opened(root: Path, *, required: bool) -> Project | None:
+    try:
+        return open_project(root)
+    except UnusedHookError:
+        if required:
+            raise
+    except ConfigError:
+        if required or (root / "pyproject.toml").is_file():
+            raise
+    return None
+
+
+def editable_project(distribution: str) -> Path | None:
+    try:
+        folder = editable_folder(Distribution.from_name(distribution))
+    except PackageNotFoundError:
+        return None
+    return None if folder is None else Path(folder)
+
+
+def is_same(contents: Contents, model: str, recipe: str | None, found: Findings) -> bool:
+    """Return whether what is installed, or in the wheel, is what was looked at."""
+    entry = contents.manifest.models[model]
+    plan = contents.plan(entry.recipes[choose_recipe(model, entry, recipe)])
+    return {delegate.file for delegate in plan.delegates} == set(found.delegates)
+
+
+def report_lines(report: Report, found: Findings) -> Iterator[str]:
+    from hatch_lower.pipeline.localise.finding import finding_lines
+
+    for finding in found.findings:
+        yield f"{finding.model}.{finding.method}, recipe {finding.recipe}"
+        yield from (f"  {line}" for line in finding_lines(finding))
+        yield f"  {finding.lowerings} parts lowered, {finding.seconds:.0f} s"
+    if report["same_program"] is False:
+        yield ""
+        yield "what was named holds other delegates than the project as it is now: this is said of the project"
