@@ -174,6 +174,20 @@ def test_a_method_without_a_fault_has_none(look: Look) -> None:
     assert (finding.verdict, finding.operations, finding.lowerings) == ("none", (), 0)
 
 
+def test_no_file_of_a_loaded_partition_is_written_again(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    load = ReferenceDelegate.load
+
+    def noting(blob: DelegateBlob, constants: Any) -> ReferenceDelegate:
+        paths.append(blob.path)
+        return load(blob, constants)
+
+    monkeypatch.setattr(ReferenceDelegate, "load", noting)
+    look(forward())
+    assert len(paths) == len(set(paths)) > 1
+    assert not any(path.exists() for path in paths)
+
+
 def test_operations_that_are_wrong_together_are_no_line(look: Look) -> None:
     finding = only(look(forward(), Fault(SECOND, beside=FIRST)))
     assert finding.verdict == "together"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,10 +128,8 @@ class Units:
         return None
 
     def _off(self, index: int, unit: Unit, held: dict[Node, Any], state: State, measure: Measure) -> Off | None:
-        with process_restored():
-            runner, inputs = self._runner(index, unit)
-            values = [held[node] for node in inputs]
-            given = runner(values)
+        with process_restored(), self._runner(index, unit) as (runner, inputs):
+            given = runner([held[node] for node in inputs])
         compared = [
             (node, measure.distance(held[node], value)) for node, value in zip(unit.outputs, given, strict=True)
         ]
@@ -139,16 +140,20 @@ class Units:
             self._calls[index] = Call(tuple(held[node] for node in arguments), state)
         return Off(unit, self._calls[index], wrong, before) if wrong else None
 
-    def _runner(self, index: int, unit: Unit) -> tuple[Runner, tuple[Node, ...]]:
+    @contextmanager
+    def _runner(self, index: int, unit: Unit) -> Iterator[tuple[Runner, tuple[Node, ...]]]:
         piece = cut_out(self.program, unit.nodes, unit.outputs)
-        runner = self._kept.get(index)
-        if runner is None:
-            folder = self._folder / f"unit{index}"
-            folder.mkdir(parents=True, exist_ok=True)
-            runner = Runner(piece.program, folder, self._store)
-            if unit.delegate is not None and mutated_targets(unit.delegate.original_module):
-                self._kept[index] = runner
-        return runner, piece.inputs
+        if index in self._kept:
+            yield self._kept[index], piece.inputs
+            return
+        # each in a folder of its own: a library that a process has loaded must not be written again
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        runner = Runner(piece.program, folder, self._store)
+        if unit.delegate is not None and mutated_targets(unit.delegate.original_module):
+            self._kept[index] = runner
+        yield runner, piece.inputs
+        if index not in self._kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def needed(unit: Unit) -> Iterator[Node]:
