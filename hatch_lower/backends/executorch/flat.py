@@ -1,9 +1,18 @@
-"""Flatbuffers, read from their bytes: tables by the numbers of their fields."""
+"""Tables of flatbuffers by the numbers of their fields: ExecuTorch brings the library, no classes of its schemas."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
+from typing import Any
+
+from flatbuffers import encode, number_types, packer, table
+
+FLAGS = {
+    "B": number_types.Uint8Flags,
+    "i": number_types.Int32Flags,
+    "I": number_types.Uint32Flags,
+    "Q": number_types.Uint64Flags,
+}
 
 
 class Table:
@@ -11,47 +20,31 @@ class Table:
 
     def __init__(self, data: bytes | memoryview, position: int) -> None:
         self._data = data
-        self._position = position
+        self._table: Any = table.Table(data, position)
 
     @classmethod
     def root(cls, data: bytes | memoryview) -> Table:
-        return cls(data, struct.unpack_from("<I", data)[0])
+        return cls(data, encode.Get(packer.uoffset, data, 0))
 
     def number(self, field: int, form: str) -> int:
         """Return a number of the form of `struct`: `i`, `Q`."""
-        place = self._place(field)
-        return 0 if place is None else int(struct.unpack_from(f"<{form}", self._data, place)[0])
-
-    def has(self, field: int) -> bool:
-        return self._place(field) is not None
+        return int(self._table.GetSlot(4 + 2 * field, 0, FLAGS[form]))
 
     def text(self, field: int) -> str:
-        place = self._target(field)
-        if place is None:
-            return ""
-        (size,) = struct.unpack_from("<I", self._data, place)
-        return bytes(self._data[place + 4 : place + 4 + size]).decode(errors="replace")
+        place = self._place(field)
+        return "" if place is None else self._table.String(place).decode(errors="replace")
 
     def table(self, field: int) -> Table | None:
-        place = self._target(field)
-        return None if place is None else Table(self._data, place)
+        place = self._place(field)
+        return None if place is None else Table(self._data, self._table.Indirect(place))
 
     def tables(self, field: int) -> Iterator[Table]:
-        place = self._target(field)
-        if place is None:
-            return
-        (count,) = struct.unpack_from("<I", self._data, place)
-        for entry in range(place + 4, place + 4 + 4 * count, 4):
-            yield Table(self._data, entry + struct.unpack_from("<I", self._data, entry)[0])
+        offset = self._table.Offset(4 + 2 * field)
+        if offset:
+            first = self._table.Vector(offset)
+            for index in range(self._table.VectorLen(offset)):
+                yield Table(self._data, self._table.Indirect(first + 4 * index))
 
     def _place(self, field: int) -> int | None:
-        layout = self._position - struct.unpack_from("<i", self._data, self._position)[0]
-        (size,) = struct.unpack_from("<H", self._data, layout)
-        if 4 + 2 * field >= size:
-            return None
-        (offset,) = struct.unpack_from("<H", self._data, layout + 4 + 2 * field)
-        return self._position + offset if offset else None
-
-    def _target(self, field: int) -> int | None:
-        place = self._place(field)
-        return None if place is None else place + int(struct.unpack_from("<I", self._data, place)[0])
+        offset = self._table.Offset(4 + 2 * field)
+        return self._table.Pos + offset if offset else None
