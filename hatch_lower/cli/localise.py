@@ -67,7 +67,7 @@ def localise(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Find the first operation of a method that computes something else than eager, and its line.
+    """Find the first wrong operation of a method, and its line.
 
     The model is exported and lowered again, as a build does it. Then parts of what is wrong are lowered, at most
     twelve, and compared with what torch computes from the same values. Ends with status 1 if something is wrong.

@@ -492,7 +492,7 @@ HISTORY = BuildHistory(
             {"forward": METHOD},
             {"torch": "2.13"},
             (),
-            {},
+            manifest={},
         )
     },
 )

@@ -117,6 +117,11 @@ class _Ops:
 ops = _Ops()
 
 
+def torch_overload(target: Any) -> Any:
+    """Return the operator of torch behind one of the edge dialect; anything else as it is."""
+    return target._op if isinstance(target, EdgeOpOverload) else target
+
+
 def edge_overload(op: OpOverload) -> EdgeOpOverload:
     """Return the edge operator of a torch overload: always the same object."""
     namespace, name = schema_of(op).name.split("::")

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.dialects._ops import EdgeOpOverload
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.convert import Wanted
 from hatch_lower.torch_private.operators import OpOverload, schema_of
@@ -49,7 +49,7 @@ class Wishes:
         wanted_by: dict[OpOverload, tuple[str, ...]] = {}
         for name, (operators, wanted) in answers:
             for operator in operators:
-                op: OpOverload = operator._op if isinstance(operator, EdgeOpOverload) else operator
+                op: OpOverload = torch_overload(operator)
                 if schema_of(op).is_mutable or op in NEVER_KEPT:  # an edge program is functional
                     continue
                 wanted_by[op] = (*wanted_by.get(op, ()), name)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower import __version__
 from hatch_lower.errors import PackageError
-from hatch_lower.exir.dialects._ops import EdgeOpOverload
+from hatch_lower.exir.dialects._ops import torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.pipeline.localise.finding import Finding, finding_lines
@@ -158,11 +158,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
 
 def plain_program(program: ExportedProgram, inputs: Sequence[Any]) -> ExportedProgram:
     """Return a program of torch's own operators for inputs of these sizes, which names no file of this machine."""
-
-    def torch_operator(target: Any) -> Any:
-        return target._op if isinstance(target, EdgeOpOverload) else target
-
-    copied = copy_program(program, torch_operator, Verifier)
+    copied = copy_program(program, torch_overload, Verifier)
     exported = torch.export.export(copied.module(), tuple(inputs), strict=False)
     for node in all_nodes(exported.graph_module):
         node.meta.pop("stack_trace", None)
