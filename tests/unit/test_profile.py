@@ -14,7 +14,7 @@ from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.timed import run_of
 from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.executorch.timed import runs_in as runs_in_dump
-from hatch_lower.backends.executorch.xnodes import nodes_of_operators
+from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
 from hatch_lower.backends.onnxruntime.nodes import ModelNode, nodes_of, originals
 from hatch_lower.backends.onnxruntime.timed import runs_in
 from hatch_lower.bench.profile.attribute import attribute

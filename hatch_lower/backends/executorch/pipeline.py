@@ -15,7 +15,7 @@ from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, Executor
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
 from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
-from hatch_lower.backends.executorch.xnodes import XNode, nodes_of
+from hatch_lower.backends.executorch.xnnpack_nodes import XNode, nodes_of
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput

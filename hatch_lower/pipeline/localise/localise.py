@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.pipeline.localise.comparing import Distance, Measure
+from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.finding import Finding, Operation, Verdict
 from hatch_lower.pipeline.localise.partition import (
     LEAST_ROOM,

@@ -21,7 +21,7 @@ from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.pipeline.localise.comparing import Distance, Measure
+from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.partition import Call, bytes_of
 from hatch_lower.pipeline.localise.pieces import Runner, cut_out
 from hatch_lower.pipeline.localise.reference import State, evaluate, initial_state, user_results

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hatch_lower.backends.executorch.flat import Table
+from hatch_lower.backends.executorch.flatbuffer_tables import Table
 
 MAGIC = b"XH00"  # of the head in front of a graph, behind four bytes
 # Kinds of nodes, by the number in ExecuTorch's schema of graphs (1 is the first), as XNNPACK calls their operators
