@@ -163,15 +163,15 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
         return capture_report(request.settings, model, source, request.folder, reporter)
+    build = pipeline.start_build(
+        request.settings, model, source, request.folder, reporter, store, fresh, request.sources
+    )
     if request.localisation is not None:
         from hatch_lower.pipeline.localise.model import localise_model
 
-        build = pipeline.start_build(request.settings, model, source, request.folder, reporter, store)
         write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
         return capture_report(request.settings, model, source, request.folder, reporter)
-    return pipeline.lower_model(
-        request.settings, model, source, request.folder, reporter, store, fresh, request.sources
-    )
+    return pipeline.lower_model(build)
 
 
 def note_untried(reporter: Reporter, model: str, version: str) -> None:

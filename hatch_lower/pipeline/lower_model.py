@@ -1,6 +1,7 @@
 """Lowering one model, from its exported methods to the files in the wheel, on one page; runs in the child process.
 
 ```text
+start_build       options of the backends, example inputs, eager's results: what all below works with
 lower_model       known already? (`reuse`)  no: lower_recipes, verify_recipes, keep
 lower_recipes     each recipe, then the constants and the check data that all of them share
 lower_recipe      edge and backends (`lower`) -> emit_recipe -> what is said of it
@@ -50,25 +51,12 @@ from hatch_lower.pipeline.reuse import reused_or_lowered
 from hatch_lower.pipeline.verify import verify_recipes
 
 
-def lower_model(
-    settings: Settings,
-    model: ModelSettings,
-    source: CapturedModel,
-    folder: Path,
-    reporter: Reporter,
-    store: Store,
-    fresh: FreshProcess | None = None,
-    sources: Sequence[LocalSource] = (),
-) -> ModelReport:
-    """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
-
-    Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
-    are in `sources` are left out.
+def lower_model(build: ModelBuild) -> ModelReport:
+    """Lower a captured model for each of its recipes, write its files, and verify them.
 
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
     """
-    build = start_build(settings, model, source, folder, reporter, store, fresh, sources)
     return reused_or_lowered(build, lower_recipes, verify_recipes)
 
 
@@ -82,7 +70,14 @@ def start_build(
     fresh: FreshProcess | None = None,
     sources: Sequence[LocalSource] = (),
 ) -> ModelBuild:
-    """Return what lowering a captured model works with; backends may refuse their options."""
+    """Return what lowering a captured model works with; its files go below `folder`.
+
+    Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
+    are in `sources` are left out.
+
+    Raises:
+        LowerError: if a backend refuses its options, or the model its real inputs.
+    """
     digests = SpanDigests()
     digests.start(plain_constants(source))  # in other threads, while the model is called
     recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)

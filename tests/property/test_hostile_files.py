@@ -71,7 +71,7 @@ from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan
@@ -149,9 +149,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     with pytest.MonkeyPatch.context() as patch:
         declared = [EntryPoint("reference", "hatch_lower.backends.reference.compile:ReferenceBackend", "x")]
         patch.setattr("hatch_lower.exir.backend.registry.entry_points", lambda group: declared)
-        report = lower_model(
-            used, used.models[0], shop.capture(SOURCE), work, NullReporter(), Store(work, "off", pytest.fail)
-        )
+        store = Store(work, "off", pytest.fail)
+        report = lower_model(start_build(used, used.models[0], shop.capture(SOURCE), work, NullReporter(), store))
     for each in report.files:
         (folder / each.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(each.source, folder / each.path)

@@ -24,7 +24,7 @@ from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
-from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.pipeline.real_inputs import RealInputs
 
 SOURCE = """\
@@ -145,7 +145,7 @@ class Workshop:
         folder = self.folder / f"build-{self.count}"
         folder.mkdir()
         store = open_store(os.environ, lambda line: events.report(Event("cache", "note", source.name, detail=line)))
-        return lower_model(used, used.models[0], source, folder, events, store, None, sources), events
+        return lower_model(start_build(used, used.models[0], source, folder, events, store, None, sources)), events
 
 
 def key_of(

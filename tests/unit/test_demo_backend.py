@@ -31,7 +31,7 @@ from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 
@@ -113,7 +113,8 @@ def package(folder: Path, net: torch.nn.Module, given: torch.Tensor) -> LoadedMo
     model = ModelSettings("net", "net:export", "net", ("default",))
     recipe = Recipe("default", (BackendChoice("demo", {}),))
     settings = Settings(folder, "net", "1.0", (model,), (recipe,), ("default",))
-    report = lower_model(settings, model, source, folder, NullReporter(), open_store(os.environ, print))
+    store = open_store(os.environ, print)
+    report = lower_model(start_build(settings, model, source, folder, NullReporter(), store))
     for each in report.files:
         if each.source != folder / each.path:  # constants lie in the cache
             (folder / each.path).write_bytes(each.source.read_bytes())

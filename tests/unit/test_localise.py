@@ -137,7 +137,7 @@ def look(project: Project) -> Look:
 def build(project: Project) -> Build:
     def run(fault: Fault, **given: Any) -> None:
         with seeded(fault):
-            lower_model(*project.start(forward(), **given))
+            lower_model(start_build(*project.start(forward(), **given)))
 
     return run
 

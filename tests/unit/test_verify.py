@@ -500,7 +500,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.lower_model import lower_model, start_build
 from torch.ao.quantization.fx import _decomposed
 
 scales = torch.ones(3)
@@ -537,7 +537,8 @@ def said(run, *imports, dependencies=None):
     folder = work / f"{len(list(work.iterdir()))}"
     folder.mkdir()
     try:
-        lower_model(settings, model, source, folder, NullReporter(), Store(work / "cache", "off", print), fresh)
+        store = Store(work / "cache", "off", print)
+        lower_model(start_build(settings, model, source, folder, NullReporter(), store, fresh))
     except VerificationError as error:
         return str(error)
 
