@@ -24,7 +24,7 @@ from hatch_lower.runtime.refusals import Refusals
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 # a dictionary's key may hold a slash, too, but stands behind a bracket
-KEY = re.compile(r"(?:(?:(?P<method>[^/\[]*)/)?(?P<case>[0-9]{1,18})/)?(?P<path>.*)", re.DOTALL)
+CASE = re.compile(r"(?:(?P<method>[^/\[]*)/)?(?P<case>[0-9]{1,18})/")  # what a key may have before the path
 WRITE = "write it with `safetensors.torch.save_file`, under keys such as `forward/0/image`: method, case and input"
 
 
@@ -50,10 +50,10 @@ def read_samples(path: Path, methods: Mapping[str, Sequence[str]]) -> Mapping[st
     """
     found: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in methods}
     for key, tensor in read_file(path).items():
-        match = KEY.fullmatch(key)
-        assert match is not None
-        where, leaf, case = f"{path.name}: {key!r:.80}", match["path"], int(match["case"] or 0)
-        for name in methods_with(where, match["method"], leaf, methods):
+        head = CASE.match(key)
+        method, case, leaf = (None, 0, key) if head is None else (head["method"], int(head["case"]), key[head.end() :])
+        where = f"{path.name}: {key!r:.80}"
+        for name in methods_with(where, method, leaf, methods):
             values = found[name].setdefault(case, {})
             if leaf in values:
                 raise SampleError(

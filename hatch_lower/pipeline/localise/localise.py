@@ -130,14 +130,14 @@ def in_case(progress: Progress, units: Units, case: Case, room: int) -> Finding 
         name = case.name if number == 1 else f"{case.name}, call {number}"
         results: list[Any] = []
         off = units.first_off(case.leaves, state, measure, results)
-        if off is not None and off.unit.delegate is None:
+        if off is not None and (delegate := off.unit.delegate) is None:
             node, distance = off.distances[0]
             operation = progress.subject.origin(node)
             held = sorted({module.backend_id for module in held_by(progress.subject.program, node)})
             notes = (f"its branches or body hold partitions of {', '.join(held)}",) if held else ()
             return progress.finding("outside", case=name, operations=(operation,), notes=notes, **told(distance))
-        if off is not None:
-            return replace(inside(progress, off, measure, room), case=name)
+        if off is not None and delegate is not None:
+            return replace(inside(progress, off, delegate, measure, room), case=name)
         expected = trees.tree_leaves(eager())
         compared = [measure.distance(one, other) for one, other in zip(expected, results, strict=True)]
         if wrong := [distance for distance in compared if distance.is_wrong]:
@@ -175,11 +175,9 @@ def told(distance: Distance) -> dict[str, Any]:
     return {"difference": distance.text, "error": distance.largest if math.isfinite(distance.largest) else None}
 
 
-def inside(progress: Progress, off: Off, measure: Measure, room: int) -> Finding:
+def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: Measure, room: int) -> Finding:
     """Return what is wrong in a partition that is off."""
-    subject, module = progress.subject, off.unit.delegate
-    assert module is not None
-    program = module.original_module
+    subject, program = progress.subject, module.original_module
     steps = steps_of(program)
     order = order_of(steps, room)
     probe = PartitionProbe(
@@ -203,7 +201,10 @@ def inside(progress: Progress, off: Off, measure: Measure, room: int) -> Finding
     found = find_wrong(order, min(wrong), probe)
     if found.kind is Kind.UNSEEN and off.before is not None and (state := in_state(probe, order, off.before)):
         found = state
-    return describe(progress, probe, order, found, facts, off)
+    finding, piece = describe(progress, probe, order, found, facts, off)
+    if subject.reproduce is None or piece is None:
+        return finding
+    return replace(finding, reproduction=subject.reproduce(piece, probe.inputs_of(piece), module, finding))
 
 
 def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
@@ -224,9 +225,9 @@ def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
 
 def describe(
     progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, Any], off: Off
-) -> Finding:
-    subject = progress.subject
-    operations = tuple(subject.origin(probe.steps[operation].main) for operation in found.operations)
+) -> tuple[Finding, Piece | None]:
+    """Return what was found, and the operations as a piece of their own, if it is some of them."""
+    operations = tuple(progress.subject.origin(probe.steps[operation].main) for operation in found.operations)
     wrong = [probe.distances[number] for number in found.operations if number in probe.distances]
     shown = [distance for distance in wrong if distance.is_wrong] or [off.distances[0][1]]
     facts |= told(shown[0])
@@ -242,12 +243,10 @@ def describe(
             notes.append(f"{operations[0].op} is off alone, but the backend would not take it alone by itself")
             operations = ()
     finding = progress.finding(verdict, operations=operations, notes=tuple(notes), **facts)
-    if subject.reproduce is None or not found.operations:
-        return finding
+    if not found.operations:
+        return finding, None
     used = {source for number in found.operations for source in order.sources[number]}
-    piece = probe.piece(found.operations, [number for number in found.operations if number not in used])
-    assert off.unit.delegate is not None
-    return replace(finding, reproduction=subject.reproduce(piece, probe.inputs_of(piece), off.unit.delegate, finding))
+    return finding, probe.piece(found.operations, [number for number in found.operations if number not in used])
 
 
 def notes_of(probe: PartitionProbe, found: Found) -> Iterator[str]:
