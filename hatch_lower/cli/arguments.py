@@ -16,6 +16,8 @@ from hatch_lower.format.manifest import ModelEntry
 path_option = click.option(
     "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
 )
+model_option = click.option("--model", help="The model, where there are several.")
+recipe_option = click.option("--recipe", help="The recipe. Default: the first in load order.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 
 

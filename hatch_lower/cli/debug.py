@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from hatch_lower.build.contents import find_contents
-from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
+from hatch_lower.cli.arguments import (
+    choose_model,
+    choose_recipe,
+    json_option,
+    model_option,
+    path_option,
+    recipe_option,
+    target_of,
+)
 from hatch_lower.cli.output import Report, page, show_json
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
@@ -20,8 +28,8 @@ from hatch_lower.hatch.terminal import table_lines
 @click.argument("name", metavar="NAME|PATH")
 @click.argument("method")
 @path_option
-@click.option("--model", help="The model, where there are several.")
-@click.option("--recipe", help="The recipe. Default: the first in load order.")
+@model_option
+@recipe_option
 @click.option("--op", help="Only what comes from an operator with this in its name: `conv`, `aten.add.Tensor`.")
 @click.option("--line", help="Only what comes from this file or line: `model.py`, `digits/model.py:31`.")
 @click.option("--delegate", help="Only the delegates of this backend, or that of this instruction: `aoti`, `3`.")

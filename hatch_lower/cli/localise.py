@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from hatch_lower.build.contents import Contents, find_contents
-from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, open_here, path_option, target_of
+from hatch_lower.cli.arguments import (
+    choose_model,
+    choose_recipe,
+    json_option,
+    model_option,
+    open_here,
+    path_option,
+    recipe_option,
+    target_of,
+)
 from hatch_lower.cli.output import Report, show, show_report
 from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.hatch.outside import UnusedHookError, open_project
@@ -30,8 +39,8 @@ SECONDS = 120.0
 @click.argument("name", metavar="NAME|WHEEL")
 @click.argument("method", required=False)
 @path_option
-@click.option("--model", help="The model, where there are several.")
-@click.option("--recipe", help="The recipe. Default: the first in load order.")
+@model_option
+@recipe_option
 @click.option(
     "--inputs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

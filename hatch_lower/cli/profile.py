@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
+from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, model_option, path_option, target_of
 from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress, write_report
 from hatch_lower.cli.output import page, show_json
 from hatch_lower.errors import ProgramError, nearest
 
 if TYPE_CHECKING:
     from hatch_lower.bench.profile.exports import Format
+    from hatch_lower.bench.profile.rows import Profile
+    from hatch_lower.build.contents import Contents
     from hatch_lower.format.manifest import ModelEntry
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -25,7 +29,7 @@ HOUR = 60 * 60
 @click.argument("target", metavar="NAME|PATH")
 @click.argument("method", default="forward")
 @path_option
-@click.option("--model", help="The model, where there are several.")
+@model_option
 @click.option("--recipe", "recipes", multiple=True, help="A recipe; may be given several times. Default: all.")
 @click.option("--inputs", type=FILE, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
 @click.option(
@@ -92,12 +96,30 @@ def profile(
             environment=os.environ,
         )
         found, refused = make_profile(task, tell)
+        if not found.notes:  # of an editable install it is known which sources have changed
+            found = replace(found, notes=tuple(changed_lines(place, contents, entry, found, project)))
     if export is not None:
         write_report(export, "w", export_text(found, form or format_of(export)))
     if as_json:
         show_json(found.to_json())
     else:
         page(profile_lines(found, refused, is_all=is_all))
+
+
+def changed_lines(
+    place: str | Path, contents: Contents, entry: ModelEntry, found: Profile, project: Path | None
+) -> Iterator[str]:
+    """Yield a line for each source file that is named and is not what was lowered, as far as there is one here."""
+    from hatch_lower.report.sources import looks_for, texts_of
+
+    digests: dict[str, str] = {}
+    for recipe in found.recipes:
+        digests |= contents.debug(entry.recipes[recipe]).files
+    rows = [row for recipe in found.recipes.values() for row in recipe.rows]
+    named: dict[str, list[int]] = {path: [] for row in rows if (path := row.source.rpartition(":")[0]) in digests}
+    for path, text in texts_of(named, digests, list(looks_for(place, [contents], project))).items():
+        if text.state == "changed":
+            yield f"{path} in {text.place} is not what was lowered: the lines are those of then"
 
 
 def check_method(model: str, entry: ModelEntry, method: str) -> str:

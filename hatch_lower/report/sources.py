@@ -77,7 +77,7 @@ def parts_of(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
 def looks_for(target: str | Path, folders: Sequence[Contents], given: Path | None) -> Iterator[tuple[str, Look]]:
     """Yield where source files may be: in a given folder, beside the lowered models, among what is installed."""
     if given is not None:
-        yield "the folder of `--sources`", below(given)
+        yield "the given folder", below(given)
     if isinstance(target, Path) and not target.is_dir():
         yield "the wheel", in_wheel(target)
     for name in sorted({contents.manifest.distribution for contents in folders} if isinstance(target, str) else ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +23,13 @@ from hatch_lower.bench.profile.exports import export_text, format_of
 from hatch_lower.bench.profile.instrumented import refuse_other
 from hatch_lower.bench.profile.instrumented import with_timers as with_timer_settings
 from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Row
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli import main
+from hatch_lower.cli.profile import changed_lines
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin
+from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin
 from hatch_lower.runtime.timing import TimedDelegate, Timing
 
 if TYPE_CHECKING:
@@ -528,3 +531,22 @@ def test_runs_are_read_from_an_etdump() -> None:
     expected = [{("0:aten.add",): 5, ("1:0:fully connected",): 40, ("1:1:gelu",): 8}, {("0:aten.add",): 6}]
     assert list(runs_in_dump(dump, names)) == expected
     assert list(runs_in_dump(struct.pack("<I", len(dump)) + dump, names)) == expected
+
+
+def test_a_source_that_has_changed_since_it_was_lowered_is_named(tmp_path: Path) -> None:
+    row = Row("net/model.py:3", "", "aten.relu.default", "portable", 1e-3, 1)
+    recipe = RecipeProfile(1, 1e-3, 0.0, (row,), ())
+    found = Profile("net", "forward", 1, {"default": recipe})
+    debug = DebugMap({}, {"net/model.py": sha256_bytes(b"as lowered"), "net/other.py": sha256_bytes(b"")})
+    contents: Any = SimpleNamespace(debug=lambda entry: debug, manifest=SimpleNamespace(distribution="net"))
+    entry: Any = SimpleNamespace(recipes={"default": None})
+
+    def lines(data: bytes) -> list[str]:
+        (tmp_path / "net" / "model.py").write_bytes(data)
+        return list(changed_lines(tmp_path, contents, entry, found, tmp_path))
+
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "other.py").write_bytes(b"no operation comes from it")
+    assert lines(b"as lowered") == []
+    (line,) = lines(b"edited")
+    assert line == "net/model.py in the given folder is not what was lowered: the lines are those of then"
