@@ -116,6 +116,10 @@ class Store(Frozen):
         record = self._fetch(key) if self.reads else None
         return None if record is None else record["value"]
 
+    def find_record(self, key: str) -> Record | None:
+        """Return the whole entry of a key, as this machine has it."""
+        return self._read(key) if self.reads else None
+
     def read_blob(self, digest: str) -> bytes | None:
         data = self._try_reading(lambda: read_file(self.blob_path(digest)))
         return data if data is not None and sha256_bytes(data) == digest else None

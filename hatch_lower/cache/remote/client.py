@@ -19,15 +19,19 @@ from typing import TypeVar
 from hatch_lower.cache.entry import Keep, Record, make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import (
+    RefusedError,
     SharedEntry,
     Signature,
     is_native,
     is_native_blob,
+    is_signed,
     read_envelope,
+    read_head,
+    shared_entry,
+    unsigned_text,
     write_envelope,
 )
 from hatch_lower.cache.remote.policy import RemotePolicy
-from hatch_lower.cache.remote.signing import can_sign
 from hatch_lower.cache.remote.transport import (
     FilesTransport,
     HttpTransport,
@@ -42,12 +46,7 @@ from hatch_lower.canonical import sha256_bytes
 Result = TypeVar("Result")
 ENVELOPE = "entry.json"
 EMPTY = sha256_bytes(b"")
-HEAD_BYTES = 8
 WRONG_CONTENTS = "an object came whose contents are not what its name says"
-
-
-class RefusedError(Exception):
-    """An entry came that must not be used; the text says why."""
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
@@ -128,12 +127,7 @@ class RemoteClient:
         """Return whether a trusted key signed an entry; refuse what is not the wanted one or must be signed."""
         if entry.key != key:
             raise RefusedError("it was stored under another key")
-        known = self._policy.known_keys()
-        if signature is not None and known.knows(signature.key_id):
-            if not can_sign():
-                raise RefusedError("its signature cannot be checked: install `hatch-lower[remote]`")
-            if not known.verify(signature.key_id, signature.value, entry.text()):
-                raise RefusedError(f"its signature by the key {signature.key_id} is wrong")
+        if is_signed(entry, signature, self._policy.known_keys()):
             return True
         if self._policy.unsigned:
             return False
@@ -184,10 +178,8 @@ class RemoteClient:
         return self._timed(limit, read)
 
     def _offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
-        sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
-        native = is_native(record["value"]) or any(is_native_blob(read_head(blobs[name])) for name in sizes)
-        listed = tuple((name, sizes[name]) for name in record["blobs"])
-        entry = SharedEntry(key, record["value"], record["components"], listed, native)
+        entry = shared_entry(key, record, blobs)
+        sizes = dict(entry.blobs)
         data = write_envelope(entry, self._policy.signing_key)
         envelope = OutputFile(ENVELOPE, sha256_bytes(data), len(data))
         result = encode_action_result([envelope, *(OutputFile(f"blobs/{name}", name, sizes[name]) for name in sizes)])
@@ -247,14 +239,3 @@ class RemoteClient:
         if self._policy.is_http:
             return HttpTransport(self._policy.url, self._policy.authorization, self._limits)
         return FilesTransport(self._policy.url, self._policy.options or {}, self._limits)
-
-
-def unsigned_text(signature: Signature | None, why: str) -> str:
-    if signature is None:
-        return f"it {why}, and is not signed"
-    return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
-
-
-def read_head(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(HEAD_BYTES)

@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from hatch_lower.cache.entry import DIGEST
-from hatch_lower.cache.remote.signing import SigningKey
+from hatch_lower.cache.entry import DIGEST, Record
+from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign
 from hatch_lower.canonical import canonical_json
 
 SCHEMA = 1
@@ -24,6 +25,11 @@ NATIVE_HEADS = (
     b"!<arch>\n",
     *(bytes.fromhex(magic) for magic in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
 )
+HEAD_BYTES = 8
+
+
+class RefusedError(Exception):
+    """An entry came that must not be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,14 @@ class Signature:
     # who signed an entry, by the name of the key
     key_id: str
     value: bytes
+
+
+def shared_entry(key: str, record: Record, blobs: Mapping[str, Path]) -> SharedEntry:
+    """Return what is said of a record whose blobs are in the given files."""
+    sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
+    native = is_native(record["value"]) or any(is_native_blob(read_head(blobs[name])) for name in sizes)
+    listed = tuple((name, sizes[name]) for name in record["blobs"])
+    return SharedEntry(key, record["value"], record["components"], listed, native)
 
 
 def write_envelope(entry: SharedEntry, signing_key: SigningKey | None) -> bytes:
@@ -125,3 +139,25 @@ def is_native(value: object) -> bool:
 def is_native_blob(head: bytes) -> bool:
     # a record may say less than the truth
     return head.startswith(NATIVE_HEADS)
+
+
+def is_signed(entry: SharedEntry, signature: Signature | None, known: VerifyingKeys) -> bool:
+    """Return whether one of the known keys signed an entry; an entry that only says so is refused."""
+    if signature is None or not known.knows(signature.key_id):
+        return False
+    if not can_sign():
+        raise RefusedError("its signature cannot be checked: install `hatch-lower[remote]`")
+    if not known.verify(signature.key_id, signature.value, entry.text()):
+        raise RefusedError(f"its signature by the key {signature.key_id} is wrong")
+    return True
+
+
+def unsigned_text(signature: Signature | None, why: str) -> str:
+    if signature is None:
+        return f"it {why}, and is not signed"
+    return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
+
+
+def read_head(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(HEAD_BYTES)

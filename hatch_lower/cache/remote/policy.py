@@ -86,25 +86,31 @@ def read_policy(
             f"nothing is sent to the remote cache {parts.netloc or url}: only `pyproject.toml` names it;"
             f" set `{CACHE}` to push"
         )
-    keys = environment.get(PUBLIC_KEYS, "")
-    trusted = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
-    if not trusted.keys:  # the environment's stand in the place of the project's
-        trusted = read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
-    signing_key = None
-    if wants_push and named and environment.get(SIGNING_KEY, "").strip():
-        if not can_sign():
-            raise needs_library(f"signing with `{SIGNING_KEY}`")
-        signing_key = SigningKey(read_key(environment[SIGNING_KEY], f"environment variable `{SIGNING_KEY}`"))
     policy = RemotePolicy(
         url=url,
         push=wants_push and named,
         authorization=authorization_of(environment, parts) if named and parts.scheme in PORTS else "",
         options=None if parts.scheme in PORTS else {} if named else ANONYMOUS[parts.scheme],
-        signing_key=signing_key,
-        trusted=trusted,
+        signing_key=own_key(environment) if wants_push and named else None,
+        trusted=trusted_keys(environment, public_keys),
         unsigned=environment.get(UNSIGNED, "") == "1",
     )
     return policy, warnings
+
+
+def trusted_keys(environment: Mapping[str, str], public_keys: Sequence[str]) -> VerifyingKeys:
+    """Return the keys of those who may sign; the environment's stand in the place of the project's."""
+    keys = environment.get(PUBLIC_KEYS, "")
+    named = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
+    return named if named.keys else read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
+
+
+def own_key(environment: Mapping[str, str]) -> SigningKey | None:
+    if not environment.get(SIGNING_KEY, "").strip():
+        return None
+    if not can_sign():
+        raise needs_library(f"signing with `{SIGNING_KEY}`")
+    return SigningKey(read_key(environment[SIGNING_KEY], f"environment variable `{SIGNING_KEY}`"))
 
 
 def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:

@@ -1,0 +1,149 @@
+"""Entries of a cache as bytes: what a unit came to, and what it needs of earlier ones.
+
+```text
+8 bytes      length of the index, big-endian
+index        {"envelopes": [size, …], "blobs": [[sha256, size], …]}, canonical JSON
+envelopes    as in a shared cache (`cache/remote/envelope.py`), signed or not
+blobs        each once, in the order of the index
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from pathlib import Path
+
+from hatch_lower.build.spread.protocol import WrongAnswerError, read_json
+from hatch_lower.cache.entry import Keep, Record, make_record
+from hatch_lower.cache.remote.envelope import (
+    RefusedError,
+    SharedEntry,
+    Signature,
+    is_signed,
+    read_envelope,
+    shared_entry,
+    unsigned_text,
+    write_envelope,
+)
+from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
+from hatch_lower.format.codec import encode
+from hatch_lower.format.values import Digest, Natural
+from hatch_lower.frozen import Frozen
+
+LENGTH_BYTES = 8
+
+
+class Entry(Frozen):
+    """An entry that is sent."""
+
+    envelope: bytes
+    blobs: Mapping[str, Path]  # by digest
+
+
+class Index(Frozen):
+    """What stands in front of envelopes and blobs."""
+
+    envelopes: tuple[Natural, ...]  # sizes in bytes
+    blobs: tuple[tuple[Digest, Natural], ...]
+
+
+class Entries(Frozen):
+    """Entries that came, as a cache that a store may ask for what it lacks; it keeps nothing."""
+
+    entries: Mapping[str, tuple[SharedEntry, Signature | None]]  # by key
+    blobs: Mapping[str, memoryview]  # by the digests that they are said to have
+    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # one of these, if there are any, must have signed
+    refused: dict[str, str] = field(default_factory=dict, compare=False)  # key, and why its entry was not taken
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        if key not in self.entries:
+            return None
+        try:
+            return self._fetch(key, keep)
+        except RefusedError as error:
+            self.refused[key] = str(error)
+            return None
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        pass
+
+    def blob(self, digest: str) -> bytes:
+        """Return bytes that came beside the entries."""
+        data = self.blobs.get(digest)
+        if data is None or sha256_bytes(data) != digest:
+            raise WrongAnswerError(f"the bytes {digest[:16]}… did not come, or have other contents")
+        return bytes(data)
+
+    def _fetch(self, key: str, keep: Keep) -> Record:
+        entry, signature = self.entries[key]
+        if self.trusted.keys and not is_signed(entry, signature, self.trusted):
+            raise RefusedError(unsigned_text(signature, "is not trusted"))
+        for name, size in entry.blobs:
+
+            def write(file: Path, name: str = name, size: int = size) -> bool:
+                data = self.blobs.get(name)
+                if data is None or len(data) != size:
+                    return False
+                file.write_bytes(data)
+                return True
+
+            if not keep(name, write):
+                raise RefusedError(f"the blob {name[:16]}… did not come, or has other contents")
+        return make_record(key, entry.components, entry.value, [name for name, _ in entry.blobs])
+
+
+def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> Entry | None:
+    """Return a store's entry of a key, to be sent; `None` if it has none."""
+    record = store.find_record(key)
+    if record is None:
+        return None
+    blobs = {digest: store.blob_path(digest) for digest in record["blobs"]}
+    return Entry(write_envelope(shared_entry(key, record, blobs), signing_key), blobs)
+
+
+def write_entries(entries: Iterable[Entry], beside: Iterable[bytes] = ()) -> bytes:
+    """Return entries as bytes; `beside` are blobs that no entry refers to."""
+    entries = tuple(entries)
+    blobs: dict[str, bytes | Path] = {digest: path for entry in entries for digest, path in entry.blobs.items()}
+    blobs |= {sha256_bytes(data): data for data in beside}
+    contents = {digest: read_file(each) if isinstance(each, Path) else each for digest, each in blobs.items()}
+    sizes = tuple((digest, len(data)) for digest, data in contents.items())
+    index = canonical_json(encode(Index(tuple(len(entry.envelope) for entry in entries), sizes)))
+    length = len(index).to_bytes(LENGTH_BYTES, "big")
+    return b"".join([length, index, *(entry.envelope for entry in entries), *contents.values()])
+
+
+def read_entries(data: bytes | memoryview) -> Entries:
+    """Return what `write_entries` wrote; the contents of blobs are checked when a store takes them.
+
+    Raises:
+        WrongAnswerError: if the bytes are something else.
+    """
+    whole = memoryview(data)
+    start = LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "big")
+    if start > len(whole):
+        raise WrongAnswerError("its entries are cut off")
+    try:
+        index = read_json(Index, bytes(whole[LENGTH_BYTES:start]), "the entries")
+    except ValueError as error:
+        raise WrongAnswerError(f"its entries have no index: {error}") from error
+    if start + sum(index.envelopes) + sum(size for _, size in index.blobs) != len(whole):
+        raise WrongAnswerError("its entries have another size than their index says")
+    entries: dict[str, tuple[SharedEntry, Signature | None]] = {}
+    for size in index.envelopes:
+        try:
+            entry, signature = read_envelope(bytes(whole[start : start + size]))
+        except ValueError as error:
+            raise WrongAnswerError(f"it brings {error}") from error
+        if entry.key in entries:
+            raise WrongAnswerError(f"it brings the entry {entry.key[:16]}… twice")
+        entries[entry.key] = entry, signature
+        start += size
+    blobs: dict[str, memoryview] = {}
+    for name, size in index.blobs:
+        blobs[name] = whole[start : start + size]
+        start += size
+    return Entries(entries, blobs)

@@ -1,0 +1,142 @@
+"""What a build asks of a worker, and what a worker answers, as JSON.
+
+A request travels with attachments, of which it says size and digest. How an answer is written is in `answers.py`: with
+the entries that it brings, under a code that only who has read the request can make.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any, Literal, TypeAlias
+
+from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import Damage, decode, encode, parse_json
+from hatch_lower.format.values import Digest, Natural, Text
+from hatch_lower.frozen import Frozen
+
+SECRET_BYTES = 32
+
+UnitKind: TypeAlias = Literal["recipe", "part"]
+Outcome: TypeAlias = Literal["made", "needs", "refused", "failed"]
+# what a worker is: `torch`, `python`, `libc`, `compiler g++`, …, and what it has of that
+Facts: TypeAlias = Mapping[str, str]
+
+
+class WrongAnswerError(Exception):
+    """An answer that is not used; the text says why. What it was to answer is made again elsewhere."""
+
+
+class Attachment(Frozen):
+    """Bytes that travel with a request."""
+
+    role: Text  # `snapshot`, `entries`, `known`, …; there is one of each at most
+    sha256: Digest
+    size: Natural
+
+
+class Lack(Frozen):
+    """Something that a worker is not, or has not."""
+
+    what: str
+    wanted: str
+    found: str  # empty: nothing
+
+    def text(self) -> str:
+        found = f"has {self.what} {self.found}" if self.found else f"has no {self.what}"
+        return f"{found}, where {self.wanted} is wanted"
+
+
+class Need(Frozen):
+    """A result without which a unit is not made: one that the build's store has, or a part that is to be made."""
+
+    key: Digest
+    kind: Literal["entry", "part"]
+    name: str = ""
+    body: Mapping[str, object] = field(default_factory=dict)  # of the request that makes the part
+    blob: str = ""  # sha256 of bytes that travel with the answer and are attached to that request; empty: none
+
+    def validate(self) -> None:
+        if (self.kind == "part") != bool(self.name) or (self.kind == "entry" and (self.body or self.blob)):
+            raise Damage("no need: a part has a name, an entry has a key alone", ".kind")
+
+
+class UnitRequest(Frozen):
+    """A unit that a worker is to make."""
+
+    name: Text
+    kind: UnitKind
+    key: Digest
+    build: Text  # random; the same in all requests of one build
+    secret: Digest  # random; who answers proves with it that it has read this request
+    facts: Facts  # what the worker must be
+    environment: Mapping[str, str]  # the variables that `pass-env` names, and no others
+    body: Mapping[str, object]  # what a unit of this kind is made from
+    attachments: tuple[Attachment, ...] = ()
+
+    def validate(self) -> None:
+        roles = [attachment.role for attachment in self.attachments]
+        if len(set(roles)) < len(roles):
+            raise Damage("two attachments of one role", ".attachments")
+
+    def __repr__(self) -> str:
+        return f"UnitRequest({self.name}, {self.key[:16]})"  # no secrets in logs
+
+
+class UnitAnswer(Frozen):
+    """What has become of a unit."""
+
+    name: Text
+    key: Digest
+    worker: str  # `host:pid`, or the engine's own name for it
+    outcome: Outcome
+    seconds: float = 0.0
+    entries: tuple[Digest, ...] = ()  # keys of its results: the answer brings them, or the shared cache has them
+    needs: tuple[Need, ...] = ()
+    lacks: tuple[Lack, ...] = ()
+    error: Mapping[str, str] | None = None  # `LowerError.to_json()`
+    log: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        told: Mapping[Outcome, object] = {"needs": self.needs, "refused": self.lacks, "failed": self.error}
+        if any(bool(value) != (outcome == self.outcome) for outcome, value in told.items()):
+            raise Damage(f"`{self.outcome}` with what belongs to another outcome, or without its own", ".outcome")
+        if self.error is not None and self.error.keys() != {"error", "what", "where", "found", "hint"}:
+            raise Damage("no error", ".error")
+
+
+def new_secret() -> str:
+    return secrets.token_hex(SECRET_BYTES)
+
+
+def attach(role: str, data: bytes | bytearray | memoryview) -> Attachment:
+    return Attachment(role, sha256_bytes(data), len(data))
+
+
+def attached(request: UnitRequest, given: Sequence[bytes]) -> dict[str, bytes]:
+    """Return a request's attachments by role; `ValueError` if other bytes came than were sent."""
+    if len(given) != len(request.attachments):
+        raise ValueError(f"{len(given)} attachments came, and not {len(request.attachments)}")
+    for named, data in zip(request.attachments, given, strict=True):
+        if (len(data), sha256_bytes(data)) != (named.size, named.sha256):
+            raise ValueError(f"the attachment `{named.role}` came with other contents than were sent")
+    return {named.role: data for named, data in zip(request.attachments, given, strict=True)}
+
+
+def write_request(request: UnitRequest) -> bytes:
+    return canonical_json(encode(request))
+
+
+def read_request(data: bytes) -> UnitRequest:
+    """Return what `write_request` wrote; `ValueError` for anything else."""
+    request: UnitRequest = read_json(UnitRequest, data, "the request")
+    return request
+
+
+def read_json(kind: type[Frozen], data: bytes, where: str) -> Any:
+    try:
+        return decode(kind, parse_json(data, where), where)
+    except ProgramError as error:  # its advice is for a damaged program
+        raise ValueError(f"{error.where}: {error.found}") from error

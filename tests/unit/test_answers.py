@@ -1,0 +1,228 @@
+"""What a build asks of a worker and what it answers, on the wire: whatever is not as it was written is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hatch_lower.build.spread.answers import CONTENTS, HEAD, MAC, code, read_answer, write_answer
+from hatch_lower.build.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
+from hatch_lower.build.spread.protocol import (
+    Lack,
+    Need,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    attach,
+    attached,
+    new_secret,
+    read_request,
+    write_request,
+)
+from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import sha256_bytes
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+BLOBS = (b"native code" * 99, b"", b"tensors")
+VALUE = {"native": True, "files": [1.5, None, "é"]}
+REQUEST = UnitRequest(
+    name="digits/default",
+    kind="recipe",
+    key=KEY,
+    build="build",
+    secret=new_secret(),
+    facts={"torch": "2.13.0"},
+    environment={"HF_HOME": "/models"},
+    body={"model": "digits"},
+    attachments=(attach("snapshot", b"files"),),
+)
+MADE = UnitAnswer("digits/default", KEY, "host:1", "made", 2.5, (OTHER,), log=("exported",))
+
+
+def no_warning(line: str) -> None:
+    raise AssertionError(line)
+
+
+def store_at(folder: Path, entries: Entries | None = None) -> Store:
+    return Store(folder, "on", no_warning, entries)
+
+
+def entry_in(folder: Path, key: str = OTHER, signing_key: SigningKey | None = None) -> Entry:
+    store = store_at(folder)
+    store.put(key, {"kind": "partition"}, VALUE, BLOBS)
+    entry = entry_of(store, key, signing_key)
+    assert entry is not None
+    return entry
+
+
+def pair() -> tuple[SigningKey, VerifyingKeys]:
+    made = new_key_pair()
+    return SigningKey(read_key(made.private, "")), VerifyingKeys((read_key(made.public, ""),))
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    assert read_request(write_request(REQUEST)) == REQUEST
+    assert REQUEST.secret not in repr(REQUEST)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b"[" * 100000])
+def test_what_is_no_request_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="the request"):
+        read_request(data)
+
+
+def test_attachments_are_compared_with_what_the_request_says_of_them() -> None:
+    assert attached(REQUEST, [b"files"]) == {"snapshot": b"files"}
+    with pytest.raises(ValueError, match="`snapshot` came with other contents"):
+        attached(REQUEST, [b"filez"])
+    with pytest.raises(ValueError, match="0 attachments came, and not 1"):
+        attached(REQUEST, [])
+    twice = replace(REQUEST, attachments=REQUEST.attachments * 2)
+    with pytest.raises(ValueError, match="two attachments of one role"):
+        read_request(write_request(twice))
+
+
+def test_an_answer_brings_entries_that_a_store_takes(tmp_path: Path) -> None:
+    data = write_answer(MADE, [entry_in(tmp_path / "worker")], REQUEST.secret)
+    answer, entries = read_answer(data, REQUEST)
+    assert answer == MADE
+    store = store_at(tmp_path / "here", entries)
+    assert store.find(OTHER) == VALUE
+    assert store_at(tmp_path / "here").find(OTHER) == VALUE, "it is in the store itself"
+    assert [store.read_blob(sha256_bytes(blob)) for blob in BLOBS] == list(BLOBS)
+    assert store.find(KEY) is None
+    assert entries.refused == {}
+
+
+def test_blobs_that_entries_share_travel_once(tmp_path: Path) -> None:
+    entries = [entry_in(tmp_path, key) for key in (KEY, OTHER)]
+    assert len(write_entries(entries)) < 2 * len(write_entries(entries[:1])) - len(BLOBS[0]) // 2
+
+
+def test_an_answer_brings_what_a_needed_part_is_made_from() -> None:
+    blob = b"a partition"
+    needs = (Need(OTHER, "part", "digits/default 1", {"backend": "null"}, sha256_bytes(blob)), Need(KEY, "entry"))
+    answer = UnitAnswer("digits/default", KEY, "host:1", "needs", needs=needs)
+    found, entries = read_answer(write_answer(answer, (), REQUEST.secret, [blob]), REQUEST)
+    assert found == answer
+    assert entries.blob(sha256_bytes(blob)) == blob
+    with pytest.raises(WrongAnswerError, match="did not come"):
+        read_answer(write_answer(answer, (), REQUEST.secret), REQUEST)
+
+
+def test_every_flipped_bit_of_an_answer_is_refused(tmp_path: Path) -> None:
+    data = write_answer(replace(MADE, log=()), [entry_in(tmp_path)], REQUEST.secret)
+    for position in range(0, len(data), 7):
+        wrong = bytearray(data)
+        wrong[position] ^= 1 << position % 8
+        with pytest.raises(WrongAnswerError):
+            read_answer(bytes(wrong), REQUEST)
+
+
+@pytest.mark.parametrize("end", [0, 5, len(HEAD), MAC, CONTENTS, CONTENTS + 8, -1])
+def test_an_answer_that_is_cut_off_is_refused(end: int) -> None:
+    with pytest.raises(WrongAnswerError):
+        read_answer(write_answer(MADE, (), REQUEST.secret)[:end], REQUEST)
+
+
+def test_another_unit_s_answer_is_refused() -> None:
+    other = replace(REQUEST, name="digits/small", key=OTHER, secret=new_secret())
+    theirs = write_answer(replace(MADE, name="digits/small", key=OTHER), (), other.secret)
+    with pytest.raises(WrongAnswerError, match="the answer to another request"):
+        read_answer(theirs, REQUEST)
+    # of a worker that puts the wrong result under the right secret
+    with pytest.raises(WrongAnswerError, match="about another unit, `digits/small`"):
+        read_answer(write_answer(replace(MADE, name="digits/small"), (), REQUEST.secret), REQUEST)
+    with pytest.raises(WrongAnswerError, match="about another unit"):
+        read_answer(write_answer(replace(MADE, key=OTHER), (), REQUEST.secret), REQUEST)
+
+
+def test_an_answer_without_or_with_a_wrong_code_is_refused() -> None:
+    data = write_answer(MADE, (), REQUEST.secret)
+    for wrong in (bytes(32), code(new_secret(), data[CONTENTS:])):
+        with pytest.raises(WrongAnswerError, match="its authentication code is wrong"):
+            read_answer(data[:MAC] + wrong + data[CONTENTS:], REQUEST)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        replace(MADE, needs=(Need(KEY, "entry"),)),
+        replace(MADE, outcome="refused"),
+        replace(MADE, lacks=(Lack("torch", "2.13.0", "2.12.0"),)),
+        replace(MADE, outcome="failed"),
+        replace(MADE, outcome="failed", error={"what": "a sentence"}),
+        replace(MADE, outcome="lost"),
+        replace(MADE, entries=("../..",)),
+        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "part"),)),
+        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "entry", blob=KEY),)),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_refused(answer: UnitAnswer) -> None:
+    with pytest.raises(WrongAnswerError, match="cannot be read: the answer"):
+        read_answer(write_answer(answer, (), REQUEST.secret), REQUEST)
+
+
+def test_an_entry_that_the_answer_does_not_name_is_refused(tmp_path: Path) -> None:
+    data = write_answer(replace(MADE, entries=()), [entry_in(tmp_path)], REQUEST.secret)
+    with pytest.raises(WrongAnswerError, match="and does not name it"):
+        read_answer(data, REQUEST)
+
+
+def test_an_entry_with_another_blob_than_it_says_is_not_taken(tmp_path: Path) -> None:
+    entry = entry_in(tmp_path / "worker")
+    first = sha256_bytes(BLOBS[0])
+    for contents in (BLOBS[0][:-1] + b"!", BLOBS[0][:-1]):
+        wrong = tmp_path / "wrong"
+        wrong.write_bytes(contents)
+        entries = read_entries(write_entries([replace(entry, blobs={**entry.blobs, first: wrong})]))
+        assert store_at(tmp_path / "here", entries).find(OTHER) is None
+        assert entries.refused == {OTHER: f"the blob {first[:16]}… did not come, or has other contents"}
+    rest = {digest: path for digest, path in entry.blobs.items() if digest != first}
+    entries = read_entries(write_entries([replace(entry, blobs=rest)]))
+    assert store_at(tmp_path / "here", entries).find(OTHER) is None
+    assert not list((tmp_path / "here").glob("records/*/*"))
+
+
+def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path: Path) -> None:
+    own, trusted = pair()
+    stranger, _ = pair()
+    signed, unsigned, foreign = (entry_in(tmp_path / "worker", OTHER, key) for key in (own, None, stranger))
+
+    def taken(entry: Entry) -> tuple[object, dict[str, str]]:
+        entries = replace(read_entries(write_entries([entry])), trusted=trusted)
+        return store_at(tmp_path / sha256_bytes(entry.envelope), entries).find(OTHER), entries.refused
+
+    assert taken(signed) == (VALUE, {})
+    assert taken(unsigned) == (None, {OTHER: "it is not trusted, and is not signed"})
+    assert "not among the public keys" in taken(foreign)[1][OTHER]
+    changed = replace(signed, envelope=signed.envelope.replace(b'"native":true', b'"native":false', 1))
+    assert f"its signature by the key {own.key_id()} is wrong" in taken(changed)[1][OTHER]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "cut off"),
+        ((1 << 40).to_bytes(8, "big"), "cut off"),
+        ((2).to_bytes(8, "big") + b"{}", "no index"),
+        ((28).to_bytes(8, "big") + b'{"blobs":[],"envelopes":[4]}', "another size"),
+        ((28).to_bytes(8, "big") + b'{"blobs":[],"envelopes":[4]}null', "an entry of another version, or none"),
+    ],
+)
+def test_what_are_no_entries_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(WrongAnswerError, match=reason):
+        read_entries(data)
+
+
+def test_an_entry_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongAnswerError, match="twice"):
+        read_entries(write_entries([entry_in(tmp_path), entry_in(tmp_path)]))
+
+
+def test_a_lack_is_said_in_words() -> None:
+    assert Lack("torch", "2.13.0", "2.12.0").text() == "has torch 2.12.0, where 2.13.0 is wanted"
+    assert Lack("compiler g++", "g++ 12.2", "").text() == "has no compiler g++, where g++ 12.2 is wanted"
