@@ -16,6 +16,10 @@ from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 
 
+def nothing() -> None:
+    pass
+
+
 class BuildContext(Frozen):
     settings: Settings
     view: ProjectView
@@ -23,6 +27,8 @@ class BuildContext(Frozen):
     store: Store
     reporter: Reporter
     environment: Mapping[str, str]
+    outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
+    poll: Callable[[], None] = nothing  # called while child processes run: what it raises ends them
 
     @property
     def search_path(self) -> tuple[Path, ...]:

@@ -74,6 +74,7 @@ def export_models(
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=tuple(sources[url] for url in model.weights if url in sources),
             localisation=localisation,
+            outbox=context.outbox,
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)

@@ -69,6 +69,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or running:
+                context.poll()
                 while waiting and len(running) < jobs:
                     child = start(waiting.popleft(), context.environment)
                     running.append(child)

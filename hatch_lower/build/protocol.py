@@ -47,6 +47,7 @@ class Request:
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
     localisation: Localisation | None = None  # what to look at where something wrong is looked for
+    outbox: Path | None = None  # where it is noted what is kept for others; `None` if nobody asks
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
 from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
+from hatch_lower.cache.entry import RemoteCache
+from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
@@ -82,7 +84,10 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     def warn(line: str) -> None:
         reporter.report(Event("cache", "note", request.model, detail=line))
 
-    store = open_store(environment, warn, open_remote(environment, request.settings.cache, warn))
+    remote: RemoteCache | None = open_remote(environment, request.settings.cache, warn)
+    if request.outbox is not None:
+        remote = Outbox(request.outbox, remote)
+    store = open_store(environment, warn, remote)
     if request.settings.strict:
         refuse_undeclared(request, store.directory.parent)
     if not request.manifest:

@@ -66,8 +66,8 @@ class RemoteCache(Protocol):
     def fetch(self, key: str, keep: Keep) -> Record | None:
         """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""
 
-    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
-        """Take a record, and where its blobs are on this machine, by digest."""
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        """Take a record, and where its blobs are on this machine, by digest; return whether it is there now."""
 
 
 def fetch_record(

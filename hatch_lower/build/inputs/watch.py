@@ -88,9 +88,9 @@ class PausingRemote:
         with self._recorder.unwatched():
             return self._remote.fetch(key, keep)
 
-    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
         with self._recorder.unwatched():
-            self._remote.offer(key, record, blobs)
+            return self._remote.offer(key, record, blobs)
 
 
 def tools_of(recipes: Sequence[Recipe]) -> list[str]:

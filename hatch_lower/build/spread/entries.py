@@ -67,8 +67,8 @@ class Entries(Frozen):
             self.refused[key] = str(error)
             return None
 
-    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
-        pass
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        return False
 
     def blob(self, digest: str) -> bytes:
         """Return bytes that came beside the entries."""

@@ -89,10 +89,11 @@ class RemoteClient:
         with self._lock:
             return None if self._off else self._guarded(lambda: self._fetch(key, keep))
 
-    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
         with self._lock:
-            if self._policy.push and not self._off:
-                self._guarded(lambda: self._offer(key, record, blobs))
+            if not self._policy.push or self._off:
+                return False
+            return self._guarded(lambda: self._offer(key, record, blobs)) is True
 
     def _fetch(self, key: str, keep: Keep) -> Record | None:
         result = self._bytes(f"ac/{key}", self._limits.result_bytes)
@@ -177,19 +178,20 @@ class RemoteClient:
 
         return self._timed(limit, read)
 
-    def _offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+    def _offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
         entry = shared_entry(key, record, blobs)
         sizes = dict(entry.blobs)
         data = write_envelope(entry, self._policy.signing_key)
         envelope = OutputFile(ENVELOPE, sha256_bytes(data), len(data))
         result = encode_action_result([envelope, *(OutputFile(f"blobs/{name}", name, sizes[name]) for name in sizes)])
         if len(data) > self._limits.entry_bytes or len(result) > self._limits.result_bytes:
-            return
+            return False
         for name, size in sizes.items():
             self._send(f"cas/{name}", blobs[name], size)
         self._send(f"cas/{envelope.sha256}", data, len(data))
         # last, so that whoever sees the entry finds what it names
         self._timed(len(result), lambda: self._transport.write(f"ac/{key}", result))
+        return True
 
     def _send(self, name: str, source: bytes | Path, size: int) -> None:
         if name != f"cas/{EMPTY}" and not self._timed(0, lambda: self._transport.holds(name, size)):

@@ -1,0 +1,56 @@
+"""What a build that makes something for others keeps for them, noted in a file.
+
+```text
+<key> made    it is in the local store alone
+<key> sent    the shared cache has it too
+<key> came    it was there before
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hatch_lower.cache.entry import DIGEST, Keep, Record, RemoteCache
+
+State: TypeAlias = Literal["made", "sent", "came"]
+STATES: tuple[State, ...] = ("made", "sent", "came")
+
+
+class Outbox:
+    """A shared cache, or none, with a note of all that goes there and comes from there."""
+
+    def __init__(self, path: Path, remote: RemoteCache | None) -> None:
+        self._path = path
+        self._remote = remote
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        record = None if self._remote is None else self._remote.fetch(key, keep)
+        if record is not None:
+            self._note(key, "came")
+        return record
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        sent = self._remote is not None and self._remote.offer(key, record, blobs)
+        self._note(key, "sent" if sent else "made")
+        return sent
+
+    def _note(self, key: str, state: State) -> None:
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(f"{key} {state}\n")
+
+
+def read_outbox(path: Path) -> dict[str, State]:
+    """Return the last note of each key; none for what was never written."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return {}
+    notes: dict[str, State] = {}
+    for key, _, text in (line.partition(" ") for line in lines):
+        state = next((state for state in STATES if state == text), None)
+        if state is not None and DIGEST.fullmatch(key):  # a process that was killed leaves half a line
+            notes[key] = state
+    return notes
