@@ -120,6 +120,21 @@ class Store(Frozen):
         """Return the whole entry of a key, as this machine has it."""
         return self._read(key) if self.reads else None
 
+    def has(self, key: str) -> bool:
+        """Return whether `find` would find something, as far as that can be told without getting what is elsewhere."""
+        if not self.reads:
+            return False
+        if self._read(key) is not None:
+            return True
+        return self.is_shared(key)
+
+    def is_shared(self, key: str) -> bool:
+        """Return whether the shared cache has a record, whose blobs are not asked for."""
+        remote = self.remote
+        if remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
+            return False
+        return check_record(key, remote.fetch(key, lambda digest, write: True)) is not None
+
     def read_blob(self, digest: str) -> bytes | None:
         data = self._try_reading(lambda: read_file(self.blob_path(digest)))
         return data if data is not None and sha256_bytes(data) == digest else None
@@ -220,9 +235,22 @@ class Store(Frozen):
             return
         record = make_record(key, components, value, digests)
         self._try_writing(lambda: self._write_record(key, record))
-        if shared and self.remote is not None and self.writes:
+        if shared:
+            self._offer(key, record)
+
+    def share(self, key: str) -> None:
+        """Offer the shared cache an entry that is here and not there."""
+        if self.remote is None or not self.writes or self.is_shared(key):
+            return
+        record = self._read(key)
+        if record is not None:
+            self._offer(key, record)
+
+    def _offer(self, key: str, record: Record) -> None:
+        if self.remote is not None and self.writes:
             remote = self.remote
-            self._try_reading(lambda: remote.offer(key, record, {digest: self.blob_path(digest) for digest in digests}))
+            blobs = {digest: self.blob_path(digest) for digest in record["blobs"]}
+            self._try_reading(lambda: remote.offer(key, record, blobs))
 
     def update(
         self,

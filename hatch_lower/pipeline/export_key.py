@@ -41,6 +41,7 @@ from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.sandbox import backend_guard
 
+BACKEND = "backend"  # before the names of backends in `ExportKey.tools`
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA, WEIGHTS_SCHEMA)
 
 
@@ -134,6 +135,24 @@ def describe_export(
     return Export(key, methods, programs, sources)
 
 
+def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedModel) -> dict[str, ExportKey]:
+    """Return for each recipe the key that the model has where it is lowered for that recipe alone."""
+    not_run = eager_digest(source, None)
+    exports = {}
+    for recipe in recipes:
+        tools = {f"{BACKEND} {choice.name}" for choice in recipe.backends}
+        exports[recipe.name] = replace(
+            key,
+            recipes=(encode(recipe),),
+            order=tuple(name for name in key.order if name == recipe.name),
+            tools=tuple(tool for tool in key.tools if tool[0] in tools),
+            # where nothing asks for eager's results, the model is not run, and its real inputs are not read
+            eager=key.eager if key.check or recipe.verify else not_run,
+            samples=key.samples if recipe.verify else (),
+        )
+    return exports
+
+
 def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
     for method in source.methods:
         yield from (tensor.detach() for _, tensor in constants_of(method.program) if is_plain(tensor))
@@ -155,7 +174,7 @@ def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tenso
 def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
     known: dict[Path, str] = {}
     for name in dict.fromkeys(choice.name for recipe in recipes for choice in recipe.backends):
-        yield f"backend {name}", code_of(name, find_backend(name), known)
+        yield f"{BACKEND} {name}", code_of(name, find_backend(name), known)
 
 
 def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:

@@ -3,6 +3,7 @@
 ```text
 start_build       options of the backends, example inputs, eager's results: what all below works with
 lower_model       known already? (`reuse`)  no: lower_recipes, verify_recipes, keep
+make_recipes      the same without files: a build elsewhere joins the recipes
 lower_recipes     each recipe, then the constants and the check data that all of them share
 lower_recipe      edge and backends (`lower`) -> emit_recipe -> what is said of it
 ```
@@ -47,7 +48,7 @@ from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
-from hatch_lower.pipeline.reuse import reused_or_lowered
+from hatch_lower.pipeline.reuse import made_recipes, reused_or_lowered
 from hatch_lower.pipeline.verify import verify_recipes
 
 
@@ -58,6 +59,15 @@ def lower_model(build: ModelBuild) -> ModelReport:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
     """
     return reused_or_lowered(build, lower_recipes, verify_recipes)
+
+
+def make_recipes(build: ModelBuild) -> tuple[ModelReport, Mapping[str, str]]:
+    """Lower and verify each of its recipes for a build elsewhere that joins them; return the keys of their records.
+
+    Raises:
+        LowerError: whatever goes wrong; what was finished stays in the cache.
+    """
+    return made_recipes(build, lower_recipes, verify_recipes)
 
 
 def start_build(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,11 @@ class ModelBuild:
     fresh: FreshProcess | None  # a process that has not run the model's code
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
+
+    def narrowed(self, recipes: Collection[str]) -> ModelBuild:
+        """Return the build of the same model for some of its recipes."""
+        kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
+        return replace(self, model=replace(self.model, recipes=tuple(recipe.name for recipe in kept)), recipes=kept)
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))

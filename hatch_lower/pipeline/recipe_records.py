@@ -1,0 +1,87 @@
+"""What of a model is known recipe by recipe: records of those that were lowered and verified, here or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hatch_lower.cache.key import ExportKey, NoKeyError
+from hatch_lower.cache.recipes import (
+    RecipeRecord,
+    UsedVersions,
+    find_recipe,
+    has_partitions,
+    put_recipe,
+    recipe_key,
+)
+from hatch_lower.cache.store import Store
+from hatch_lower.format.metrics import VerifiedMethod
+from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
+from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRecipes:
+    """The keys of a model's recipe records, and those that are there."""
+
+    exports: Mapping[str, ExportKey]  # of every recipe
+    records: Mapping[str, RecipeRecord]
+
+    def key(self, recipe: str) -> str:
+        return recipe_key(self.exports[recipe].components())
+
+    def is_known(self, lowered: LoweredRecipe) -> bool:
+        """Return whether what was put together is what a record says was verified."""
+        record = self.records.get(lowered.recipe.name)
+        return record is not None and (record.plan, record.files) == digests_of(lowered)
+
+    def missing(self) -> list[str]:
+        return [name for name in self.exports if name not in self.records]
+
+
+def known_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
+    exports = recipe_exports(export, build.recipes, build.source)
+    found = {name: find_recipe(build.store, recipe_key(key.components())) for name, key in exports.items()}
+    return KnownRecipes(
+        exports, {name: record for name, record in found.items() if record is not None and is_current(record.used)}
+    )
+
+
+def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
+    """Return the recipes that another machine can put together: their partitions are still there, too."""
+    known = known_recipes(build, export)
+    whole = {name: record for name, record in known.records.items() if has_partitions(build.store, record)}
+    return KnownRecipes(known.exports, whole)
+
+
+def keep_recipe(
+    store: Store, model: str, known: KnownRecipes, lowered: LoweredRecipe, verified: Iterable[VerifiedMethod]
+) -> str:
+    """Store that a recipe was lowered and verified; return why a later build could not use that."""
+    name = lowered.recipe.name
+    plan, files = digests_of(lowered)
+    try:
+        used = used_versions(lowered.used)
+    except NoKeyError as error:
+        return str(error)
+    own = tuple(method for method in verified if method.recipe == name)
+    record = RecipeRecord(plan, files, tuple(sorted(lowered.keys)), used, own)
+    export = known.exports[name].components()
+    put_recipe(store, known.key(name), f"{model}/{name}", export, record)
+    return "" if has_partitions(store, record) else "the results of some of its partitions cannot be stored"
+
+
+def digests_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...]]:
+    files = lowered.files
+    return files.plan.sha256, tuple(file.sha256 for file in files.delegates)
+
+
+def used_versions(used: Iterable[UsedBackend]) -> tuple[UsedVersions, ...]:
+    return tuple(UsedVersions(each.backend, each.specs, each.versions()) for each in dict.fromkeys(used))
+
+
+def is_current(used: Iterable[UsedVersions]) -> bool:
+    try:
+        return all(UsedBackend(each.backend, each.specs).versions() == each.versions for each in used)
+    except Exception:  # lowering will say what is wrong with the backend
+        return False
