@@ -67,14 +67,19 @@ def look_up(context: BuildContext) -> dict[str, LookupResult]:
     settings, store = context.settings, context.store
     if store.mode == "off":
         return {}
-    ignored = (context.work, store.directory)
-    roots = roots_of(settings.root, context.search_path, context.environment, ignored)
-    project = marks_of_project(settings.name, settings.version, context.view.metadata)
-    lookup = ResultLookup(store, roots, context.environment, project)
+    lookup = lookup_of(context)
     keys = [lookup.key_of(settings, model, context.view) for model in settings.models]
     results = {key.model: lookup.look_up(key.components()) for key in keys}
     lookup.save()
     return results
+
+
+def lookup_of(context: BuildContext) -> ResultLookup:
+    settings, store = context.settings, context.store
+    ignored = (context.work, store.directory)
+    roots = roots_of(settings.root, context.search_path, context.environment, ignored)
+    project = marks_of_project(settings.name, settings.version, context.view.metadata)
+    return ResultLookup(store, roots, context.environment, project)
 
 
 def result_of(

@@ -42,10 +42,11 @@ def export_models(
     mode: Mode = "lower",
     sources: Mapping[str, LocalSource] = {},
     localisation: Localisation | None = None,
+    units: Mapping[str, Mapping[str, Mapping[str, object]]] = {},
 ) -> list[Answer]:
     """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
 
-    `sources` are the files of the URLs in `weights`.
+    `sources` are the files of the URLs in `weights`; `units` for each model are the keys by recipe, in mode `recipe`.
     """
     refuse_incomplete()
     settings, store, work = context.settings, context.store, context.work
@@ -67,6 +68,7 @@ def export_models(
             later_hooks=context.view.later_hooks,
             events=-1,
             manifest=known[model.name].key if store.writes and known else {},
+            units=units.get(model.name, {}) if store.writes else {},
             recorded_path=context.search_path,
             work=work,
             log=None if library is None else log,

@@ -5,6 +5,8 @@ record of a `ManifestKey`   entries, newest first: what an export read, and the 
 record of a report          the report; its files are blobs of the store
 ```
 
+A recipe that was made for a build elsewhere (`build/spread`) is remembered in the same way, by the key of its record.
+
 A cache that a team shares has the first record in another form, under another key: without what says nothing on another
 machine, or must not be said there (`build/inputs/record.py`).
 
@@ -14,7 +16,7 @@ The build's parent process looks up, without torch; the child process, which has
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,22 +108,38 @@ class ResultLookup:
         every = [tuple(changes(inputs, self._present)) for inputs, _ in entries]
         return LookupResult(key, self._store, None, min(every, key=len, default=()))
 
+    def find_made(self, key: Mapping[str, object], is_whole: Callable[[str], bool]) -> str:
+        """Return the key of what was made last under a key, still holds and is whole; empty if there is nothing."""
+        own = readable_entries(self._store.find(digest_of(key), shared=False))
+        for _, made in self._those_that_hold(own):
+            if is_whole(made):
+                return made
+        for inputs, made in self._those_that_hold(self._entries_elsewhere(key)):
+            if is_whole(made):
+                add_entry(self._store, digest_of(key), described(key), inputs, made)
+                return made
+        return ""
+
+    def _those_that_hold(self, entries: Entries) -> Iterator[tuple[RecordedInputs, str]]:
+        return (entry for entry in entries if next(changes(entry[0], self._present), None) is None)
+
     def _first_that_holds(self, key: Mapping[str, object], entries: Entries) -> LookupResult | None:
-        for inputs, report_key in entries:
-            if next(changes(inputs, self._present), None) is None:
-                stored = self._store.find(report_key)
-                result = None if stored is None else read_result(self._store, stored)
-                if result is not None:
-                    return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
+        for inputs, report_key in self._those_that_hold(entries):
+            stored = self._store.find(report_key)
+            result = None if stored is None else read_result(self._store, stored)
+            if result is not None:
+                return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
         return None
+
+    def _entries_elsewhere(self, key: Mapping[str, object]) -> Entries:
+        if self._store.remote is None:
+            return ()
+        shared = readable_entries(self._store.fetch(shared_key(key)))
+        return [(received(inputs, self._environment, self._secret), made) for inputs, made in shared]
 
     def _look_elsewhere(self, key: Mapping[str, object]) -> LookupResult | None:
         """Ask the shared cache; what it has is known here from then on."""
-        if self._store.remote is None:
-            return None
-        shared = readable_entries(self._store.fetch(shared_key(key)))
-        entries = [(received(inputs, self._environment, self._secret), report) for inputs, report in shared]
-        known = self._first_that_holds(key, entries)
+        known = self._first_that_holds(key, self._entries_elsewhere(key))
         if known is not None and known.entry is not None:
             add_entry(self._store, digest_of(key), described(key), *known.entry)
         return known
@@ -183,9 +201,22 @@ def remember(
         return
     report_key = digest_of(["report", SCHEMA, value])
     store.put(report_key, {"kind": "report", "subject": report.model}, value, report_blobs(value))
-    add_entry(store, digest_of(key), described(key), inputs, report_key)
+    remember_made(store, key, inputs, report_key, shared)
+
+
+def remember_made(
+    store: Store,
+    key: Mapping[str, object],
+    inputs: RecordedInputs,
+    made: str,
+    shared: RecordedInputs | None = None,
+) -> None:
+    """Keep under a key that what is stored under another, `made`, holds for what an export read."""
+    if not store.writes or inputs.unknown:
+        return
+    add_entry(store, digest_of(key), described(key), inputs, made)
     if shared is not None and store.remote is not None:
-        add_entry(store, shared_key(key), described(key), shared, report_key, elsewhere=True)
+        add_entry(store, shared_key(key), described(key), shared, made, elsewhere=True)
 
 
 def add_entry(
@@ -207,6 +238,11 @@ def add_entry(
         return {"entries": [entry, *others][:MOST_ENTRIES]}, ()
 
     store.update(digest, components, add, shared=elsewhere)
+
+
+def unit_components(key: ManifestKey, unit: str) -> dict[str, object]:
+    """Return the components of the key under which a recipe's record is remembered, of those of its model's results."""
+    return {**key.components(), "kind": "unit", "subject": unit}
 
 
 def shared_key(key: Mapping[str, object]) -> str:

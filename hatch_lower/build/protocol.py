@@ -19,8 +19,9 @@ REQUEST = "request.json"
 ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
-# Lower a model, only say what it exports, which the audit compares, or say what in it is wrong
-Mode = Literal["lower", "capture", "localise"]
+# Lower a model; only some of its recipes, for a build that joins them; only say what it exports, which the audit
+# compares; or say what in it is wrong
+Mode = Literal["lower", "recipe", "capture", "localise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Request:
     events: int
     # components of the `ManifestKey` under which the result is remembered; empty if it is not
     manifest: Mapping[str, object] = field(default_factory=dict)
+    # mode `recipe`: recipe to the components of the key under which it is remembered that its record holds
+    units: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     # `sys.path` of the child process by which its inputs are located, without folders of this build
     recorded_path: tuple[Path, ...] = ()
     work: Path | None = None
@@ -56,6 +59,7 @@ class Answer:
 
     report: ModelReport
     unknown: tuple[str, ...] = ()  # why the next build exports again whatever has changed
+    recipes: Mapping[str, str] = field(default_factory=dict)  # mode `recipe`: the keys of the records that there are
 
 
 def write_answer(folder: Path, answer: Answer | LowerError) -> None:

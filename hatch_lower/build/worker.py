@@ -23,12 +23,13 @@ from pathlib import Path
 from types import FrameType
 
 from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
+from hatch_lower.build.costs import StageSeconds, keep_costs
 from hatch_lower.build.inputs.record import shareable
 from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
-from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, roots_of
+from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
 from hatch_lower.cache.entry import RemoteCache
 from hatch_lower.cache.outbox import Outbox
@@ -43,6 +44,8 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localise.finding import FINDINGS
 from hatch_lower.torch_private.versions import why_untried
+
+LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
 
 
 def main(arguments: list[str]) -> int:
@@ -90,30 +93,36 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     store = open_store(environment, warn, remote)
     if request.settings.strict:
         refuse_undeclared(request, store.directory.parent)
-    if not request.manifest:
+    timed = StageSeconds(reporter)
+    remembered = [request.manifest] if request.manifest else list(request.units.values())
+    if not remembered:
         enter_project(request)
-        return Answer(run_pipeline(request, reporter, store))
-    with store.locked([digest_of(request.manifest)], "manifest"):
-        report = look_again(request, store)
+        return run_pipeline(request, timed, store)
+    with store.locked([digest_of(key) for key in remembered], "manifest"):
+        report = look_again(request, store) if request.manifest else None
         if report is not None:
             return Answer(report)
         watch = Watch(request, store)
         if store.remote is not None:
             store = replace(store, remote=PausingRemote(store.remote, watch.recorder))
         enter_project(request)
-        report = run_pipeline(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
+        answer = run_pipeline(request, PausingReporter(timed, watch.recorder), store, watch.recorder)
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
             globs = request.settings.cache.shareable_env
             shared = shareable(inputs, globs, watch.environment, secret(store.directory))
-        remember(store, request.manifest, inputs, report, shared)
+        if request.manifest:
+            remember(store, request.manifest, inputs, answer.report, shared)
+        for recipe, record in answer.recipes.items():
+            remember_made(store, request.units[recipe], inputs, record, shared)
+        keep_costs(store, request.settings.name, answer.report, timed)
     if watch.recorder.clocks:
         asked = ", ".join(watch.recorder.clocks)
         warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
     if inputs.unknown:
         warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
-    return Answer(report, tuple(inputs.unknown))
+    return replace(answer, unknown=tuple(inputs.unknown))
 
 
 def look_again(request: Request, store: Store) -> ModelReport | None:
@@ -125,7 +134,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     return found.report if kept else None
 
 
-def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
+def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> Answer:
     model = next(model for model in request.settings.models if model.name == request.model)
     with stage(reporter, "discover", model.name):
         # What importing makes stays for good: collecting while it is made, and looking through it in every later
@@ -137,7 +146,7 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
 
         verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
         with contextlib.nullcontext() if recorder is None else recorder.unwatched():
-            fresh = start_fresh() if verified and request.mode == "lower" else None
+            fresh = start_fresh() if verified and request.mode in LOWERING else None
         if recorder is not None:
             recorder.wrap_torch()
         from hatch_lower.pipeline import lower_model as pipeline
@@ -155,7 +164,7 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with export_guard(model.name):
             exports = discover(entry)
-    if request.mode == "lower":
+    if request.mode in LOWERING:
         note_untried(reporter, model.name, torch.__version__)
     with export_guard(model.name):
         source = capture_model(
@@ -167,7 +176,7 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         )
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
-        return capture_report(request.settings, model, source, request.folder, reporter)
+        return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     build = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
@@ -175,8 +184,11 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         from hatch_lower.pipeline.localise.model import localise_model
 
         write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
-        return capture_report(request.settings, model, source, request.folder, reporter)
-    return pipeline.lower_model(build)
+        return Answer(capture_report(request.settings, model, source, request.folder, reporter))
+    if request.mode == "recipe":
+        report, records = pipeline.make_recipes(build)
+        return Answer(report, recipes=records)
+    return Answer(pipeline.lower_model(build))
 
 
 def note_untried(reporter: Reporter, model: str, version: str) -> None:

@@ -18,8 +18,10 @@ from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.localise import localise
+from hatch_lower.cli.lower import lower
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
+from hatch_lower.cli.plan import plan
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
@@ -60,6 +62,6 @@ def schema(markdown: bool) -> None:
 
 for command in (
     *(init, list_models, inspect, report, graph, diff, debug, check, localise, fetch),
-    *(explain, reproduce, bench, profile, cache, new_backend),
+    *(explain, plan, lower, reproduce, bench, profile, cache, new_backend),
 ):
     main.add_command(command)

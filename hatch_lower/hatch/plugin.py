@@ -132,7 +132,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
-            reporter = SaidOnce(reporter_for(self.app, log))
+            reporter = SaidOnce(reporter_for(self.app.display_info, self.app.verbosity, log))
             notes.report_to(reporter)
             try:
                 return build(build_context(project.settings, project.view, folder, store, reporter))

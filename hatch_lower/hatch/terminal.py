@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
 
 if TYPE_CHECKING:
-    from hatchling.bridge.app import Application
-
     from hatch_lower.format.results import MethodRow, ModelResult
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
@@ -21,12 +19,12 @@ NUMBERS = range(3, 8)  # columns
 LEVELS = {1: "unchanged", 2: "same graph"}
 
 
-def reporter_for(app: Application, log: Path | None) -> Reporter:
+def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | None) -> Reporter:
     """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
-    reporter: Reporter = LineReporter(app.display_info)
-    if app.verbosity >= 0 and sys.stderr.isatty():
-        reporter = LiveReporter(sys.stderr, app.display_info, shutil.get_terminal_size().columns)
-    return reporter if app.verbosity > 0 else CollapsedOutput(reporter, log)
+    reporter: Reporter = LineReporter(write_line)
+    if verbosity >= 0 and sys.stderr.isatty():
+        reporter = LiveReporter(sys.stderr, write_line, shutil.get_terminal_size().columns)
+    return reporter if verbosity > 0 else CollapsedOutput(reporter, log)
 
 
 def summary_lines(rows: Sequence[MethodRow]) -> list[str]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from hatchling.bridge.app import Application
 
-from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter
+from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
 from hatch_lower.format.results import MethodRow
 from hatch_lower.hatch.terminal import reporter_for, summary_lines
+
+
+def reporter_of(app: Application) -> Reporter:
+    return reporter_for(app.display_info, app.verbosity, None)
 
 
 def test_the_table_is_aligned() -> None:
@@ -49,12 +53,12 @@ def test_nothing_lowered_is_no_table() -> None:
 
 def test_a_live_line_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCH_VERBOSE", "1")
-    assert isinstance(reporter_for(Application(), None), LineReporter)
+    assert isinstance(reporter_of(Application()), LineReporter)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert isinstance(reporter_for(Application(), None), LiveReporter)
+    assert isinstance(reporter_of(Application()), LiveReporter)
 
 
 def test_what_models_print_is_collapsed_unless_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(reporter_for(Application(), None), CollapsedOutput)
+    assert isinstance(reporter_of(Application()), CollapsedOutput)
     monkeypatch.setenv("HATCH_QUIET", "1")
-    assert isinstance(reporter_for(Application(), None), CollapsedOutput)
+    assert isinstance(reporter_of(Application()), CollapsedOutput)

@@ -1,0 +1,42 @@
+"""What recipes of a model took when they were lowered: an estimate for the next time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hatch_lower.cache.recipes import put_cost, read_cost
+from hatch_lower.cache.store import Store
+from hatch_lower.events import Event, Reporter
+from hatch_lower.format.record import ModelReport
+
+
+class StageSeconds:
+    """Hands events on, and adds up how long the stages of each recipe took."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def report(self, event: Event) -> None:
+        if event.state == "end":
+            self._seconds[event.recipe] += event.seconds
+        self._reporter.report(event)
+
+    def close(self) -> None:
+        self._reporter.close()
+
+    def of(self, recipe: str) -> float:
+        """Return the seconds of a recipe with those of the stages that serve all: of a machine that makes it alone."""
+        return self._seconds[""] + self._seconds[recipe]
+
+
+def keep_costs(store: Store, distribution: str, report: ModelReport, timed: StageSeconds) -> None:
+    """Remember what each recipe took that was lowered now, and not only put together from the cache."""
+    for recipe in dict.fromkeys(row.recipe for row in report.rows):
+        rows = [row for row in report.rows if row.recipe == recipe]
+        if any(row.level in (1, 2) for row in rows):  # nothing was run
+            continue
+        unit = f"{report.model}/{recipe}"
+        joined = any(row.partitions for row in rows) and all(row.level == 3 for row in rows)
+        if not joined or read_cost(store, distribution, unit) is None:
+            put_cost(store, distribution, unit, timed.of(recipe))

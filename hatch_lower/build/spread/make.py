@@ -1,0 +1,83 @@
+"""Making units on this machine: a child process for each model lowers, verifies and keeps the recipes asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.executor import export_models
+from hatch_lower.build.protocol import Answer
+from hatch_lower.build.sources import urls_of
+from hatch_lower.build.spread.units import Unit, find_units, unit_name
+from hatch_lower.build.weight_sources import obtain_sources
+from hatch_lower.config.settings import Settings
+from hatch_lower.errors import CacheError
+from hatch_lower.format.results import MethodRow
+from hatch_lower.pipeline.checkpoint import LocalSource
+
+
+def make_missing(context: BuildContext, names: Collection[str], *, shared: bool) -> tuple[MethodRow, ...]:
+    """Make the units of some names that are not cached; return a row for each method that was lowered.
+
+    `shared` is as for `find_units`.
+
+    Raises:
+        CacheError: if one was made, and cannot be kept where it is wanted.
+        LowerError: whatever else goes wrong; what was finished stays in the cache.
+    """
+    units = missing_units(context, names, shared=shared)
+    sources: dict[str, LocalSource] = {}
+    # the digests of weights are in the keys, and known for sure only now
+    while urls := [url for url in urls_of(narrowed(context.settings, units).models) if url not in sources]:
+        sources |= obtain_sources(context, urls)
+        units = missing_units(context, names, shared=shared)
+    if not units:
+        return ()
+    answers = make_units(context, units, sources)
+    kept = {unit_name(answer.report.model, recipe): key for answer in answers for recipe, key in answer.recipes.items()}
+    refuse_lost(context, [unit.name for unit in units], kept, shared=shared)
+    return tuple(row for answer in answers for row in answer.report.rows)
+
+
+def missing_units(context: BuildContext, names: Collection[str], *, shared: bool) -> list[Unit]:
+    return [unit for unit in find_units(context, shared=shared) if unit.name in names and not unit.cached]
+
+
+def make_units(context: BuildContext, units: Sequence[Unit], sources: Mapping[str, LocalSource] = {}) -> list[Answer]:
+    """Export each model of some units once, and make the units; each answer has the keys of the records there are."""
+    keys: dict[str, dict[str, Mapping[str, object]]] = {}
+    for unit in units:
+        keys.setdefault(unit.model, {})[unit.recipe] = unit.components
+    settings = narrowed(context.settings, units)
+    return export_models(replace(context, settings=settings), settings.models, {}, "recipe", sources, units=keys)
+
+
+def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
+    """Return the settings with the recipes of some units only."""
+    wanted = {unit.name for unit in units}
+    models = [
+        replace(model, recipes=tuple(recipe for recipe in model.recipes if unit_name(model.name, recipe) in wanted))
+        for model in settings.models
+    ]
+    return replace(settings, models=tuple(model for model in models if model.recipes))
+
+
+def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, str], *, shared: bool) -> None:
+    store = context.store
+    lost = [name for name in names if name not in kept or not (store.is_shared if shared else store.has)(kept[name])]
+    if not lost:
+        return
+    where = ", ".join(f"`{name}`" for name in lost)
+    if not shared:
+        what = "what was made is not in the cache"
+        raise CacheError(
+            what, where=where, found=f"no record of it in {store.directory}", hint="the lines above say why"
+        )
+    raise CacheError(
+        "what was made is not in the shared cache",
+        where=where,
+        found="no record of it that is believed here",
+        hint="the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
+        " signature (`HATCH_LOWER_REMOTE_UNSIGNED=1`)",
+    )

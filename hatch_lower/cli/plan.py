@@ -1,0 +1,113 @@
+"""`hatch-lower plan`: what the next build needs, unit by unit, and how machines can divide it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.output import Report, count, show, show_report
+from hatch_lower.cli.units import is_sent, opened_context, root_option
+from hatch_lower.hatch.terminal import table_lines
+
+if TYPE_CHECKING:
+    from hatch_lower.build.spread.units import Unit
+
+SCHEMA = 1
+
+
+@click.command()
+@root_option
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Divide what is not cached into at most N parts that take about as long each.",
+)
+@json_option
+def plan(root: Path, shards: int | None, as_json: bool) -> None:
+    """Say which units the next build needs, and what is cached of them.
+
+    A unit is a recipe of a model: `hatch-lower lower` makes it, on any machine. A model depends on its recipes: `hatch
+    build` joins them. With `--shards` the JSON is one line, the matrix of a workflow's jobs.
+    """
+    from hatch_lower.build.spread.units import divide_units, find_units, recipe_units
+
+    with opened_context(root) as context:
+        units = find_units(context, shared=is_sent(context.settings))
+        settings = context.settings
+    missing = [unit for unit in recipe_units(units) if not unit.cached]
+    parts = divide_units(missing, shards or 1)
+    if shards is not None and as_json:
+        show([json.dumps(matrix_of(parts), separators=(",", ":"))])
+        return
+    report = {
+        "schema": SCHEMA,
+        "name": settings.name,
+        "version": settings.version,
+        "root": str(settings.root),
+        "units": [unit_report(unit) for unit in units],
+    }
+    show_report(report, as_json, plan_lines)
+    if shards is not None:
+        show(["", *part_lines(parts)])
+
+
+def matrix_of(parts: Sequence[Sequence[Unit]]) -> Report:
+    """Return the matrix of a workflow: what each job gives to `hatch-lower lower --only`."""
+    return {
+        "include": [
+            {"shard": f"{number}/{len(parts)}", "only": " ".join(unit.name for unit in part)}
+            for number, part in enumerate(parts, 1)
+        ]
+    }
+
+
+def unit_report(unit: Unit) -> Report:
+    return {
+        "name": unit.name,
+        "model": unit.model,
+        "recipe": unit.recipe or None,
+        "key": unit.key,
+        "cached": unit.cached,
+        "seconds": unit.seconds,
+        "depends": list(unit.depends),
+    }
+
+
+def plan_lines(report: Report) -> Iterator[str]:
+    units = report["units"]
+    yield f"{report['name']} {report['version']} in {report['root']}"
+    yield ""
+    rows: list[Sequence[str]] = [("unit", "key", "", "seconds", "needs")]
+    rows += [
+        (
+            unit["name"],
+            unit["key"][:12],
+            "cached" if unit["cached"] else "to join" if unit["depends"] else "to make",
+            seconds_text(unit["seconds"]),
+            ", ".join(unit["depends"]),
+        )
+        for unit in units
+    ]
+    yield from table_lines(rows, right=[3])
+    missing = [unit for unit in units if unit["recipe"] is not None and not unit["cached"]]
+    known = [unit["seconds"] for unit in missing if unit["seconds"] is not None]
+    unknown = len(missing) - len(known)
+    yield ""
+    yield f"{count(len(missing), 'unit')} to make{f', about {sum(known):.0f} s' if known else ''}" + (
+        f"; of {unknown} nothing is known" if unknown and known else ""
+    )
+
+
+def part_lines(parts: Sequence[Sequence[Unit]]) -> Iterator[str]:
+    for number, part in enumerate(parts, 1):
+        yield f"shard {number}/{len(parts)}: {' '.join(unit.name for unit in part)}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f}"

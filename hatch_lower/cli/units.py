@@ -1,0 +1,85 @@
+"""What `hatch-lower plan` and `hatch-lower lower` share: the project as the next build has it, and its caches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hatch_lower.cli.output import show
+from hatch_lower.errors import CacheError
+
+if TYPE_CHECKING:
+    from hatch_lower.build.context import BuildContext
+    from hatch_lower.cache.remote.policy import RemotePolicy
+    from hatch_lower.config.settings import Settings
+
+root_option = click.option(
+    "--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder."
+)
+
+
+def shared_cache(settings: Settings) -> RemotePolicy | None:
+    """Return which shared cache a build of the project uses, if any."""
+    from hatch_lower.cache.remote.policy import read_policy
+
+    policy, _ = read_policy(os.environ, settings.cache.remote, settings.cache.public_keys)
+    return policy
+
+
+def is_sent(settings: Settings) -> bool:
+    """Return whether what is made here goes to a shared cache."""
+    policy = shared_cache(settings)
+    return policy is not None and policy.push
+
+
+@contextmanager
+def opened_context(root: Path) -> Iterator[BuildContext]:
+    """Yield what a build of the project works with.
+
+    Raises:
+        CacheError: if the cache is off.
+    """
+    from hatch_lower.build.context import CacheNotes, build_context, open_cache
+    from hatch_lower.cache.directory import history_path
+    from hatch_lower.events import SaidOnce
+    from hatch_lower.hatch.outside import open_project
+    from hatch_lower.hatch.terminal import reporter_for
+
+    project = open_project(root)
+    settings = project.settings
+    notes = CacheNotes(settings.name)
+    store = open_cache(settings, notes)
+    log = history_path(store.directory, settings.root).with_suffix(".log") if store.writes else None
+    verbosity = whole_number("HATCH_VERBOSE") - whole_number("HATCH_QUIET")
+
+    def write_line(line: str) -> None:
+        if verbosity >= 0:
+            show([line], err=True)
+
+    reporter = SaidOnce(reporter_for(write_line, verbosity, log))
+    notes.report_to(reporter)
+    if store.mode == "off":
+        raise CacheError(
+            "units are made for a cache, and it is off",
+            where="environment variable `HATCH_LOWER_CACHE`",
+            hint="unset it, and name a cache that all machines share in `HATCH_LOWER_REMOTE_CACHE`",
+        )
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        try:
+            yield build_context(settings, project.view, Path(work), store, reporter)
+        finally:
+            reporter.close()
+
+
+def whole_number(variable: str) -> int:
+    # as Hatch reads how much a build is to show
+    try:
+        return int(os.environ.get(variable, "0"))
+    except ValueError:
+        return 0
