@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from hatch_lower.build.environment import child_environment
@@ -28,6 +28,7 @@ class BuildContext(Frozen):
     reporter: Reporter
     environment: Mapping[str, str]
     outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
+    files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
     poll: Callable[[], None] = nothing  # called while child processes run: what it raises ends them
 
     @property
@@ -36,10 +37,17 @@ class BuildContext(Frozen):
         return (*self.view.import_roots, *(Path(entry) for entry in sys.path if entry), self.settings.root)
 
 
-def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
+def build_context(
+    settings: Settings,
+    view: ProjectView,
+    work: Path,
+    store: Store,
+    reporter: Reporter,
+    files: Callable[[], Iterable[Path]] = tuple,
+) -> BuildContext:
     capability = cpu_capability(CPU_INFORMATION)
     environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary", capability)
-    return BuildContext(settings, view, work, store, reporter, environment)
+    return BuildContext(settings, view, work, store, reporter, environment, files=files)
 
 
 def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:

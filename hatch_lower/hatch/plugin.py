@@ -135,7 +135,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             reporter = SaidOnce(reporter_for(self.app.display_info, self.app.verbosity, log))
             notes.report_to(reporter)
             try:
-                return build(build_context(project.settings, project.view, folder, store, reporter))
+                return build(build_context(project.settings, project.view, folder, store, reporter, project.files))
             finally:
                 reporter.close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class Project(Frozen):
     exclude: tuple[str, ...]  # the patterns that the wheel excludes
     table: str  # the dotted TOML path of the hook's table
     exclude_path: str  # and of `exclude`
+    files: Callable[[], tuple[Path, ...]] = tuple  # all that an export may read elsewhere; looked for when it is called
 
     def pattern_warnings(self) -> Iterator[str]:
         """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
@@ -121,7 +123,17 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     )
     exclude = config.target_config.get("exclude", config.build_config.get("exclude", []))
     owner = f"tool.hatch.build.targets.{hook.target_name}" if "exclude" in config.target_config else "tool.hatch.build"
-    return Project(settings, view, selected, forced, tuple(exclude), table, f"{owner}.exclude")
+    listed = partial(project_files, hook, files)
+    return Project(settings, view, selected, forced, tuple(exclude), table, f"{owner}.exclude", listed)
+
+
+def project_files(hook: Hook, packaged: Iterable[DistributedFile]) -> tuple[Path, ...]:
+    """Return the files that an export may read elsewhere: those of sdist and wheel, and the declared inputs."""
+    from hatchling.builders.sdist import SdistBuilder
+
+    builder = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app)
+    listed = {Path(os.path.normpath(file.path)) for file in builder.recurse_included_files()}
+    return tuple(sorted({*listed, *(file.path for file in packaged), *input_files(hook)}))
 
 
 def is_something(folder: Path, pattern: str) -> bool:

@@ -18,6 +18,8 @@ from hatch_lower.format.values import Digest, Natural, Text
 from hatch_lower.frozen import Frozen
 
 SECRET_BYTES = 32
+# roles of attachments: entries that a unit needs, and the keys of those that the build has
+ENTRIES, KNOWN = "entries", "known"
 
 UnitKind: TypeAlias = Literal["recipe", "part"]
 Outcome: TypeAlias = Literal["made", "needs", "refused", "failed"]
@@ -29,10 +31,27 @@ class WrongAnswerError(Exception):
     """An answer that is not used; the text says why. What it was to answer is made again elsewhere."""
 
 
+class LacksError(Exception):
+    """A worker cannot make a unit, and another one may."""
+
+    def __init__(self, *lacks: Lack) -> None:
+        super().__init__("; ".join(lack.text() for lack in lacks))
+        self.lacks = lacks
+
+
+class NeedsError(Exception):
+    """A unit cannot be made without other results; `beside` are the blobs that its needs name."""
+
+    def __init__(self, needs: Sequence[Need], beside: Sequence[bytes] = ()) -> None:
+        super().__init__(", ".join(need.name or need.key[:16] for need in needs))
+        self.needs = tuple(needs)
+        self.beside = tuple(beside)
+
+
 class Attachment(Frozen):
     """Bytes that travel with a request."""
 
-    role: Text  # `snapshot`, `entries`, `known`, …; there is one of each at most
+    role: Text  # there is one of each at most
     sha256: Digest
     size: Natural
 
@@ -41,10 +60,12 @@ class Lack(Frozen):
     """Something that a worker is not, or has not."""
 
     what: str
-    wanted: str
+    wanted: str  # empty: what is the matter is `found`
     found: str  # empty: nothing
 
     def text(self) -> str:
+        if not self.wanted:
+            return f"{self.what}: {self.found}"
         found = f"has {self.what} {self.found}" if self.found else f"has no {self.what}"
         return f"{found}, where {self.wanted} is wanted"
 
@@ -75,6 +96,7 @@ class UnitRequest(Frozen):
     environment: Mapping[str, str]  # the variables that `pass-env` names, and no others
     body: Mapping[str, object]  # what a unit of this kind is made from
     attachments: tuple[Attachment, ...] = ()
+    bring_all: bool = True  # whether the answer brings what the worker has sent to a shared cache, too
 
     def validate(self) -> None:
         roles = [attachment.role for attachment in self.attachments]

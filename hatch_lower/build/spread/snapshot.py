@@ -1,0 +1,155 @@
+"""The project's files as one archive, so that a worker sees what the build here sees.
+
+Equal files give equal bytes, which an engine sends to each worker once. All paths keep their places relative to each
+other: what lies beside the project lies beside it on the worker too, and no path of this machine is in the archive.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from hatch_lower.build.project_view import ProjectView
+from hatch_lower.config.settings import Settings
+from hatch_lower.errors import PackageError
+from hatch_lower.frozen import Frozen
+
+PROJECT, ABOVE = "project", "above"  # the project's folder in the archive, and each of the folders that hold it there
+
+
+class Relocated(Frozen):
+    """A project's settings and view, with paths that are relative to the archive's folder."""
+
+    settings: Settings
+    view: ProjectView
+
+
+class Snapshot(Frozen):
+    """A project's files, with what is known of them."""
+
+    data: bytes
+    project: Relocated
+    files: frozenset[str]  # relative to the project's folder
+
+    def lacks(self, root: Path, name: str) -> bool:
+        """Return whether a file of the project, named relative to its folder, is here and not in the snapshot."""
+        return os.path.normpath(name) not in self.files and (root / name).is_file()
+
+
+class HostileArchiveError(Exception):
+    """An archive that no build writes; the text says why."""
+
+
+class Plan:
+    """Where the paths of a project are in an archive."""
+
+    def __init__(self, root: Path, paths: Iterable[Path]) -> None:
+        self._root = root
+        steps = max((PurePosixPath(self._relative(path)).parts.count("..") for path in paths), default=0)
+        self._project = PurePosixPath(*[ABOVE] * steps, PROJECT)
+
+    def place(self, path: Path) -> Path:
+        """Return a path's place relative to the archive's folder."""
+        return Path(os.path.normpath(self._project / self._relative(path)))
+
+    def _relative(self, path: Path) -> str:
+        return os.path.relpath(path, self._root)
+
+
+def take_snapshot(settings: Settings, view: ProjectView, files: Iterable[Path]) -> Snapshot:
+    """Return an archive of files, and settings and view as they are where it is unpacked.
+
+    Raises:
+        PackageError: if a file cannot be read.
+    """
+    chosen = sorted(set(files))
+    places = Plan(settings.root, [*chosen, *view.import_roots, *(target for _, target in view.links)])
+    members = {places.place(path).as_posix(): path for path in chosen}
+    relocated = Relocated(
+        replace(settings, root=places.place(settings.root)),
+        replace(
+            view,
+            import_roots=tuple(map(places.place, view.import_roots)),
+            links=tuple((name, places.place(target)) for name, target in view.links),
+        ),
+    )
+    names = frozenset(os.path.relpath(path, settings.root) for path in chosen)
+    return Snapshot(write_archive(members), relocated, names)
+
+
+def write_archive(members: dict[str, Path]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in sorted(members.items()):
+            try:
+                data = path.read_bytes()  # whatever a link leads to is sent
+                executable = path.stat().st_mode & 0o100
+            except OSError as error:
+                raise PackageError(
+                    "a file of the project cannot be sent to workers",
+                    where=str(path),
+                    found=error.strerror or str(error),
+                    hint="make it readable, or exclude it from the source distribution and from `inputs`",
+                ) from error
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o755 if executable else 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Write an archive's files below an empty folder that nobody else writes to.
+
+    Raises:
+        HostileArchiveError: if it holds anything else than files with places of their own below the folder.
+        OSError: if the machine refuses to write them.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for member in archive:
+                write_member(archive, member, folder)
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise HostileArchiveError(f"no archive: {error}") from error
+
+
+def write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    name = member.name
+    if member.type != tarfile.REGTYPE or member.issparse():
+        raise HostileArchiveError(f"`{name:.120}` is no plain file")
+    if not name or "\0" in name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        raise HostileArchiveError(f"`{name:.120}` leads out of its folder")
+    path = folder / name
+    stream = archive.extractfile(member)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(stream.read() if stream is not None else b"")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise HostileArchiveError(f"`{name:.120}` is there twice") from error
+    path.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def relocated(project: Relocated, folder: Path) -> tuple[Settings, ProjectView]:
+    """Return a project's settings and view where its archive was unpacked.
+
+    Raises:
+        HostileArchiveError: if a path of theirs leads out of the folder.
+    """
+
+    def place(path: Path) -> Path:
+        if path.is_absolute() or ".." in path.parts:
+            raise HostileArchiveError(f"`{path}` leads out of its folder")
+        return folder / path
+
+    settings, view = project.settings, project.view
+    links = tuple((name, place(target)) for name, target in view.links)
+    for name, _ in links:
+        place(Path(name))
+    return (
+        replace(settings, root=place(settings.root)),
+        replace(view, import_roots=tuple(map(place, view.import_roots)), links=links),
+    )
