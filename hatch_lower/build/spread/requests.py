@@ -1,0 +1,169 @@
+"""The build's own side: requests for recipes, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.inputs.record import received
+from hatch_lower.build.inputs.variables import secret
+from hatch_lower.build.lookup import add_entry, readable_entries, shared_key, stats_path
+from hatch_lower.build.spread.entries import Entries, Entry, write_entries
+from hatch_lower.build.spread.facts import facts_here, facts_wanted
+from hatch_lower.build.spread.protocol import (
+    ENTRIES,
+    KNOWN,
+    Facts,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    attach,
+    new_secret,
+)
+from hatch_lower.build.spread.recipe_unit import SNAPSHOT, RecipeBody
+from hatch_lower.build.spread.snapshot import Snapshot, take_snapshot
+from hatch_lower.build.spread.units import Unit
+from hatch_lower.build.spread.workplace import sent_variables
+from hatch_lower.cache.remote.policy import UNSIGNED, trusted_keys
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
+from hatch_lower.errors import CacheError, LowerError, ProcessError, error_from_json
+from hatch_lower.format.codec import encode
+from hatch_lower.frozen import Frozen
+
+UNIT = "unit"  # the kind of an entry that says what an export read for a recipe
+QUOTED = re.compile(r"""['"`]([^'"`\n]+)['"`]|([^\s'"`]+)""")
+
+
+class Asked(Frozen):
+    """A request with what travels with it."""
+
+    request: UnitRequest
+    attachments: tuple[bytes, ...]
+    snapshot: Snapshot
+
+
+def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
+    """Return a request for each of some recipes; the snapshot is one object that all of them share.
+
+    Raises:
+        PackageError: if a file of the project cannot be read.
+    """
+    settings, store = context.settings, context.store
+    snapshot = take_snapshot(settings, context.view, context.files())
+    known = b"" if store.remote is not None else known_keys(store)
+    attachments = {SNAPSHOT: snapshot.data, **({KNOWN: known} if known else {})}
+    attached = tuple(attach(role, data) for role, data in attachments.items())
+    build = secrets.token_hex(8)
+    stats = StatCache(stats_path(store))
+    facts: dict[tuple[str, ...], Facts] = {}
+    asked = []
+    for unit in units:
+        recipe = next(recipe for recipe in settings.recipes if recipe.name == unit.recipe)
+        names = facts_wanted(choice.name for choice in recipe.backends)
+        if names not in facts:
+            facts[names] = facts_here(names, context.environment, stats)
+        request = UnitRequest(
+            name=unit.name,
+            kind="recipe",
+            key=unit.key,
+            build=build,
+            secret=new_secret(),
+            facts=facts[names],
+            environment=sent_variables(context.environment, settings.pass_env),
+            body=encode(RecipeBody(snapshot.project, unit)),
+            attachments=attached,
+            bring_all=store.remote is None,
+        )
+        asked.append(Asked(request, tuple(attachments.values()), snapshot))
+    return asked
+
+
+def ask_again(asked: Asked, entries: Iterable[Entry] = ()) -> Asked:
+    """Return a request for the same unit with results that it needs; all that it comes to is to be brought."""
+    # known keys are left out: what the build was believed to have, it may have lost
+    bundle = write_entries(entries)
+    roles = [attachment.role for attachment in asked.request.attachments]
+    given = {**dict(zip(roles, asked.attachments, strict=True)), ENTRIES: bundle}
+    given.pop(KNOWN, None)
+    attachments = tuple(attach(role, data) for role, data in given.items())
+    request = replace(asked.request, secret=new_secret(), attachments=attachments, bring_all=True)
+    return replace(asked, request=request, attachments=tuple(given.values()))
+
+
+def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> tuple[str, ...]:
+    """Put the entries of an answer into the build's store, which must be read and written; return the keys of new ones.
+
+    Raises:
+        WrongAnswerError: if one of them is not what it says, not signed where it must be, or nowhere.
+        CacheError: if the store cannot be written.
+    """
+    store, environment = context.store, context.environment
+    if environment.get(UNSIGNED, "") != "1":
+        entries = replace(entries, trusted=trusted_keys(environment, context.settings.cache.public_keys))
+    taking = replace(store, remote=entries)
+    new = []
+    for key in answer.entries:
+        if store.find_record(key) is not None:
+            continue
+        brought = key in entries.entries
+        if (taking if brought else store).find(key) is None:
+            reason = entries.refused.get(key) if brought else "the shared cache does not have it"
+            raise WrongAnswerError(f"its entry {key[:16]}… is not taken: {reason or 'it is not what it says'}")
+        if not store.writes:
+            raise CacheError(
+                "what a worker has made cannot be kept",
+                where=str(store.directory),
+                found="the cache cannot be written",
+                hint="make room there, or name another directory in `HATCH_LOWER_CACHE_DIR`",
+            )
+        if brought:
+            store.share(key)
+        new.append(key)
+    for key in answer.entries:
+        remember_read(context, answer.key, key)
+    return tuple(new)
+
+
+def remember_read(context: BuildContext, unit: str, key: str) -> None:
+    """If an entry says what an export has read for a unit, note it as if the export had run here."""
+    store = context.store
+    record = store.find_record(key)
+    if record is None or record["components"].get("kind") != UNIT:
+        return
+    components: Mapping[str, object] = record["components"]
+    if (digest_of(components), shared_key(components)) != (unit, key):
+        return
+    own = secret(store.directory, keeps=store.writes)
+    for inputs, made in reversed(readable_entries(record["value"])):
+        add_entry(store, unit, components, received(inputs, context.environment, own), made)
+
+
+def error_of(asked: Asked, answer: UnitAnswer, root: Path) -> LowerError:
+    """Return the error with which a unit has failed; a file that the worker did not have is named."""
+    told = answer.error or ProcessError("a worker failed without a word", where=answer.name).to_json()
+    error = error_from_json(dict(told))
+    names = (quoted or plain.rstrip(".,;:)") for quoted, plain in QUOTED.findall(f"{error.what} {error.found}"))
+    missing = next((name for name in names if asked.snapshot.lacks(root, name)), None)
+    hint = error.hint
+    if missing is not None:
+        hint = (
+            f"`{missing}` is not sent to workers, for it is in no distribution of the project:"
+            " name it in `inputs` of the build hook `lower`"
+        )
+    where = f"{error.where}, on the worker {answer.worker}" if error.where else f"the worker {answer.worker}"
+    return type(error)(error.what, where=where, found=error.found, hint=hint)
+
+
+def known_keys(store: Store) -> bytes:
+    """Return the keys of all entries that a store has, 32 bytes each."""
+    return b"".join(sorted(map(bytes.fromhex, keys_in(store.directory / "records"))))
+
+
+def keys_in(folder: Path) -> Iterator[str]:
+    return (path.stem for path in folder.glob("[0-9a-f][0-9a-f]/[0-9a-f]*.json") if len(path.stem) == 64)

@@ -1,0 +1,185 @@
+"""What a worker runs: it makes one unit in a folder of its own, and answers, whatever becomes of it.
+
+The unit is made by the same child process as in a local build. Of the build that asks, it gets the project's files and
+the variables that `pass-env` names; all else is the worker's. What it makes goes into a store in the folder, from there
+into the answer, and is gone with the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hatch_lower import __version__
+from hatch_lower.build.child_exit import cut
+from hatch_lower.build.spread.answers import write_answer
+from hatch_lower.build.spread.entries import Entry, entry_of, read_entries
+from hatch_lower.build.spread.facts import compare_facts, facts_here
+from hatch_lower.build.spread.protocol import (
+    ENTRIES,
+    KNOWN,
+    Lack,
+    LacksError,
+    NeedsError,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    attached,
+    read_request,
+)
+from hatch_lower.build.spread.recipe_unit import TREE, make_recipe
+from hatch_lower.build.spread.snapshot import PROJECT
+from hatch_lower.build.spread.workplace import held_folder, open_workplace
+from hatch_lower.cache.outbox import read_outbox
+from hatch_lower.cache.remote.policy import own_key
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.config.requirements import OWN_NAME
+from hatch_lower.errors import LowerError, ProcessError, refused_error
+from hatch_lower.events import Event, finished_line
+
+MOST_LINES = 400  # of a log, the last ones
+
+
+class UnwantedError(Exception):
+    """Nobody waits for the unit any more."""
+
+
+class Log:
+    """What is said while a unit is made, in lines, without the paths of this machine."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self.hidden: Sequence[tuple[str, str]] = ()  # texts and what is written in their place
+
+    def report(self, event: Event) -> None:
+        if event.state not in ("start", "going"):
+            self._lines.append(self.without_paths(cut(finished_line(event))))
+
+    def close(self) -> None:
+        pass
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+    def without_paths(self, text: str) -> str:
+        for path, short in self.hidden:
+            text = text.replace(path, short)
+        return text
+
+
+def run_unit(
+    request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
+) -> bytes:
+    """Make a unit and return the answer; whatever goes wrong is an answer too.
+
+    Args:
+        request: what `write_request` returned.
+        attachments: those of the request, in their order.
+        still_wanted: asked while the unit is made; as soon as it is not, all that runs for it is ended.
+        worker: what the engine calls this worker; its host and process if it has no name for it.
+    """
+    began = time.monotonic()
+    worker = worker or f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        asked = read_request(request)
+    except ValueError as error:
+        return answer_unread(request, worker, error)
+    log = Log()
+    blank = UnitAnswer(asked.name, asked.key, worker, "made")
+
+    def finish(answer: UnitAnswer, entries: Sequence[Entry] = (), beside: Sequence[bytes] = ()) -> bytes:
+        answer = replace(answer, seconds=time.monotonic() - began, log=log.lines())
+        return write_answer(answer, entries, asked.secret, beside)
+
+    def poll() -> None:
+        if not still_wanted():
+            raise UnwantedError
+
+    try:
+        with held_folder() as folder:
+            log.hidden = hidden_paths(folder)
+            keys, entries = make_unit(asked, attachments, folder, log, poll)
+            return finish(replace(blank, entries=keys), entries)
+    except LacksError as error:
+        lacks = tuple(replace(lack, found=log.without_paths(lack.found)) for lack in error.lacks)
+        return finish(replace(blank, outcome="refused", lacks=lacks))
+    except NeedsError as error:
+        return finish(replace(blank, outcome="needs", needs=error.needs), beside=error.beside)
+    except Exception as error:
+        told = {name: log.without_paths(text) for name, text in told_error(asked, error).to_json().items()}
+        return finish(replace(blank, outcome="failed", error=told))
+
+
+def make_unit(
+    asked: UnitRequest, attachments: Sequence[bytes], folder: Path, log: Log, poll: Callable[[], None]
+) -> tuple[tuple[str, ...], list[Entry]]:
+    """Return the keys of what a unit came to, and those entries of it that the build has no other way to get."""
+    try:
+        given = attached(asked, attachments)
+        taken = read_entries(given[ENTRIES]) if ENTRIES in given else None
+        known = known_keys(given.get(KNOWN, b""))
+    except (ValueError, WrongAnswerError) as error:
+        raise LacksError(Lack("what was sent with the unit", "", str(error))) from error
+    place = open_workplace(folder, asked, log, poll)
+    found = facts_here(asked.facts, place.environment, StatCache(folder / "stats.json"))
+    if lacks := compare_facts(asked.facts, found):
+        raise LacksError(*lacks)
+    poll()
+    if taken is not None:
+        for key in taken.entries:
+            replace(place.store, remote=taken).find(key)
+    if asked.kind == "recipe":
+        make_recipe(asked, given, place)
+    else:
+        from hatch_lower.build.spread.parts import run_part  # type: ignore[import-not-found,unused-ignore]
+
+        run_part(asked, given, place)
+    notes = read_outbox(place.outbox)
+    signing_key = own_key(os.environ)
+    wanted = [key for key, state in notes.items() if asked.bring_all or state == "made"]
+    entries = (entry_of(place.store, key, signing_key) for key in sorted(wanted) if key not in known)
+    return tuple(sorted(notes)), [entry for entry in entries if entry is not None]
+
+
+def known_keys(data: bytes) -> frozenset[str]:
+    """Return the keys, of 32 bytes each, whose entries the build has."""
+    return frozenset(data[start : start + 32].hex() for start in range(0, len(data), 32))
+
+
+def hidden_paths(folder: Path) -> list[tuple[str, str]]:
+    tree = folder / TREE
+    return [(f"{tree}/{PROJECT}/", ""), (f"{tree}/", ""), (str(folder), "<the unit's folder>")]
+
+
+def told_error(asked: UnitRequest, error: Exception) -> LowerError:
+    if isinstance(error, LowerError):
+        return error
+    if isinstance(error, UnwantedError):
+        return ProcessError("the unit was cancelled", where=asked.name)
+    refused = refused_error(error, asked.name)
+    if refused is not None:
+        return refused
+    return ProcessError(
+        "a worker failed unexpectedly",
+        where=asked.name,
+        found="".join(traceback.format_exception(error)[-4:]),
+        hint="this is a fault in hatch-lower; please report it with the whole output",
+    )
+
+
+def answer_unread(request: bytes, worker: str, error: ValueError) -> bytes:
+    """Return the answer to what this version cannot read, if it can be seen who asks; else nothing, which is none."""
+    lack = Lack(f"a {OWN_NAME} that reads the request", "", f"{OWN_NAME} {__version__} does not: {error}")
+    try:
+        fields = json.loads(request)
+        answer = UnitAnswer(str(fields["name"]), str(fields["key"]), worker, "refused", lacks=(lack,))
+        return write_answer(answer, (), str(fields["secret"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return b""

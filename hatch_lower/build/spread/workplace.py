@@ -1,0 +1,76 @@
+"""Where a worker makes a unit: a folder that goes with the unit, a store in it, and the variables of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from hatch_lower.build.environment import PASSED, child_environment, matches
+from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.spread.protocol import UnitRequest
+from hatch_lower.cache.locks import make_held_folder, remove_abandoned
+from hatch_lower.cache.outbox import Outbox
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.events import Event, Reporter
+from hatch_lower.frozen import Frozen
+
+PREFIX = "hatch-lower-unit-"  # of folders that are held while a unit is made
+TEMPORARY = frozenset({"TMPDIR", "TMP", "TEMP"})
+
+
+class Workplace(Frozen):
+    """What a unit is made with."""
+
+    folder: Path
+    store: Store  # what is put there, and may be shared, is the unit's result
+    outbox: Path  # says what that is
+    reporter: Reporter
+    environment: Mapping[str, str]  # of child processes
+    poll: Callable[[], None]  # called while they run: what it raises ends them
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+
+def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
+    def warn(line: str) -> None:
+        reporter.report(Event("cache", "note", request.name, detail=line))
+
+    cache = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HATCH_LOWER_CACHE": "on"}
+    outbox = folder / "outbox"
+    store = open_store({**os.environ, **cache}, warn, Outbox(outbox, None))
+    work = folder / "work"
+    work.mkdir()
+    own = {name: value for name, value in os.environ.items() if is_own(name)}
+    sent = {name: value for name, value in request.environment.items() if not is_own(name)}
+    capability = cpu_capability(CPU_INFORMATION)
+    environment = child_environment({**own, **cache, **sent}, tuple(sent), sys.path, work / "temporary", capability)
+    return Workplace(folder, store, outbox, reporter, environment, poll)
+
+
+def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables that go to workers: those that `pass-env` names, but for those of each machine itself."""
+    return {name: value for name, value in environment.items() if matches(name, pass_env) and not is_own(name)}
+
+
+def is_own(name: str) -> bool:
+    # where things are, Python's, the compiler's, and this tool's own with its secrets
+    return matches(name, PASSED) or name in TEMPORARY
+
+
+@contextlib.contextmanager
+def held_folder() -> Iterator[Path]:
+    """Make a folder for one unit; what killed workers have left is removed."""
+    path, descriptor = make_held_folder(PREFIX)
+    try:
+        remove_abandoned(path.parent, f"{PREFIX}*")
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
