@@ -112,15 +112,18 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
         if store.find_record(key) is not None:
             continue
         brought = key in entries.entries
-        if (taking if brought else store).find(key) is None:
-            reason = entries.refused.get(key) if brought else "the shared cache does not have it"
-            raise WrongAnswerError(f"its entry {key[:16]}… is not taken: {reason or 'it is not what it says'}")
+        value = (taking if brought else store).find(key)
         if not store.writes:
             raise CacheError(
                 "what a worker has made cannot be kept",
                 where=str(store.directory),
                 found="the cache cannot be written",
                 hint="make room there, or name another directory in `HATCH_LOWER_CACHE_DIR`",
+            )
+        if value is None:
+            reason = entries.refused.get(key, "it is not what it says")
+            raise WrongAnswerError(
+                f"its entry {key[:16]}… is not taken: {reason if brought else 'the shared cache does not have it'}"
             )
         if brought:
             store.share(key)

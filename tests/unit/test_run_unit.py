@@ -1,0 +1,405 @@
+"""What a worker does with a request, whatever it is, and what the build makes of the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from support.processes import is_running, wait_for
+
+from hatch_lower.build.context import BuildContext, build_context
+from hatch_lower.build.spread.answers import read_answer, write_answer
+from hatch_lower.build.spread.entries import Entries, entry_of, read_entries, write_entries
+from hatch_lower.build.spread.protocol import (
+    Lack,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    attach,
+    read_request,
+    write_request,
+)
+from hatch_lower.build.spread.recipe_unit import SNAPSHOT
+from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
+from hatch_lower.build.spread.run_unit import run_unit
+from hatch_lower.build.spread.units import Unit, find_units, recipe_units
+from hatch_lower.build.spread.workplace import PREFIX, held_folder, open_workplace
+from hatch_lower.cache.entry import Keep, Record
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import CacheError, EntryPointError
+from hatch_lower.events import NullReporter
+from hatch_lower.hatch.outside import open_project
+
+pytestmark = pytest.mark.processes
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "shop"
+version = "1"
+dependencies = ["hatch-lower", "torch"]
+[project.entry-points."hatch_lower.models"]
+broken = "shop.models:broken"
+reading = "shop.models:reading"
+sleeping = "shop.models:sleeping"
+[tool.hatch.build.targets.wheel.hooks.lower]
+backends = ["null"]
+pass-env = ["SHOP_*"]
+"""
+MODELS = """
+import os, subprocess, time
+from pathlib import Path
+
+
+def broken():
+    print("environment", sorted(name for name in os.environ if "SHOP" in name or "KEY" in name or "TOKEN" in name))
+    print("values", os.environ.get("SHOP_COLOUR"), os.path.basename(os.environ["HOME"]), os.getcwd())
+    raise ValueError(f"no weights in {os.getcwd()}/shop")
+
+
+def reading():
+    Path("weights/small.pt").read_bytes()
+
+
+def sleeping():
+    helper = subprocess.Popen(["sleep", "600"])
+    Path(os.environ["SHOP_PIDS"]).write_text(f"{os.getpid()} {helper.pid}")
+    time.sleep(600)
+"""
+
+
+def refuse(line: str) -> None:
+    raise AssertionError(line)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of this process and those that it starts."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return folder
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> BuildContext:
+    """A build of a project whose models fail, each in a way of its own."""
+    root = tmp_path / "shop"
+    for name, text in {
+        "pyproject.toml": PYPROJECT,
+        ".gitignore": "*.pt\n",
+        "shop/__init__.py": "",
+        "shop/models.py": MODELS,
+        "weights/small.pt": "weights",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / ".git").mkdir()
+    project = open_project(root)
+    work = tmp_path / "work"
+    work.mkdir()
+    store = Store(tmp_path / "cache" / "v1", "on", refuse)
+    return build_context(project.settings, project.view, work, store, NullReporter(), project.files)
+
+
+def asked_of(context: BuildContext, model: str) -> Asked:
+    (asked,) = requests_of(context, [unit_of(context, model)])
+    return asked
+
+
+def unit_of(context: BuildContext, model: str) -> Unit:
+    return next(unit for unit in recipe_units(find_units(context, shared=False)) if unit.model == model)
+
+
+def answered(asked: Asked, data: bytes) -> UnitAnswer:
+    return read_answer(data, asked.request)[0]
+
+
+def run(asked: Asked, request: UnitRequest | None = None, attachments: Sequence[bytes] | None = None) -> UnitAnswer:
+    sent = asked.attachments if attachments is None else attachments
+    return answered(asked, run_unit(write_request(request or asked.request), *sent))
+
+
+def test_a_worker_that_is_something_else_refuses_and_says_what_it_is(shop: BuildContext, temporary: Path) -> None:
+    asked = asked_of(shop, "broken")
+    wanted = {**asked.request.facts, "torch": "2.99.0", "openvino": "99"}
+    answer = run(asked, replace(asked.request, facts=wanted))
+    assert answer.outcome == "refused"
+    assert [(lack.what, lack.wanted) for lack in answer.lacks] == [("openvino", "99"), ("torch", "2.99.0")]
+    assert answer.lacks[1].found == asked.request.facts["torch"]
+    assert not list(temporary.iterdir())
+
+
+def test_a_worker_without_a_compiler_refuses_a_recipe_that_compiles(
+    shop: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = tuple(
+        replace(recipe, backends=(replace(recipe.backends[0], name="aoti"),)) for recipe in shop.settings.recipes
+    )
+    context = replace(shop, settings=replace(shop.settings, recipes=recipes))
+    asked = asked_of(context, "broken")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    answer = run(asked)
+    assert answer.outcome == "refused"
+    assert answer.lacks[0].text().startswith("has no C++ compiler, where g++")
+
+
+def test_other_attachments_than_were_sent_are_refused(shop: BuildContext) -> None:
+    asked = asked_of(shop, "broken")
+    wrong = [bytes(len(data)) for data in asked.attachments]
+    for attachments in ((), wrong):
+        answer = run(asked, attachments=attachments)
+        assert answer.outcome == "refused"
+        assert "attachment" in answer.lacks[0].text()
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"\0" * 512])
+def test_a_snapshot_that_is_none_is_refused(shop: BuildContext, temporary: Path, data: bytes) -> None:
+    asked = asked_of(shop, "broken")
+    request = replace(asked.request, attachments=(attach(SNAPSHOT, data),))
+    answer = run(asked, request, [data])
+    if data == b"\0" * 512:  # the end of an archive without files
+        assert answer.outcome in ("refused", "failed")
+    else:
+        assert answer.outcome == "refused"
+        assert answer.lacks[0].text().startswith("what was sent with the unit: no archive")
+    assert not list(temporary.iterdir())
+
+
+def test_a_body_that_is_none_is_refused(shop: BuildContext) -> None:
+    asked = asked_of(shop, "broken")
+    answer = run(asked, replace(asked.request, body={"project": {}}))
+    assert answer.outcome == "refused"
+    assert "what was sent with the unit" in answer.lacks[0].text()
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, temporary: Path) -> None:
+    (shop.settings.root / "shop" / "large.bin").write_bytes(bytes(1 << 20))
+    asked = asked_of(shop, "broken")
+    with ProcessPoolExecutor(1, get_context("spawn"), limit_files, (1 << 16,)) as pool:
+        data = pool.submit(run_unit, write_request(asked.request), *asked.attachments).result()
+    answer = answered(asked, data)
+    assert answer.outcome == "refused"
+    assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
+    assert not list(temporary.iterdir())
+
+
+def test_a_request_of_another_version_is_refused_if_it_says_who_asks(shop: BuildContext) -> None:
+    asked = asked_of(shop, "broken")
+    fields = {**json.loads(write_request(asked.request)), "later": 1}
+    answer = answered(asked, run_unit(json.dumps(fields).encode()))
+    assert answer.outcome == "refused"
+    assert "does not: the request: unknown key `later`" in answer.lacks[0].text()
+    for data in (b"", b"{}", b"[]", b"no JSON", b'{"name": 1, "key": 2, "secret": "x"}'):
+        with pytest.raises(WrongAnswerError):
+            answered(asked, run_unit(data))
+
+
+def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
+    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_COLOUR", "green")
+    monkeypatch.setenv("OTHER_TOKEN", "of the build")
+    asked = asked_of(build_again(shop), "broken")
+    assert dict(asked.request.environment) == {"SHOP_COLOUR": "green"}
+    # the worker is elsewhere, and has secrets of its own
+    monkeypatch.setenv("SHOP_COLOUR", "red")
+    monkeypatch.setenv("SHOP_OTHER", "of the worker")
+    monkeypatch.setenv("HATCH_LOWER_REMOTE_TOKEN", "of the worker")
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "A" * 43 + "=")
+    monkeypatch.setenv("HOME", str(tmp_path / "home of the worker"))
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+    answer = run(asked)
+    assert answer.outcome == "failed"
+    said = [line.partition(": ")[2] for line in answer.log if "broken: " in line]
+    assert said[:2] == ["environment ['SHOP_COLOUR']", "values green home of the worker project"]
+    error = error_of(asked, answer, shop.settings.root)
+    assert isinstance(error, EntryPointError)
+    assert error.found == "ValueError: no weights in shop"
+    assert error.where.endswith(f"shop/models.py:9, on the worker {answer.worker}")
+    assert str(temporary) not in str(answer)
+    assert not list(temporary.iterdir())
+
+
+def build_again(context: BuildContext) -> BuildContext:
+    return build_context(context.settings, context.view, context.work, context.store, context.reporter, context.files)
+
+
+def test_a_file_that_was_not_sent_is_named_with_the_setting(shop: BuildContext) -> None:
+    asked = asked_of(shop, "reading")
+    answer = run(asked)
+    assert answer.outcome == "failed"
+    error = error_of(asked, answer, shop.settings.root)
+    assert "'weights/small.pt'" in error.found
+    assert error.hint == (
+        "`weights/small.pt` is not sent to workers, for it is in no distribution of the project:"
+        " name it in `inputs` of the build hook `lower`"
+    )
+
+
+def test_a_unit_that_nobody_wants_any_more_is_ended_with_all_that_it_started(
+    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("SHOP_PIDS", str(pids))
+    asked = asked_of(build_again(shop), "sleeping")
+    seen: list[float] = []
+
+    def still_wanted() -> bool:
+        if not seen and pids.exists() and len(pids.read_text().split()) == 2:
+            seen.append(time.monotonic())
+        return not seen
+
+    answer = answered(asked, run_unit(write_request(asked.request), *asked.attachments, still_wanted=still_wanted))
+    assert time.monotonic() - seen[0] < 5
+    assert answer.error is not None
+    assert answer.error["what"] == "the unit was cancelled"
+    wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
+    assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_worker_has_left_goes_with_the_next_unit(temporary: Path) -> None:
+    code = "from hatch_lower.build.spread.workplace import *\nwith held_folder() as f: print(f, flush=True); input()"
+    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    left = Path(worker.stdout.readline().strip())
+    assert left.parent == temporary
+    with held_folder() as folder:
+        assert sorted(temporary.iterdir()) == sorted([left, folder]), "a running worker keeps its own"
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    with held_folder() as folder:
+        assert list(temporary.iterdir()) == [folder]
+    assert not list(temporary.glob(f"{PREFIX}*"))
+
+
+def test_variables_of_each_machine_itself_are_not_sent(
+    shop: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_REMOTE_TOKEN", "SHOP_COLOUR", "TMPDIR"):
+        monkeypatch.setenv(name, "of the build")
+    everything = replace(shop, settings=replace(shop.settings, pass_env=("*",)))
+    request = asked_of(build_again(everything), "broken").request
+    assert request.environment["SHOP_COLOUR"] == "of the build"
+    own = {"PATH", "HOME", "TMPDIR", "PYTHONPATH"} | {name for name in os.environ if name.startswith("HATCH_LOWER")}
+    assert not own & request.environment.keys()
+    # nor are they taken by a worker
+    monkeypatch.setenv("PATH", "of the worker")
+    hostile = replace(request, environment={"PATH": "of the build", "LD_PRELOAD_X": "1", "HATCH_LOWER_CACHE": "off"})
+    (tmp_path / "unit").mkdir()
+    place = open_workplace(tmp_path / "unit", hostile, NullReporter(), lambda: None)
+    assert place.environment["PATH"] == "of the worker"
+    assert place.environment["HATCH_LOWER_CACHE"] == "on"
+    assert place.environment["LD_PRELOAD_X"] == "1"
+
+
+class Server:
+    """A shared cache that a worker sends to; it may lose what it has."""
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+        self.offered: list[str] = []
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        return self.entries.fetch(key, keep)
+
+    def offer(self, key: str, record: Record, blobs: object) -> bool:
+        self.offered.append(key)
+        return True
+
+
+def bundle(folder: Path, *keys: str) -> Entries:
+    store = Store(folder, "on", refuse)
+    entries = []
+    for key in keys:
+        store.put(key, {"kind": "recipe"}, {"of": key}, [b"blob"])
+        entry = entry_of(store, key)
+        assert entry is not None
+        entries.append(entry)
+    return read_entries(write_entries(entries))
+
+
+MADE = UnitAnswer("a/b", KEY, "host:1", "made", entries=(KEY, OTHER))
+
+
+def test_entries_go_into_the_build_s_store_and_on_to_its_shared_cache(shop: BuildContext, tmp_path: Path) -> None:
+    server = Server(bundle(tmp_path / "server"))
+    context = replace(shop, store=replace(shop.store, remote=server))
+    assert take_answer(context, MADE, bundle(tmp_path / "worker", KEY, OTHER)) == (KEY, OTHER)
+    assert shop.store.find(OTHER) == {"of": OTHER}
+    assert server.offered == [KEY, OTHER]
+    assert take_answer(context, MADE, bundle(tmp_path / "worker", KEY)) == (), "what is there is not taken again"
+
+
+def test_what_the_worker_has_sent_is_got_from_the_shared_cache(shop: BuildContext, tmp_path: Path) -> None:
+    server = Server(bundle(tmp_path / "server", OTHER))
+    context = replace(shop, store=replace(shop.store, remote=server))
+    assert take_answer(context, MADE, bundle(tmp_path / "worker", KEY)) == (KEY, OTHER)
+    lost = replace(context, store=replace(shop.store, directory=tmp_path / "b", remote=Server(bundle(tmp_path / "c"))))
+    with pytest.raises(WrongAnswerError, match="the shared cache does not have it"):
+        take_answer(lost, MADE, bundle(tmp_path / "worker", KEY))
+    with pytest.raises(WrongAnswerError, match="the shared cache does not have it"):
+        take_answer(replace(lost, store=Store(tmp_path / "d", "on", refuse)), MADE, bundle(tmp_path / "worker", OTHER))
+
+
+def test_an_unsigned_entry_is_refused_where_the_project_has_public_keys(
+    shop: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = replace(shop.settings.cache, public_keys=("A" * 43 + "=",))
+    context = replace(shop, settings=replace(shop.settings, cache=cache))
+    answer = replace(MADE, entries=(KEY,))
+    with pytest.raises(WrongAnswerError, match="is not taken: it is not trusted, and is not signed"):
+        take_answer(context, answer, bundle(tmp_path / "worker", KEY))
+    unsigned = replace(context, environment={**context.environment, "HATCH_LOWER_REMOTE_UNSIGNED": "1"})
+    assert take_answer(unsigned, answer, bundle(tmp_path / "worker", KEY)) == (KEY,)
+
+
+def test_a_store_that_cannot_be_written_is_the_build_s_own_error(shop: BuildContext, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "v1", "on", lambda line: None)
+    with pytest.raises(CacheError, match="what a worker has made cannot be kept"):
+        take_answer(replace(shop, store=store), MADE, bundle(tmp_path / "worker", KEY, OTHER))
+
+
+def test_a_unit_is_asked_for_again_with_what_it_needs(shop: BuildContext, tmp_path: Path) -> None:
+    shop.store.put(KEY, {"kind": "partition"}, "a partition", [b"blob"])
+    entry = entry_of(shop.store, KEY)
+    assert entry is not None
+    asked = asked_of(replace(shop, store=replace(shop.store, remote=Server(bundle(tmp_path / "s")))), "broken")
+    assert not asked.request.bring_all
+    again = ask_again(asked, [entry])
+    assert again.request.bring_all
+    assert again.request.secret != asked.request.secret
+    assert [each.role for each in again.request.attachments] == [SNAPSHOT, "entries"]
+    assert again.attachments[0] is asked.attachments[0]
+    assert list(read_entries(again.attachments[1]).entries) == [KEY]
+    known = asked_of(shop, "broken")
+    assert known.attachments[1] == bytes.fromhex(KEY)
+    assert read_request(write_request(known.request)) == known.request
+
+
+def test_a_missing_word_about_a_failure_is_an_error_too(shop: BuildContext) -> None:
+    asked = asked_of(shop, "broken")
+    answer = UnitAnswer(asked.request.name, asked.request.key, "host:1", "refused", lacks=(Lack("x", "", "y"),))
+    assert answered(asked, write_answer(answer, (), asked.request.secret)) == answer
+    assert "without a word" in str(error_of(asked, answer, shop.settings.root))
