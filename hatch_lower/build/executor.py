@@ -81,7 +81,8 @@ def export_models(
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
     trimming.start()
-    threading.Thread(target=import_sbom_writer, name="import", daemon=True).start()
+    if mode == "lower":  # a wheel follows
+        threading.Thread(target=import_sbom_writer, name="import", daemon=True).start()
     try:
         return run_children(context, requests)
     except LowerError:

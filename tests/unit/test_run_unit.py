@@ -96,6 +96,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache of the worker"))
+
+
 @pytest.fixture
 def shop(tmp_path: Path) -> BuildContext:
     """A build of a project whose models fail, each in a way of its own."""
@@ -202,6 +207,16 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
     assert not list(temporary.iterdir())
+
+
+def test_a_worker_without_a_folder_for_temporary_files_refuses(
+    shop: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asked_of(shop, "broken")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    answer = run(asked)
+    assert answer.outcome == "refused"
+    assert answer.lacks[0].text().startswith("the folder of a unit: No such file or directory")
 
 
 def test_a_request_of_another_version_is_refused_if_it_says_who_asks(shop: BuildContext) -> None:

@@ -41,7 +41,7 @@ from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.remote.policy import own_key
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.config.requirements import OWN_NAME
-from hatch_lower.errors import LowerError, ProcessError, refused_error
+from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, finished_line
 
 MOST_LINES = 400  # of a log, the last ones
@@ -112,6 +112,9 @@ def run_unit(
         return finish(replace(blank, outcome="refused", lacks=lacks))
     except NeedsError as error:
         return finish(replace(blank, outcome="needs", needs=error.needs), beside=error.beside)
+    except OSError as error:  # what is the matter with this machine need not be with another one
+        found = log.without_paths(f"{error.strerror or error} {error.filename or ''}").strip()
+        return finish(replace(blank, outcome="refused", lacks=(Lack("the folder of a unit", "", found),)))
     except Exception as error:
         told = {name: log.without_paths(text) for name, text in told_error(asked, error).to_json().items()}
         return finish(replace(blank, outcome="failed", error=told))
@@ -163,9 +166,6 @@ def told_error(asked: UnitRequest, error: Exception) -> LowerError:
         return error
     if isinstance(error, UnwantedError):
         return ProcessError("the unit was cancelled", where=asked.name)
-    refused = refused_error(error, asked.name)
-    if refused is not None:
-        return refused
     return ProcessError(
         "a worker failed unexpectedly",
         where=asked.name,

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from hatch_lower.build.environment import PASSED, child_environment, matches
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.build.spread.protocol import UnitRequest
+from hatch_lower.cache.directory import WRITING, choose_directory
 from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.store import Store, open_store
+from hatch_lower.errors import LowerError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 
@@ -50,7 +53,20 @@ def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll:
     sent = {name: value for name, value in request.environment.items() if not is_own(name)}
     capability = cpu_capability(CPU_INFORMATION)
     environment = child_environment({**own, **cache, **sent}, tuple(sent), sys.path, work / "temporary", capability)
+    lend_library(store, environment)
     return Workplace(folder, store, outbox, reporter, environment, poll)
+
+
+def lend_library(store: Store, environment: Mapping[str, str]) -> None:
+    """Give a unit's store the library that records what exports read, which takes a second to compile."""
+    # it is all that stays on a worker: one file in the cache of its user
+    with contextlib.suppress(OSError, LowerError):
+        directory, mode = choose_directory(os.environ, lambda line: None)
+        library = built_library(directory.parent, environment) if mode in WRITING else None
+        if library is not None:
+            folder = store.directory / library.parent.name
+            folder.mkdir(parents=True, mode=0o700)
+            shutil.copy2(library, folder)
 
 
 def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> dict[str, str]:
