@@ -36,6 +36,7 @@ from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.units import Unit, find_units, recipe_units
 from hatch_lower.build.spread.workplace import PREFIX, held_folder, open_workplace
 from hatch_lower.cache.entry import Keep, Record
+from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
@@ -165,6 +166,36 @@ def test_a_worker_without_a_compiler_refuses_a_recipe_that_compiles(
     assert answer.lacks[0].text().startswith("has no C++ compiler, where g++")
 
 
+def test_a_worker_without_a_key_that_is_believed_refuses_before_it_works(
+    shop: BuildContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = new_key_pair(), new_key_pair()
+    cache = replace(shop.settings.cache, public_keys=(own.public,))
+    asked = asked_of(replace(shop, settings=replace(shop.settings, cache=cache)), "broken")
+    assert asked.request.signers == (own.key_id,)
+
+    def refusal() -> str:
+        answer = run(asked)
+        assert answer.outcome == "refused"
+        return answer.lacks[0].text()
+
+    assert refusal() == f"has no key for signatures, where {own.key_id} is wanted"
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", other.private)
+    assert refusal() == f"has key for signatures {other.key_id}, where {own.key_id} is wanted"
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "no key")
+    assert refusal().startswith("the key for signatures: a key for signatures is not one")
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
+    assert run(asked, replace(asked.request, body={})).lacks[0].text().startswith("what was sent with the unit")
+
+
+def test_weights_that_a_worker_does_not_reach_are_no_failure_of_the_model(shop: BuildContext, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    models = tuple(replace(model, weights=(weights.as_uri(),)) for model in shop.settings.models)
+    answer = run(asked_of(replace(shop, settings=replace(shop.settings, models=models)), "broken"))
+    assert answer.outcome == "refused"
+    assert answer.lacks[0].text().startswith(f"weights at {weights.as_uri()}: a file of weights cannot be read")
+
+
 def test_other_attachments_than_were_sent_are_refused(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
     wrong = [bytes(len(data)) for data in asked.attachments]
@@ -241,7 +272,7 @@ def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
     monkeypatch.setenv("SHOP_COLOUR", "red")
     monkeypatch.setenv("SHOP_OTHER", "of the worker")
     monkeypatch.setenv("HATCH_LOWER_REMOTE_TOKEN", "of the worker")
-    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "A" * 43 + "=")
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", new_key_pair().private)
     monkeypatch.setenv("HOME", str(tmp_path / "home of the worker"))
     monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
     answer = run(asked)

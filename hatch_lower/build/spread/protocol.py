@@ -96,6 +96,7 @@ class UnitRequest(Frozen):
     environment: Mapping[str, str]  # the variables that `pass-env` names, and no others
     body: Mapping[str, object]  # what a unit of this kind is made from
     attachments: tuple[Attachment, ...] = ()
+    signers: tuple[str, ...] = ()  # ids of the keys by one of which what is brought must be signed; empty: by none
     bring_all: bool = True  # whether the answer brings what the worker has sent to a shared cache, too
 
     def validate(self) -> None:

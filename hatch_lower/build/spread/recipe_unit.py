@@ -12,7 +12,7 @@ from hatch_lower.build.spread.protocol import Lack, LacksError, UnitRequest
 from hatch_lower.build.spread.snapshot import HostileArchiveError, Relocated, relocated, unpack
 from hatch_lower.build.spread.units import Unit
 from hatch_lower.build.spread.workplace import Workplace
-from hatch_lower.errors import ProgramError, size_text
+from hatch_lower.errors import FetchError, ProgramError, size_text
 from hatch_lower.format.codec import decode
 from hatch_lower.frozen import Frozen
 
@@ -61,5 +61,8 @@ def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workpla
     if urls := urls_of(narrowed(settings, [body.unit]).models):
         from hatch_lower.build.weight_sources import obtain_sources
 
-        sources = obtain_sources(context, urls)
+        try:
+            sources = obtain_sources(context, urls)
+        except FetchError as error:  # this machine may not reach what another one does
+            raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
     make_units(context, [body.unit], sources)

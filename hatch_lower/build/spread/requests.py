@@ -29,6 +29,7 @@ from hatch_lower.build.spread.snapshot import Snapshot, take_snapshot
 from hatch_lower.build.spread.units import Unit
 from hatch_lower.build.spread.workplace import sent_variables
 from hatch_lower.cache.remote.policy import UNSIGNED, trusted_keys
+from hatch_lower.cache.remote.signing import VerifyingKeys
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
@@ -78,6 +79,7 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
             environment=sent_variables(context.environment, settings.pass_env),
             body=encode(RecipeBody(snapshot.project, unit)),
             attachments=attached,
+            signers=signers_of(context).ids(),
             bring_all=store.remote is None,
         )
         asked.append(Asked(request, tuple(attachments.values()), snapshot))
@@ -103,10 +105,8 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
         WrongAnswerError: if one of them is not what it says, not signed where it must be, or nowhere.
         CacheError: if the store cannot be written.
     """
-    store, environment = context.store, context.environment
-    if environment.get(UNSIGNED, "") != "1":
-        entries = replace(entries, trusted=trusted_keys(environment, context.settings.cache.public_keys))
-    taking = replace(store, remote=entries)
+    store = context.store
+    taking = replace(store, remote=replace(entries, trusted=signers_of(context)))
     new = []
     for key in answer.entries:
         if store.find_record(key) is not None:
@@ -131,6 +131,14 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
     for key in answer.entries:
         remember_read(context, answer.key, key)
     return tuple(new)
+
+
+def signers_of(context: BuildContext) -> VerifyingKeys:
+    """Return the keys by one of which entries must be signed; none if they need not be."""
+    environment = context.environment
+    if environment.get(UNSIGNED, "") == "1":
+        return VerifyingKeys()
+    return trusted_keys(environment, context.settings.cache.public_keys)
 
 
 def remember_read(context: BuildContext, unit: str, key: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 import traceback
@@ -35,13 +36,14 @@ from hatch_lower.build.spread.protocol import (
     read_request,
 )
 from hatch_lower.build.spread.recipe_unit import TREE, make_recipe
-from hatch_lower.build.spread.snapshot import PROJECT
+from hatch_lower.build.spread.snapshot import ABOVE, PROJECT
 from hatch_lower.build.spread.workplace import held_folder, open_workplace
 from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.remote.policy import own_key
+from hatch_lower.cache.remote.signing import SigningKey
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.config.requirements import OWN_NAME
-from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.errors import CacheError, LowerError, ProcessError
 from hatch_lower.events import Event, finished_line
 
 MOST_LINES = 400  # of a log, the last ones
@@ -56,7 +58,11 @@ class Log:
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
-        self.hidden: Sequence[tuple[str, str]] = ()  # texts and what is written in their place
+        self._folder: Path | None = None
+
+    def hide(self, folder: Path) -> None:
+        """From now on write what is in the project's folder relative to it, and nothing of a unit's folder."""
+        self._folder = folder
 
     def report(self, event: Event) -> None:
         if event.state not in ("start", "going"):
@@ -69,9 +75,11 @@ class Log:
         return tuple(self._lines)
 
     def without_paths(self, text: str) -> str:
-        for path, short in self.hidden:
-            text = text.replace(path, short)
-        return text
+        if self._folder is None or str(self._folder) not in text:
+            return text
+        tree = re.escape(str(self._folder / TREE))
+        text = re.sub(rf"{tree}/(?:(?:{ABOVE}/)*{PROJECT}/)?", "", text)
+        return text.replace(str(self._folder), "<the unit's folder>")
 
 
 def run_unit(
@@ -104,7 +112,7 @@ def run_unit(
 
     try:
         with held_folder() as folder:
-            log.hidden = hidden_paths(folder)
+            log.hide(folder)
             keys, entries = make_unit(asked, attachments, folder, log, poll)
             return finish(replace(blank, entries=keys), entries)
     except LacksError as error:
@@ -134,6 +142,7 @@ def make_unit(
     found = facts_here(asked.facts, place.environment, StatCache(folder / "stats.json"))
     if lacks := compare_facts(asked.facts, found):
         raise LacksError(*lacks)
+    signing_key = key_to_sign_with(asked)
     poll()
     if taken is not None:
         for key in taken.entries:
@@ -145,20 +154,25 @@ def make_unit(
 
         run_part(asked, given, place)
     notes = read_outbox(place.outbox)
-    signing_key = own_key(os.environ)
     wanted = [key for key, state in notes.items() if asked.bring_all or state == "made"]
     entries = (entry_of(place.store, key, signing_key) for key in sorted(wanted) if key not in known)
     return tuple(sorted(notes)), [entry for entry in entries if entry is not None]
 
 
+def key_to_sign_with(asked: UnitRequest) -> SigningKey | None:
+    try:
+        own = own_key(os.environ)
+    except CacheError as error:  # no such key, or nothing that signs with it
+        raise LacksError(Lack("the key for signatures", "", f"{error.what}: {error.found}")) from error
+    found = "" if own is None else own.key_id()
+    if asked.signers and found not in asked.signers:
+        raise LacksError(Lack("key for signatures", " or ".join(asked.signers), found))
+    return own
+
+
 def known_keys(data: bytes) -> frozenset[str]:
     """Return the keys, of 32 bytes each, whose entries the build has."""
     return frozenset(data[start : start + 32].hex() for start in range(0, len(data), 32))
-
-
-def hidden_paths(folder: Path) -> list[tuple[str, str]]:
-    tree = folder / TREE
-    return [(f"{tree}/{PROJECT}/", ""), (f"{tree}/", ""), (str(folder), "<the unit's folder>")]
 
 
 def told_error(asked: UnitRequest, error: Exception) -> LowerError:

@@ -79,12 +79,17 @@ def is_own(name: str) -> bool:
     return matches(name, PASSED) or name in TEMPORARY
 
 
+def remove_left_behind(folder: Path) -> None:
+    """Remove what killed workers have left in a folder for temporary files."""
+    remove_abandoned(folder, f"{PREFIX}*")
+
+
 @contextlib.contextmanager
 def held_folder() -> Iterator[Path]:
     """Make a folder for one unit; what killed workers have left is removed."""
     path, descriptor = make_held_folder(PREFIX)
     try:
-        remove_abandoned(path.parent, f"{PREFIX}*")
+        remove_left_behind(path.parent)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

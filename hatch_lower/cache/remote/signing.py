@@ -52,8 +52,11 @@ class SigningKey:
 class VerifyingKeys:
     keys: tuple[bytes, ...] = ()
 
+    def ids(self) -> tuple[str, ...]:
+        return tuple(map(key_id, self.keys))
+
     def knows(self, name: str) -> bool:
-        return any(key_id(key) == name for key in self.keys)
+        return name in self.ids()
 
     def verify(self, name: str, signature: bytes, text: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
