@@ -131,3 +131,34 @@ def test_a_local_disk_that_is_full_is_reported_once_and_the_shared_cache_is_left
     store = Store(blocked, "on", warnings.append, team)
     assert [store.find(KEY), store.find(KEY)] == [None, None]
     assert (len(warnings), team.asked, team.sent) == (1, [KEY], [])
+
+
+def test_whether_something_is_shared_is_told_without_its_blobs(tmp_path: Path, team: Shared) -> None:
+    store = make_store(tmp_path / "here", team)
+    assert (store.has(KEY), store.is_shared(KEY), store.is_shared("cd" * 32)) == (True, True, False)
+    assert team.sent == []
+    assert not list(tmp_path.glob("here/blobs/*/*"))
+
+
+def test_what_is_here_alone_is_had_and_not_shared(tmp_path: Path) -> None:
+    team = Shared()
+    store = make_store(tmp_path, team)
+    store.put(KEY, {}, 1, [b"abc"], shared=False)
+    assert (store.has(KEY), store.is_shared(KEY)) == (True, False)
+    store.share(KEY)
+    assert (team.records, team.blobs) == ({KEY: make_record(KEY, {}, 1, [DIGEST])}, {DIGEST: b"abc"})
+
+
+def test_what_is_shared_already_is_not_offered_again(tmp_path: Path, team: Shared, monkeypatch: Any) -> None:
+    store = make_store(tmp_path, team)
+    assert store.find(KEY) == 1
+    monkeypatch.setattr(Shared, "offer", lambda *_: pytest.fail("offered"))
+    store.share(KEY)
+    store.share("cd" * 32)
+
+
+@pytest.mark.parametrize("mode", ["off", "refresh", "read-only"])
+def test_a_store_that_asks_nobody_has_what_is_here_at_most(tmp_path: Path, team: Shared, mode: str) -> None:
+    store = make_store(tmp_path, team, mode)
+    assert (store.has(KEY), store.is_shared(KEY)) == (False, False)
+    assert team.asked == []

@@ -1,0 +1,227 @@
+"""Recipes of a model that are made one by one: a build of all joins them, and compares nothing again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.backends import TagBy
+from support.exports import Events, Workshop, files_of, key_of, settings_of
+from torch.export import ExportedProgram
+
+from hatch_lower.cache.recipes import RecipeRecord, find_recipe, put_recipe, recipe_key
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import CacheError
+from hatch_lower.events import Event
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.export_key import recipe_exports
+from hatch_lower.pipeline.lower_model import make_recipes, start_build
+from hatch_lower.pipeline.random_inputs import InputCase
+from hatch_lower.pipeline.real_inputs import RealInputs
+
+pytestmark = pytest.mark.torch
+
+REFERENCE, PORTABLE = Recipe("default", (BackendChoice("reference"),)), Recipe("portable")
+ONE, BOTH = settings_of(REFERENCE), settings_of(REFERENCE, PORTABLE)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Workshop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
+    return Workshop(tmp_path_factory.mktemp("shop")).capture()
+
+
+class Edition(BackendDetails):
+    """Takes every `relu`; a library counts for its blobs."""
+
+    library: ClassVar[str] = "1.0"
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(f"made with {Edition.library}".encode())
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        return TagBy(lambda node: str(node) if "relu" in str(node.target) else None, "Edition")
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        return {"library": cls.library}
+
+
+def narrowed(settings: Settings, *recipes: str) -> Settings:
+    return replace(settings, models=tuple(replace(model, recipes=recipes) for model in settings.models))
+
+
+def store_here(events: Events) -> Store:
+    return open_store(os.environ, lambda line: events.report(Event("cache", "note", "net", detail=line)))
+
+
+def make(
+    shop: Workshop, source: CapturedModel, *recipes: str, settings: Settings = BOTH
+) -> tuple[ModelReport, Mapping[str, str], Events]:
+    """Make some recipes of the model, as a child process does in the mode `recipe`."""
+    shop.count += 1
+    events, used = Events(), narrowed(settings, *recipes)
+    folder = shop.folder / f"build-{shop.count}"
+    folder.mkdir()
+    return *make_recipes(start_build(used, used.models[0], source, folder, events, store_here(events))), events
+
+
+def uncached(shop: Workshop, source: CapturedModel, settings: Settings) -> ModelReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        return shop.build(source, settings)[0]
+
+
+@pytest.mark.parametrize("order", [("default", "portable"), ("portable", "default")])
+def test_recipes_that_were_made_one_by_one_are_joined_in_a_frozen_cache(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    for recipe in order:
+        report, records, events = make(shop, plain, recipe)
+        assert events.stages() >= {"known", "edge", "emit", "verify"}
+        assert events.notes() == [], "nothing is said to be lost"
+        assert (report.files, list(records)) == ((), [recipe])
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+    joined, events = shop.build(plain, BOTH)
+    assert "verify" not in events.stages()
+    fresh = uncached(shop, plain, BOTH)
+    assert files_of(joined) == files_of(fresh)
+    assert (joined.manifest, joined.verified) == (fresh.manifest, fresh.verified)
+    assert {method.recipe for method in joined.verified} == {"default", "portable"}
+
+
+@pytest.mark.parametrize("weights", [(), ("file",)], ids=["inside", "beside"])
+def test_a_recipe_alone_comes_to_the_program_that_it_comes_to_among_others(
+    shop: Workshop, plain: CapturedModel, weights: tuple[str, ...]
+) -> None:
+    # recipes with the same constants, with others, and with delegates that hold some
+    recipes = (REFERENCE, PORTABLE, Recipe("weightless", (BackendChoice("null"),), verify=False))
+    settings = settings_of(*recipes, weights=weights)
+    every = files_of(uncached(shop, plain, settings))
+    for recipe in recipes:
+        alone = files_of(uncached(shop, plain, narrowed(settings, recipe.name)))
+        # constants and weights are one file of the whole model, whose storages are named by their contents
+        programs = {path for path in alone if path.startswith((f"net/{recipe.name}.", "net/delegates/", "net/data/"))}
+        assert programs >= {f"net/{recipe.name}.json", f"net/{recipe.name}.debug.json"}
+        assert {path: alone[path] for path in programs} == {path: every[path] for path in programs}
+
+
+def test_the_key_of_a_recipe_is_that_of_the_model_with_this_recipe_alone(plain: CapturedModel) -> None:
+    real = {"embed": RealInputs("samples.safetensors", (InputCase("a sample", (torch.ones(3, 4),), {}, ("image",)),))}
+    for check in (True, False):
+        settings = settings_of(REFERENCE, replace(PORTABLE, verify=False), check=check)
+        exports = recipe_exports(key_of(plain, settings, real=real), settings.recipes, plain)
+        for recipe in settings.recipes:
+            alone = settings_of(recipe, check=check)
+            # real inputs are read where something is compared
+            assert exports[recipe.name] == key_of(plain, alone, real=real if recipe.verify else {})
+
+
+def test_what_a_recipe_was_made_of_is_in_its_key(plain: CapturedModel) -> None:
+    changed = [
+        settings_of(replace(REFERENCE, rtol=1.0), PORTABLE),
+        settings_of(replace(REFERENCE, verify=False), PORTABLE),
+        settings_of(replace(REFERENCE, backends=(BackendChoice("null"),)), PORTABLE),
+        settings_of(REFERENCE, PORTABLE, seed=1),
+    ]
+    keys = [recipe_exports(key_of(plain, used), used.recipes, plain)["default"] for used in [BOTH, *changed]]
+    assert len({recipe_key(key.components()) for key in keys}) == len(keys)
+
+
+def test_a_model_that_lacks_a_recipe_is_refused_by_a_frozen_cache_and_the_recipe_named(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(shop, plain, "default")
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+    with pytest.raises(CacheError, match="the cache is frozen") as caught:
+        shop.build(plain, BOTH)
+    assert caught.value.where == "model `net`"
+    assert caught.value.found.endswith("; not made: `net/portable`")
+    assert caught.value.hint.startswith("make them with `hatch-lower lower --only net/portable`, or build once with")
+
+
+def test_a_recipe_is_not_verified_again_when_another_one_is_added(shop: Workshop, plain: CapturedModel) -> None:
+    shop.build(plain, ONE)
+    report, events = shop.build(plain, BOTH)
+    compared = {event.recipe for event in events.seen if event.stage == "verify"}
+    assert compared == {"portable"}
+    assert report.verified == uncached(shop, plain, BOTH).verified
+
+
+def test_a_program_that_is_not_the_one_of_the_record_is_verified(shop: Workshop, plain: CapturedModel) -> None:
+    _, records, _ = make(shop, plain, "default")
+    store = store_here(Events())
+    record = find_recipe(store, records["default"])
+    assert record is not None
+    for wrong in (replace(record, plan="0" * 64), replace(record, files=())):
+        replace_record(store, records["default"], plain, wrong)
+        assert "verify" in shop.build(plain, ONE)[1].stages()
+        clear_reports(shop)
+
+
+def replace_record(store: Store, key: str, source: CapturedModel, record: RecipeRecord) -> None:
+    export = recipe_exports(key_of(source, ONE), ONE.recipes, source)["default"].components()
+    assert recipe_key(export) == key
+    put_recipe(store, key, "net/default", export, record)
+
+
+def clear_reports(shop: Workshop) -> None:
+    for path in (shop.folder / "cache").rglob("records/*/*.json"):
+        if '"kind":"export"' in path.read_text():
+            path.unlink()
+
+
+def test_a_record_of_another_backend_version_does_not_count(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = settings_of(Recipe("default", (BackendChoice("Edition"),), verify=False))
+    make(shop, plain, "default", settings=used)
+    assert make(shop, plain, "default", settings=used)[2].stages() == {"known"}
+    monkeypatch.setattr(Edition, "library", "2.0")
+    assert "emit" in make(shop, plain, "default", settings=used)[2].stages()
+
+
+def test_a_recipe_whose_partition_is_lost_is_made_again(shop: Workshop, plain: CapturedModel) -> None:
+    make(shop, plain, "default", "portable")
+    assert make(shop, plain, "default", "portable")[2].stages() == {"known"}
+    partition = partitions(shop)[0]
+    partition.unlink()
+    made = {event.recipe for event in make(shop, plain, "default", "portable")[2].seen if event.stage == "emit"}
+    assert made == {"default"}
+    assert partition.exists()
+
+
+def partitions(shop: Workshop) -> list[Path]:
+    paths = (shop.folder / "cache").rglob("records/*/*.json")
+    return [path for path in paths if '"compile_specs":' in path.read_text()]
+
+
+def test_what_cannot_be_found_again_is_no_record_and_said(shop: Workshop) -> None:
+    with torch.library._scoped_library("hatch_lower_records", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        edits = {"torch.relu(self.linear(x))": "torch.ops.hatch_lower_records.twice(self.linear(x))"}
+        report, records, events = make(shop, shop.capture(edits=edits), "portable")
+    assert records == {}
+    assert [row.recipe for row in report.rows] == ["portable", "portable"]
+    assert [note for note in events.notes() if note.startswith("only partitions are kept in the cache: ")]
