@@ -5,53 +5,88 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from support.venv import REPOSITORY, run
+from support.ci import EXAMPLES as CI
+from support.ci import read_workflow, steps_of
+from support.venv import run
 
-CI = REPOSITORY / "examples" / "ci"
 TOOLS = Path(sys.executable).parent
-GITHUB: dict[str, Any] = yaml.load((CI / "lower.yml").read_text(), yaml.BaseLoader)  # `on` stays a word
-GITLAB: dict[str, Any] = yaml.load((CI / "gitlab.yml").read_text(), yaml.BaseLoader)
+GITHUB, GITLAB = read_workflow("lower.yml"), read_workflow("gitlab.yml")
 (JOB,) = GITHUB["jobs"].values()
 STEPS = JOB["steps"]
 
 
-@pytest.mark.parametrize(("schema", "name"), [("github-workflows", "lower.yml"), ("gitlab-ci", "gitlab.yml")])
+SHARDS = read_workflow("shards.yml")
+GITLAB_SHARDS = read_workflow("gitlab-shards.yml")
+HUBS = [GITHUB, SHARDS]
+EVERY_STEP = [step for hub in HUBS for job in hub["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ("github-workflows", "lower.yml"),
+        ("github-workflows", "shards.yml"),
+        ("gitlab-ci", "gitlab.yml"),
+        ("gitlab-ci", "gitlab-shards.yml"),
+    ],
+)
 def test_a_workflow_has_the_form_that_its_service_publishes(schema: str, name: str) -> None:
     run([TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name]).check()
 
 
 def test_the_steps_are_sound_shell(tmp_path: Path) -> None:
-    scripts = [step["run"] for step in STEPS if "run" in step] + ["\n".join(GITLAB["lower"]["script"])]
+    scripts = [step["run"] for step in EVERY_STEP if "run" in step]
+    scripts += ["\n".join(GITLAB["lower"]["script"])]
+    scripts += ["\n".join(GITLAB_SHARDS[job]["script"]) for job in ("lower", "wheel")]
     for number, script in enumerate(scripts):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}\n")
     run([TOOLS / "shellcheck", *sorted(tmp_path.glob("*.sh"))]).check()
 
 
 def test_no_step_puts_what_others_write_into_its_shell() -> None:
-    assert [step["run"] for step in STEPS if "${{" in step.get("run", "")] == []
+    assert [step["run"] for step in EVERY_STEP if "${{" in step.get("run", "")] == []
 
 
 @pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is on no index of Python packages")
-def test_actionlint_accepts_the_workflow() -> None:
-    run(["actionlint", CI / "lower.yml"]).check()
+def test_actionlint_accepts_the_workflows() -> None:
+    run(["actionlint", CI / "lower.yml", CI / "shards.yml"]).check()
 
 
-def test_the_workflow_may_read_the_repository_and_no_more() -> None:
-    assert GITHUB["permissions"] == {"contents": "read"}
+def test_a_workflow_may_read_the_repository_and_no_more() -> None:
+    assert [hub["permissions"] for hub in HUBS] == [{"contents": "read"}] * len(HUBS)
     assert STEPS[0]["with"] == {"fetch-depth": "0", "persist-credentials": "false"}
+    checkouts = [step["with"] for step in EVERY_STEP if step.get("uses", "").startswith("actions/checkout@")]
+    assert {checkout["persist-credentials"] for checkout in checkouts} == {"false"}
+
+
+def test_only_the_job_that_makes_units_of_reviewed_code_has_the_key_that_signs() -> None:
+    assert SHARDS["on"] == {"push": {"branches": ["main"]}}
+    holders = [
+        name for name, job in SHARDS["jobs"].items() for step in job["steps"] if "SIGNING_KEY" in str(step.get("env"))
+    ]
+    assert holders == ["lower"]
+    assert "SIGNING_KEY" not in str(SHARDS["env"])
+
+
+def test_the_machines_of_a_build_install_the_same_and_the_last_one_makes_nothing() -> None:
+    installs = [
+        step["run"] for job in SHARDS["jobs"].values() for step in job["steps"] if step.get("name") == "Install"
+    ]
+    assert len(installs) == 3
+    assert set(installs) == set(GITLAB_SHARDS[".machine"]["before_script"])
+    assert steps_of(SHARDS["jobs"]["wheel"])["Build"]["env"] == {"HATCH_LOWER_CACHE": "frozen"}
+    assert GITLAB_SHARDS["wheel"]["script"][0].startswith("HATCH_LOWER_CACHE=frozen ")
 
 
 def test_a_job_ends_in_time_and_an_older_one_of_the_same_request_at_once() -> None:
-    assert int(JOB["timeout-minutes"]) <= 60
+    assert max(int(job["timeout-minutes"]) for hub in HUBS for job in hub["jobs"].values()) <= 60
     assert "pull_request" in GITHUB["concurrency"]["cancel-in-progress"]
 
 
 def test_actions_are_pinned_to_a_major_version() -> None:
-    used = [step["uses"] for step in STEPS if "uses" in step]
+    used = [step["uses"] for step in EVERY_STEP if "uses" in step]
     assert used
     assert all(name.startswith("actions/") and version[1:].isdigit() for name, version in (u.split("@") for u in used))
 

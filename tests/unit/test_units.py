@@ -59,7 +59,7 @@ def test_a_shard_is_a_number_of_how_many() -> None:
     assert read_shard("3/8") == (3, 8)
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "x", "", "1/0", "1", "-1/3", "1/3/3", "1.0/3", "١/٣", "1/99999999"])
+@pytest.mark.parametrize("text", ["0/3", "4/3", "x", "", "1/0", "1", "-1/3", "1/3/3", "\u0661/\u0663", "1/99999999"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="there is no such shard") as caught:
         read_shard(text)
