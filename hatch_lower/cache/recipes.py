@@ -71,14 +71,16 @@ def is_shared(store: Store, key: str) -> bool:
 
 
 def is_whole(store: Store, key: str) -> bool:
+    """Return whether a build can find a record and the partitions that it names."""
     record = find_recipe(store, key)
     return record is not None and has_partitions(store, record)
 
 
-def share_recipe(store: Store, key: str, record: RecipeRecord) -> None:
+def share_recipe(store: Store, key: str) -> None:
     """Offer the shared cache what it lacks of a record and its partitions."""
-    for each in (*record.partitions, key):  # the record last: whoever sees it finds what it names
-        store.share(each)
+    if store.remote is not None and (record := find_recipe(store, key)) is not None:
+        for each in (*record.partitions, key):  # the record last: whoever sees it finds what it names
+            store.share(each)
 
 
 def put_recipe(store: Store, key: str, subject: str, export: Mapping[str, object], record: RecipeRecord) -> None:

@@ -37,6 +37,8 @@ MARK_INTERVAL = 3600.0  # seconds between two marks of use on one record: a buil
 
 LARGE = 16 << 20  # bytes from which on it is remembered what a blob holds
 
+ASKING = ("on", "frozen")  # the modes in which a shared cache is asked for what is not here
+
 PATIENCE = 3600.0  # seconds after which a build no longer waits for another
 
 
@@ -62,7 +64,7 @@ class Store(Frozen):
     mode: Mode  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
     # called for each damaged entry, and once for a directory that cannot be read or written
     warn: Callable[[str], None]
-    # asked for what is not here (in the modes `on` and `frozen`), and offered what is stored
+    # asked for what is not here (in the modes `ASKING`), and offered what is stored
     remote: RemoteCache | None = None
     condition: Condition = field(default_factory=Condition, repr=False, compare=False)
 
@@ -122,18 +124,17 @@ class Store(Frozen):
 
     def has(self, key: str) -> bool:
         """Return whether `find` would find something, as far as that can be told without getting what is elsewhere."""
-        if not self.reads:
-            return False
-        if self._read(key) is not None:
-            return True
-        return self.is_shared(key)
+        return self.reads and (self.is_stored(key) or (self.mode in ASKING and self.is_shared(key)))
+
+    def is_stored(self, key: str) -> bool:
+        """Return whether this directory has a record and its blobs, in whatever mode it is used."""
+        return self._read(key) is not None
 
     def is_shared(self, key: str) -> bool:
-        """Return whether the shared cache has a record, whose blobs are not asked for."""
-        remote = self.remote
-        if remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
+        """Return whether the shared cache has a record, in whatever mode; its blobs are not asked for."""
+        if self.remote is None or self.condition.failed:
             return False
-        return check_record(key, remote.fetch(key, lambda digest, write: True)) is not None
+        return check_record(key, self.remote.fetch(key, lambda digest, write: True)) is not None
 
     def read_blob(self, digest: str) -> bytes | None:
         data = self._try_reading(lambda: read_file(self.blob_path(digest)))
@@ -206,7 +207,7 @@ class Store(Frozen):
                 path.unlink()
 
     def _fetch(self, key: str) -> Record | None:
-        if self.remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
+        if self.remote is None or self.condition.failed or self.mode not in ASKING:
             return None
         remote = self.remote
         return self._try_writing(lambda: fetch_record(remote, key, self.holds, self.blob_path))

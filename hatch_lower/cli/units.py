@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +46,10 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
     """
     from hatch_lower.build.context import CacheNotes, build_context, open_cache
     from hatch_lower.cache.directory import history_path
+    from hatch_lower.cache.locks import make_held_folder, remove_abandoned
     from hatch_lower.events import SaidOnce
     from hatch_lower.hatch.outside import open_project
+    from hatch_lower.hatch.plugin import WORK_PREFIX, release
     from hatch_lower.hatch.terminal import reporter_for
 
     project = open_project(root)
@@ -70,11 +71,13 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
             where="environment variable `HATCH_LOWER_CACHE`",
             hint="unset it, and name a cache that all machines share in `HATCH_LOWER_REMOTE_CACHE`",
         )
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        try:
-            yield build_context(settings, project.view, Path(work), store, reporter)
-        finally:
-            reporter.close()
+    work, descriptor = make_held_folder(WORK_PREFIX)
+    try:
+        remove_abandoned(work.parent, f"{WORK_PREFIX}*")  # of builds that were killed
+        yield build_context(settings, project.view, work, store, reporter)
+    finally:
+        reporter.close()
+        release(work, descriptor)
 
 
 def whole_number(variable: str) -> int:

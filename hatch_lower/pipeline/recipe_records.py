@@ -68,7 +68,8 @@ def keep_recipe(
     record = RecipeRecord(plan, files, tuple(sorted(lowered.keys)), used, own)
     export = known.exports[name].components()
     put_recipe(store, known.key(name), f"{model}/{name}", export, record)
-    return "" if has_partitions(store, record) else "the results of some of its partitions cannot be stored"
+    stored = all(store.is_stored(partition) for partition in record.partitions)
+    return "" if stored else "the results of some of its partitions cannot be stored"
 
 
 def digests_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...]]:

@@ -96,17 +96,18 @@ def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[Model
     except NoKeyError as error:
         build.warn(f"only partitions are kept in the cache: {error}")
         return replace(report, rows=lowered_and_verified(build, lower, verify)[0].rows), {}
+    made: list[str] = []
     if known.missing():
         with store.locked([known.key(name) for name in known.missing()], "export"):
             known = whole_recipes(build, export.key)  # another build may just have made some
             if missing := known.missing():
                 lowered, recipes = lowered_and_verified(build.narrowed(missing), lower, verify)
                 report = replace(report, rows=lowered.rows, verified=lowered.verified)
-                keep_recipes(build, known, lowered, recipes)
-                known = whole_recipes(build, export.key)
-    for name, record in known.records.items():  # this machine may have had some before anything was sent
-        share_recipe(store, known.key(name), record)
-    return report, {name: known.key(name) for name in known.records}
+                made = keep_recipes(build, known, lowered, recipes)
+    there = {name: known.key(name) for name in (*known.records, *made)}
+    for key in there.values():  # this machine may have had partitions before anything was sent
+        share_recipe(store, key)
+    return report, there
 
 
 def export_of(build: ModelBuild) -> Export:
@@ -122,14 +123,20 @@ def export_of(build: ModelBuild) -> Export:
     )
 
 
-def keep_recipes(build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> None:
-    if not build.store.writes:
-        return
+def keep_recipes(
+    build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]
+) -> list[str]:
+    """Store that recipes were lowered and verified, and return those that a later build finds."""
+    kept = []
     for lowered in recipes:
-        if known.is_known(lowered):
+        name = lowered.recipe.name
+        if not build.store.writes or known.is_known(lowered):
             continue
         if reason := keep_recipe(build.store, build.model.name, known, lowered, report.verified):
-            build.warn(f"the recipe `{lowered.recipe.name}` is not kept in the cache as a whole: {reason}")
+            build.warn(f"the recipe `{name}` is not kept in the cache as a whole: {reason}")
+        else:
+            kept.append(name)
+    return kept
 
 
 def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known: KnownRecipes | None = None) -> Lowered:

@@ -225,3 +225,13 @@ def test_what_cannot_be_found_again_is_no_record_and_said(shop: Workshop) -> Non
     assert records == {}
     assert [row.recipe for row in report.rows] == ["portable", "portable"]
     assert [note for note in events.notes() if note.startswith("only partitions are kept in the cache: ")]
+
+
+def test_a_cache_that_is_refreshed_keeps_what_was_made_again(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first, _ = make(shop, plain, "default")
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "refresh")
+    _, records, events = make(shop, plain, "default")
+    assert (records, events.notes()) == (first, [])
+    assert "verify" in events.stages()

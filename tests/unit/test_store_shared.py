@@ -159,6 +159,11 @@ def test_what_is_shared_already_is_not_offered_again(tmp_path: Path, team: Share
 
 @pytest.mark.parametrize("mode", ["off", "refresh", "read-only"])
 def test_a_store_that_asks_nobody_has_what_is_here_at_most(tmp_path: Path, team: Shared, mode: str) -> None:
-    store = make_store(tmp_path, team, mode)
-    assert (store.has(KEY), store.is_shared(KEY)) == (False, False)
+    assert not make_store(tmp_path, team, mode).has(KEY)
     assert team.asked == []
+
+
+def test_what_was_just_refreshed_is_stored_and_is_not_found(tmp_path: Path) -> None:
+    store = make_store(tmp_path, Shared(), "refresh")
+    store.put(KEY, {}, 1)
+    assert (store.is_stored(KEY), store.is_shared(KEY), store.has(KEY)) == (True, True, False)

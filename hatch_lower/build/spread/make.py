@@ -65,7 +65,9 @@ def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
 
 def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, str], *, shared: bool) -> None:
     store = context.store
-    lost = [name for name in names if name not in kept or not (store.is_shared if shared else store.has)(kept[name])]
+    lost = [
+        name for name in names if name not in kept or not (store.is_shared if shared else store.is_stored)(kept[name])
+    ]
     if not lost:
         return
     where = ", ".join(f"`{name}`" for name in lost)
