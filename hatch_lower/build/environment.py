@@ -48,7 +48,10 @@ FIXED: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 
-# Variables for processors that have AVX2, whatever else they have: torch believes them, and does not look
+# Processors that have these instruction sets are used alike, whatever else they have
+ALIKE = frozenset({"avx2", "fma"})
+
+# Variables for them: torch believes them, and does not look
 AVX2: Mapping[str, str] = {"ATEN_CPU_CAPABILITY": "avx2"}
 
 
@@ -68,7 +71,7 @@ def child_environment(
 
 
 def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
-    return {**FIXED, **(AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {})}
+    return {**FIXED, **(AVX2 if set(instruction_sets.split()) >= ALIKE else {})}
 
 
 SPECIAL = frozenset("*?[")

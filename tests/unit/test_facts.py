@@ -24,6 +24,18 @@ def test_facts_are_those_on_which_a_recipe_s_results_depend(tmp_path: Path) -> N
     assert facts == facts_here(names, os.environ, StatCache(tmp_path / "stats.json"))
 
 
+@pytest.mark.parametrize(
+    ("sets", "told"), [("avx avx2 avx512f fma", "avx2 fma"), ("avx sse2", "avx sse2"), ("asimd sve", "asimd sve")]
+)
+def test_processors_that_a_build_uses_alike_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: str, told: str
+) -> None:
+    machine = {"system": "", "machine": "", "libc": "", "cpu": sets, "python": ""}
+    monkeypatch.setattr("hatch_lower.build.spread.facts.machine_facts", lambda: machine)
+    stats = StatCache(tmp_path / "stats.json")
+    assert facts_here(["instruction sets", "system"], {}, stats) == {"instruction sets": told}
+
+
 def test_the_compiler_is_told_by_its_first_line_without_its_folder(tmp_path: Path) -> None:
     for name, line in (("g++", "g++ (Own) 99.1"), ("wrong", "")):
         program = tmp_path / name

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, __version__
+from hatch_lower.build.environment import ALIKE
 from hatch_lower.build.inputs.machine import machine_facts, own_digest
 from hatch_lower.build.spread.protocol import Facts, Lack
 from hatch_lower.cache.stats import StatCache
@@ -44,6 +45,7 @@ def facts_here(names: Iterable[str], environment: Mapping[str, str], stats: Stat
     """
     names = tuple(names)
     known = {MACHINE[name]: text for name, text in machine_facts().items()}
+    known[SETS] = " ".join(sorted(ALIKE)) if set(known[SETS].split()) >= ALIKE else known[SETS]
     known[OWN_NAME] = f"{__version__} (code {own_digest(stats)[:16]})"
     if COMPILER in names or LINKER in names:
         known |= compiler_facts(environment)
