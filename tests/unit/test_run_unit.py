@@ -19,6 +19,7 @@ import pytest
 from support.processes import is_running, wait_for
 
 from hatch_lower.build.context import BuildContext, build_context
+from hatch_lower.build.protocol import Answer
 from hatch_lower.build.spread.answers import read_answer, write_answer
 from hatch_lower.build.spread.entries import Entries, entry_of, read_entries, write_entries
 from hatch_lower.build.spread.protocol import (
@@ -40,6 +41,8 @@ from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.record import ModelReport
 from hatch_lower.hatch.outside import open_project
 
 pytestmark = pytest.mark.processes
@@ -238,6 +241,18 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
     assert not list(temporary.iterdir())
+
+
+def test_a_unit_that_could_not_be_kept_is_not_made(shop: BuildContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = ModelReport("broken", ModelEntry((), None, None, {}), files=(), torch="2.13.0")
+
+    def make_units(context: BuildContext, units: object, sources: object) -> list[Answer]:
+        return [Answer(report, recipes={"default": KEY})]
+
+    monkeypatch.setattr("hatch_lower.build.spread.recipe_unit.make_units", make_units)
+    answer = run(asked_of(shop, "broken"))
+    assert answer.outcome == "refused"
+    assert answer.lacks[0].text() == "room for what was made: the unit's store could not be written"
 
 
 def test_a_worker_without_a_folder_for_temporary_files_refuses(

@@ -65,4 +65,6 @@ def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workpla
             sources = obtain_sources(context, urls)
         except FetchError as error:  # this machine may not reach what another one does
             raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
-    make_units(context, [body.unit], sources)
+    for answer in make_units(context, [body.unit], sources):
+        if any(place.store.find_record(key) is None for key in answer.recipes.values()):
+            raise LacksError(Lack("room for what was made", "", "the unit's store could not be written"))
