@@ -11,6 +11,7 @@ together, takes it for verified if its digests are those of the record, and uplo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,10 @@ def read_cost(store: Store, distribution: str, unit: str) -> float | None:
     """Return how many seconds a recipe of a model (`model/recipe`) took when it was last made, as far as is known."""
     value: Any = store.find(cost_key(distribution, unit))
     seconds = value.get("seconds") if isinstance(value, dict) else None
-    return float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds < float("inf") else None
+    # another machine may have written it
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        return None
+    return float(seconds) if 0 <= seconds < math.inf else None
 
 
 def put_cost(store: Store, distribution: str, unit: str, seconds: float) -> None:
