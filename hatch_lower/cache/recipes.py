@@ -42,6 +42,7 @@ class RecipeRecord:
 
     plan: Digest
     files: tuple[Digest, ...]  # of the delegates and their data, in the manifest's order
+    requirements: tuple[str, ...]  # of what the backends made
     partitions: tuple[Digest, ...]  # keys of their results
     used: tuple[UsedVersions, ...]
     verified: tuple[VerifiedMethod, ...]  # empty where the recipe asks for no comparison

@@ -33,7 +33,7 @@ class KnownRecipes:
     def is_known(self, lowered: LoweredRecipe) -> bool:
         """Return whether what was put together is what a record says was verified."""
         record = self.records.get(lowered.recipe.name)
-        return record is not None and (record.plan, record.files) == digests_of(lowered)
+        return record is not None and (record.plan, record.files, record.requirements) == contents_of(lowered)
 
     def missing(self) -> list[str]:
         return [name for name in self.exports if name not in self.records]
@@ -59,22 +59,22 @@ def keep_recipe(
 ) -> str:
     """Store that a recipe was lowered and verified; return why a later build could not use that."""
     name = lowered.recipe.name
-    plan, files = digests_of(lowered)
     try:
         used = used_versions(lowered.used)
     except NoKeyError as error:
         return str(error)
     own = tuple(method for method in verified if method.recipe == name)
-    record = RecipeRecord(plan, files, tuple(sorted(lowered.keys)), used, own)
+    record = RecipeRecord(*contents_of(lowered), tuple(sorted(lowered.keys)), used, own)
     export = known.exports[name].components()
     put_recipe(store, known.key(name), f"{model}/{name}", export, record)
     stored = all(store.is_stored(partition) for partition in record.partitions)
     return "" if stored else "the results of some of its partitions cannot be stored"
 
 
-def digests_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...]]:
+def contents_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return what was verified: digests of the plan and of the delegates' files, and what these require."""
     files = lowered.files
-    return files.plan.sha256, tuple(file.sha256 for file in files.delegates)
+    return files.plan.sha256, tuple(file.sha256 for file in files.delegates), lowered.emitted.requirements()
 
 
 def used_versions(used: Iterable[UsedBackend]) -> tuple[UsedVersions, ...]:

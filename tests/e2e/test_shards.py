@@ -132,6 +132,15 @@ def test_what_one_machine_had_before_it_sent_anything_is_sent_then(team: Team, l
     assert team.joined("last") == local
 
 
+def test_a_model_that_fails_is_told_as_a_build_tells_it(project: Callable[[str], Project]) -> None:
+    scenario = project("raises_on_import")
+    built, lowered = scenario.build(), command(scenario, "lower", environment={})
+    (said,) = (line for line in built.stderr.splitlines() if line.startswith("hatch-lower: "))
+    assert f"error: {said.removeprefix('hatch-lower: ')}" in lowered.stderr
+    assert (lowered.status, lowered.stdout) == (1, "")
+    assert scenario.left_behind() == []
+
+
 def test_what_the_shared_cache_does_not_keep_is_an_error_that_names_it(team: Team) -> None:
     # nobody believes a record without a signature
     unsigned = {**team.sending, "HATCH_LOWER_SIGNING_KEY": ""}

@@ -263,6 +263,7 @@ WHOLE = {"report": {"model": "digits"}, "entry": {"order": ["default"]}}
         {"needs": None},
         {**PORTABLE, "report": {}},
         {name: each for name, each in PORTABLE.items() if name != "info"},
+        {"plan": "0" * 64, "files": [], "requirements": [], "partitions": [], "used": [], "verified": []},
         [PORTABLE],
         1,
     ],
