@@ -30,10 +30,11 @@ SCHEMA = 1
 )
 @json_option
 def plan(root: Path, shards: int | None, as_json: bool) -> None:
-    """Say which units the next build needs, and what is cached of them.
+    """Say which units the next build needs.
 
     A unit is a recipe of a model: `hatch-lower lower` makes it, on any machine. A model depends on its recipes: `hatch
-    build` joins them. With `--shards` the JSON is one line, the matrix of a workflow's jobs.
+    build` joins them. Of each it says whether it is cached, and what it took before. With `--shards` the JSON is one
+    line, the matrix of a workflow's jobs.
     """
     from hatch_lower.build.spread.units import divide_units, find_units, recipe_units
 
