@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -35,7 +35,7 @@ from hatch_lower.build.spread.recipe_unit import SNAPSHOT
 from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.units import Unit, find_units, recipe_units
-from hatch_lower.build.spread.workplace import PREFIX, held_folder, open_workplace
+from hatch_lower.build.spread.workplace import PREFIX, Workplace, held_folder, open_workplace
 from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
@@ -241,6 +241,28 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
     assert not list(temporary.iterdir())
+
+
+def test_an_answer_brings_what_the_build_cannot_get_elsewhere(
+    shop: BuildContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, known = "ef" * 32, "01" * 32
+
+    def make_recipe(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
+        for key in (KEY, OTHER, sent, known):
+            place.store.put(key, {}, "made", [key.encode()], shared=key != OTHER)
+        with place.outbox.open("a") as file:
+            file.write(f"{sent} sent\n")
+
+    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
+    asked = asked_of(shop, "broken")
+    keys = bytes.fromhex(known)
+    request = replace(asked.request, attachments=(attach("known", keys),))
+    for bring_all, brought in ((True, {KEY, sent}), (False, {KEY})):
+        request = replace(request, bring_all=bring_all)
+        answer, entries = read_answer(run_unit(write_request(request), keys), request)
+        assert answer.entries == tuple(sorted([KEY, sent, known]))
+        assert entries.entries.keys() == brought
 
 
 def test_a_unit_that_could_not_be_kept_is_not_made(shop: BuildContext, monkeypatch: pytest.MonkeyPatch) -> None:

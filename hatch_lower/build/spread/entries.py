@@ -81,13 +81,12 @@ class Entries(Frozen):
         entry, signature = self.entries[key]
         if self.trusted.keys and not is_signed(entry, signature, self.trusted):
             raise RefusedError(unsigned_text(signature, "is not trusted"))
-        for name, size in entry.blobs:
+        for name, _ in entry.blobs:
 
-            def write(file: Path, name: str = name, size: int = size) -> bool:
-                data = self.blobs.get(name)
-                if data is None or len(data) != size:
+            def write(file: Path, name: str = name) -> bool:
+                if name not in self.blobs:
                     return False
-                file.write_bytes(data)
+                file.write_bytes(self.blobs[name])
                 return True
 
             if not keep(name, write):

@@ -49,10 +49,10 @@ def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll:
     store = open_store({**os.environ, **cache}, warn, Outbox(outbox, None))
     work = folder / "work"
     work.mkdir()
-    own = {name: value for name, value in os.environ.items() if is_own(name)}
     sent = {name: value for name, value in request.environment.items() if not is_own(name)}
     capability = cpu_capability(CPU_INFORMATION)
-    environment = child_environment({**own, **cache, **sent}, tuple(sent), sys.path, work / "temporary", capability)
+    given = {**os.environ, **cache, **sent}
+    environment = child_environment(given, tuple(sent), sys.path, work / "temporary", capability)
     lend_library(store, environment)
     return Workplace(folder, store, outbox, reporter, environment, poll)
 
