@@ -191,6 +191,20 @@ def test_a_worker_without_a_key_that_is_believed_refuses_before_it_works(
     assert run(asked, replace(asked.request, body={})).lacks[0].text().startswith("what was sent with the unit")
 
 
+def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_recipe(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
+        place.store.put(KEY, {}, "made", [b"native code"])
+
+    own = new_key_pair()
+    cache = replace(shop.settings.cache, public_keys=(own.public,))
+    context = replace(shop, settings=replace(shop.settings, cache=cache))
+    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
+    asked = asked_of(context, "broken")
+    answer, entries = read_answer(run_unit(write_request(asked.request), *asked.attachments), asked.request)
+    assert take_answer(context, answer, entries) == (KEY,)
+
+
 def test_weights_that_a_worker_does_not_reach_are_no_failure_of_the_model(shop: BuildContext, tmp_path: Path) -> None:
     weights = tmp_path / "weights.safetensors"
     models = tuple(replace(model, weights=(weights.as_uri(),)) for model in shop.settings.models)
@@ -359,6 +373,23 @@ def test_a_unit_that_nobody_wants_any_more_is_ended_with_all_that_it_started(
     assert answer.error["what"] == "the unit was cancelled"
     wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
     assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_worker_has_started_ends_with_it(
+    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("SHOP_PIDS", str(pids))
+    asked = asked_of(build_again(shop), "sleeping")
+    worker = get_context("spawn").Process(target=run_unit, args=(write_request(asked.request), *asked.attachments))
+    worker.start()
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the model's code")
+    worker.kill()
+    worker.join()
+    wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
+    assert list(temporary.glob(f"{PREFIX}*"))
+    with held_folder() as folder:
+        assert list(temporary.glob(f"{PREFIX}*")) == [folder]
 
 
 def test_what_a_killed_worker_has_left_goes_with_the_next_unit(temporary: Path) -> None:
