@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch.fx import Node
@@ -12,6 +11,7 @@ from torch.fx import Node
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.dialects.edge._ops import dotted_name
+from hatch_lower.exir.graph.python_functions import PYTHON_FUNCTIONS
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
 from hatch_lower.torch_private.operators import OpOverload
 
@@ -66,32 +66,3 @@ def literal_argument(value: object, where: str) -> Literal:
         found=f"{type(value).__name__} {value!s:.200}",
         hint="plans hold numbers, strings, dtypes, layouts, memory formats and the device `cpu`",
     )
-
-
-# functions on sizes, and `getitem`, to the plan's names of them
-PYTHON_FUNCTIONS: Mapping[object, str] = {
-    **{
-        getattr(operator, name): name
-        for name in (
-            *("abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne"),
-            *("neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "xor"),
-        )
-    },
-    **{getattr(math, name): name for name in ("ceil", "floor", "trunc")},
-    **{getattr(torch, name): name for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")},
-    **{
-        getattr(torch, f"_sym_{name}"): name
-        for name in (
-            *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
-        )
-        if hasattr(torch, f"_sym_{name}")
-    },
-    torch.sym_sum: "sym_sum",
-    abs: "abs",
-    bool: "sym_bool",
-    float: "sym_float",
-    int: "sym_int",
-    max: "max",
-    min: "min",
-    round: "round",
-}

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import dotted_name
+from hatch_lower.exir.graph.python_functions import PYTHON_FUNCTIONS
 from hatch_lower.exir.graph.surgery import all_nodes, output_values
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
@@ -28,13 +29,7 @@ from hatch_lower.format.graph import (
     Scan,
     While,
 )
-from hatch_lower.pipeline.emit.arguments import (
-    PYTHON_FUNCTIONS,
-    convert_argument,
-    name_of,
-    number_conversion,
-    overload_of,
-)
+from hatch_lower.pipeline.emit.arguments import convert_argument, name_of, number_conversion, overload_of
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
