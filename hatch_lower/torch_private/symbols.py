@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -25,6 +28,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 __all__ = [
+    "FUNCTIONS",
     "CleanDiv",
     "FloorDiv",
     "Identity",
@@ -35,13 +39,62 @@ __all__ = [
     "ModularIndexing",
     "PowByNatural",
     "PythonMod",
+    "SymbolFacts",
     "ValueRanges",
     "bound_sympy",
     "compute",
+    "environment_of",
     "int_oo",
+    "known_facts",
     "source_of_size",
+    "symbolic",
     "unsimplified",
 ]
+
+_functions = importlib.import_module(vars(FloorDiv)["__module__"])  # has all that it lists in `__all__`
+# torch's functions of symbols by their names
+FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType(
+    {name: getattr(_functions, name) for name in (*_functions.__all__, "Max", "Min")}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolFacts:
+    """What torch knows of a symbol beside its name."""
+
+    hint: int | None  # the example's size
+    bounds: ValueRanges[sympy.Expr] | None
+    size_like: bool  # not of an input, and taken to be a size
+
+
+def known_facts(environment: Any, symbol: sympy.Symbol) -> SymbolFacts:
+    """Return what the environment of a symbolic value (`value.node.shape_env`) knows of a symbol."""
+    hint = environment.backed_var_to_val.get(symbol)
+    bounds = environment.var_to_range.get(symbol)
+    return SymbolFacts(None if hint is None else int(hint), bounds, symbol in environment.size_like)
+
+
+def environment_of(symbols: Iterable[tuple[sympy.Symbol, SymbolFacts]]) -> Any:
+    """Return an environment that knows some symbols."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    environment: Any = ShapeEnv()
+    for symbol, facts in symbols:
+        if facts.hint is not None:
+            environment.backed_var_to_val[symbol] = sympy.Integer(facts.hint)
+        if facts.bounds is not None:
+            environment.var_to_range[symbol] = facts.bounds
+        if facts.size_like:
+            environment.size_like.add(symbol)
+    return environment
+
+
+def symbolic(expression: sympy.Basic, environment: Any, kind: type, hint: Any) -> Any:
+    """Return a symbolic `int`, `float` or `bool`."""
+    from torch.fx.experimental.sym_node import SymNode
+
+    classes: Mapping[type, Any] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
+    return classes[kind](SymNode(expression, environment, kind, hint))
 
 
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, Any]) -> Any:
