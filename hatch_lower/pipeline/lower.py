@@ -32,7 +32,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
     # without a backend everything stays whole: torch runs it whole, faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
     steps = ReportedSteps(build, recipe)
-    lowered = lower_exported(methods, turns, preserve=everything, store=build.store, steps=steps)
+    lowered = lower_exported(methods, turns, preserve=everything, store=build.store, steps=steps, ask=build.ask)
     for method in build.source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))

@@ -13,6 +13,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.capture import CapturedModel
@@ -45,6 +46,7 @@ class ModelBuild:
     fresh: FreshProcess | None  # a process that has not run the model's code
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
+    ask: Ask | None = None  # may have partitions lowered elsewhere
 
     def narrowed(self, recipes: Collection[str]) -> ModelBuild:
         """Return the build of the same model for some of its recipes."""

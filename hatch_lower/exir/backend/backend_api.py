@@ -28,7 +28,7 @@ from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import extract, localise
 from hatch_lower.exir.lowering.partition import plan_partitions
-from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
+from hatch_lower.exir.lowering.preprocess import Ask, Request, Response, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
 
@@ -87,6 +87,7 @@ def lower_methods(
     *,
     store: Store | None = None,
     validate: bool = True,
+    ask: Ask | None = None,
 ) -> dict[str, Lowered]:
     """Lower all methods of a model with one partitioner each; methods without one are returned as they are.
 
@@ -129,7 +130,7 @@ def lower_methods(
         make_request(method, partition.spec, backends[partition.spec.backend_id], program)
         for method, partition, program in extracted
     ]
-    responses = preprocess_all(requests, store)
+    responses = preprocess_all(requests, store, ask)
     modules = {
         partition: make_module(program, request, response)
         for (_, partition, program), request, response in zip(extracted, requests, responses, strict=True)

@@ -15,6 +15,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
 from hatch_lower.torch_private.operators import OpOverload
@@ -62,6 +63,7 @@ def lower_exported(
     needs_delegates: bool = False,
     store: Store | None = None,
     steps: Steps | None = None,
+    ask: Ask | None = None,
 ) -> LoweredMethods:
     """Lower all methods of a model.
 
@@ -71,6 +73,7 @@ def lower_exported(
         preserve: operators that stay whole in any case.
         passes: of a method, run over its edge program before the first turn.
         needs_delegates: refuse an operation that was kept whole for a partitioner and that none took.
+        ask: may have partitions lowered elsewhere.
     """
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
@@ -87,7 +90,7 @@ def lower_exported(
     methods = {method: Lowered(program) for method, program in edge.items()}
     for turn in turns:
         with steps.turn(turn) as tell:
-            lowered = lower_methods(programs_of(methods), turn.partitioners, store=store)
+            lowered = lower_methods(programs_of(methods), turn.partitioners, store=store, ask=ask)
             tell(lowered)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
     if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -21,8 +22,10 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.requirements import is_requirement
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.backend.registry import code_of
+from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
@@ -30,6 +33,10 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
+from hatch_lower.exir.lowering.stored_steps import find_steps
+
+# as `FindSteps`, of the backend that is named first
+FindStepsFor: TypeAlias = Callable[[str, Sequence[Step], Sequence[CompileSpec]], Sequence[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +71,34 @@ class Response:
     key: str = ""  # where it is stored
 
 
-def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
+class Ask(Protocol):
+    """Is told what would be made here, and may have it made elsewhere: it raises what ends this build for now."""
+
+    def partitions(self, units: Mapping[str, Unit]) -> None: ...
+
+    def steps(self, backend_id: str, specs: Sequence[CompileSpec], steps: Mapping[str, Step]) -> None: ...
+
+
+def preprocess_all(requests: Sequence[Request], store: Store | None, ask: Ask | None = None) -> list[Response]:
     """Lower partitions: equal ones once, or all of a backend that lowers them jointly.
 
     Raises:
+        LowerError: whatever `ask` raises.
         BackendError: if a backend answers with something else than it was asked for.
         CacheError: if the cache is frozen and does not hold a result.
     """
     units, places = units_of(requests)
     results = {} if store is None else read_units(store, units)
     missing = {key: unit for key, unit in units.items() if key not in results}
+    if missing and ask is not None:
+        ask.partitions(missing)
     if missing:
         with nullcontext() if store is None else store.locked(missing):
             if store is not None:  # another build may have made some while this one waited
                 results |= read_units(store, missing)
             missing = {key: unit for key, unit in missing.items() if key not in results}
-            for key, made in call_backends(missing):
+            find = None if ask is None or store is None else partial(find_steps, store, ask.steps)
+            for key, made in call_backends(missing, find):
                 refuse_changed_weights(missing[key])
                 refuse_unknown_handles(missing[key], made)
                 results[key] = made
@@ -124,13 +143,15 @@ def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[Prepro
     return {key: results for key, results in stored.items() if results is not None}
 
 
-def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[PreprocessResult]]]:
+def call_backends(
+    units: Mapping[str, Unit], find: FindStepsFor | None = None
+) -> Iterator[tuple[str, list[PreprocessResult]]]:
     # those of one backend in one call: it may lower several at a time
     by_backend: dict[str, dict[str, Unit]] = {}
     for key, unit in units.items():
         by_backend.setdefault(unit.requests[0].spec.backend_id, {})[key] = unit
     for group in by_backend.values():
-        results = iter(call_backend([request for unit in group.values() for request in unit.requests]))
+        results = iter(call_backend([request for unit in group.values() for request in unit.requests], find))
         for key, unit in group.items():
             yield key, [next(results) for _ in unit.requests]
 
@@ -198,7 +219,7 @@ def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
         return os.urandom(16).hex()
 
 
-def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
+def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) -> list[PreprocessResult]:
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     specs = [request.spec.compile_specs for request in requests]
     programs = [
@@ -206,7 +227,12 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
         for request, options in zip(requests, specs, strict=True)
     ]
     if not lowers_jointly(backend):
-        results: Any = backend.preprocess_many(programs, specs)
+        results: Any
+        if find is None:
+            results = backend.preprocess_many(programs, specs)
+        else:
+            finding: FindSteps = partial(find, backend_id)
+            results = backend.preprocess_in_steps(programs, specs, finding)
         place = f"`{backend.__name__}.preprocess_many`"
         check_count(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
         for request, result in zip(requests, results, strict=True):
