@@ -10,7 +10,8 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,19 +26,20 @@ from hatch_lower.backends.aoti.configuration import (
     parse_options,
     settings_digest,
 )
-from hatch_lower.backends.aoti.library import LibraryPool
+from hatch_lower.backends.aoti.library import KERNELS, LibraryPool, Source, Sources, compile_source
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.timers import with_timers
-from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
 from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.backend.steps import FindSteps, Step
 
 VERSION = "6"
 
@@ -56,15 +58,26 @@ class AotiBackend(BackendDetails):
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        # settings of inductor hold for one instruction set at a time
-        places: dict[Options, list[int]] = {}
-        for place, specs in enumerate(compile_specs):
-            places.setdefault(options_from_specs(specs), []).append(place)
-        results_by_place: dict[int, PreprocessResult] = {}
-        for options, group in places.items():
-            results = compile_partitions([edge_programs[place] for place in group], options)
-            results_by_place |= zip(group, results, strict=True)
-        return [results_by_place[place] for place in range(len(edge_programs))]
+        return lower_groups(edge_programs, compile_specs)
+
+    @classmethod
+    def preprocess_in_steps(
+        cls,
+        edge_programs: Sequence[ExportedProgram],
+        compile_specs: Sequence[list[CompileSpec]],
+        find_steps: FindSteps,
+    ) -> list[PreprocessResult]:
+        return lower_groups(edge_programs, compile_specs, find_steps)
+
+    @classmethod
+    def step_of(cls, name: str, text: str, compile_specs: Sequence[CompileSpec]) -> Step:
+        with compiling(options_from_specs(compile_specs)) as (compiler, _):
+            return step_of(compiler, Source(name, text), compiler.versions())
+
+    @classmethod
+    def run_step(cls, step: Step, compile_specs: Sequence[CompileSpec]) -> bytes:
+        with compiling(options_from_specs(compile_specs)) as (compiler, folder):
+            return compile_source(compiler, Source(step.name, step.text), folder)
 
     @classmethod
     def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
@@ -92,21 +105,68 @@ class AotiBackend(BackendDetails):
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
 
-def compile_partitions(programs: Sequence[ExportedProgram], options: Options) -> list[PreprocessResult]:
-    isa = options.isa
-    compiler = find_compiler(isa)
+def lower_groups(
+    programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps | None = None
+) -> list[PreprocessResult]:
+    # settings of inductor hold for one instruction set at a time
+    places: dict[Options, list[int]] = {}
+    for place, specs in enumerate(compile_specs):
+        places.setdefault(options_from_specs(specs), []).append(place)
+    results_by_place: dict[int, PreprocessResult] = {}
+    for options, group in places.items():
+        results = compile_partitions([programs[place] for place in group], options, find_steps)
+        results_by_place |= zip(group, results, strict=True)
+    return [results_by_place[place] for place in range(len(programs))]
+
+
+def compile_partitions(
+    programs: Sequence[ExportedProgram], options: Options, find_steps: FindSteps | None = None
+) -> list[PreprocessResult]:
     waiting: list[tuple[AotiCopy, Generated, Callable[[], bytes]]] = []
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
-        folder = Path(name)
-        with inductor_isolated(isa, compiler.program, folder), LibraryPool(compiler, folder) as pool:
+    with compiling(options) as (compiler, folder):
+        lowered: Iterable[tuple[AotiCopy, Generated]] = generate_all(programs, options)
+        made: Mapping[Source, bytes] = {}
+        if find_steps is not None:
+            lowered = list(lowered)
+            made = find_objects(compiler, [generated for _, generated in lowered], options, find_steps)
+        with LibraryPool(compiler, folder, made) as pool:
             # inductor lowers one program while the compiler works on those before it
-            for program in programs:
-                copied = AotiCopy(program, multiplies=isa.multiplies)
-                generated = generate(copied)
-                if options.timers:
-                    generated = with_timers(generated)
+            for copied, generated in lowered:
                 waiting.append((copied, generated, pool.add(generated)))
             return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
+
+
+@contextmanager
+def compiling(options: Options) -> Iterator[tuple[Compiler, Path]]:
+    """Give the compiler and an empty folder, while inductor's settings are pinned."""
+    compiler = find_compiler(options.isa)
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
+        folder = Path(name)
+        with inductor_isolated(options.isa, compiler.program, folder):
+            yield compiler, folder
+
+
+def generate_all(programs: Sequence[ExportedProgram], options: Options) -> Iterator[tuple[AotiCopy, Generated]]:
+    for program in programs:
+        copied = AotiCopy(program, multiplies=options.isa.multiplies)
+        generated = generate(copied)
+        yield copied, with_timers(generated) if options.timers else generated
+
+
+def find_objects(
+    compiler: Compiler, written: Sequence[Generated], options: Options, find_steps: FindSteps
+) -> dict[Source, bytes]:
+    """Return the objects that other machines have compiled."""
+    sources = Sources()
+    files = list(dict.fromkeys(file for generated in written for file in sources.of(generated)))
+    versions = compiler.versions()
+    found = find_steps([step_of(compiler, file, versions) for file in files], options.to_specs())
+    return {file: data for file, data in zip(files, found, strict=True) if data is not None}
+
+
+def step_of(compiler: Compiler, source: Source, versions: Mapping[str, str]) -> Step:
+    command = compiler.relocatable_command(source.name, "object", optimize=source.name == KERNELS)
+    return Step(source.name, source.text, {**versions, "command": " ".join(command)})
 
 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:

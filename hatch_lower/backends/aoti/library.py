@@ -7,11 +7,12 @@ and starts compiling before inductor has written anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import Compiler
@@ -35,25 +36,56 @@ __asm__(
 """
 
 
+INTERFACE, WRAPPER, KERNELS = "interface.cpp", "wrapper.cpp", "kernels.cpp"
+
+
+class Source(NamedTuple):
+    """A file of C++. Its name says how it is compiled, and seeds the names that the compiler makes up."""
+
+    name: str
+    text: str
+
+
+class Sources:
+    """The files of which libraries are made: one that they share, and one or two of each partition."""
+
+    def __init__(self) -> None:
+        self._interface = interface_source()
+        self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
+        self.shared = Source(INTERFACE, HEADER + self._interface + TEMPLATE + self._tail)
+
+    def of(self, generated: Generated) -> list[Source]:
+        """Return the files of a partition; the shared one is the first, unless it does without."""
+        before, found, after = generated.wrapper.partition(self._interface)
+        if found:
+            files = [self.shared, Source(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
+        else:
+            files = [Source(WRAPPER, generated.wrapper + self._tail)]
+        return [*files, Source(KERNELS, generated.kernels)] if generated.kernels.strip() else files
+
+
 @dataclass(frozen=True, slots=True)
-class Step:
+class Object:
     # an object file and the compilation that makes it
     target: str
     done: Future[None]
 
 
 class LibraryPool:
-    """Compiles partitions as they arrive, while inductor's settings are pinned; `folder` is empty and its own."""
+    """Compiles partitions as they arrive, while inductor's settings are pinned; `folder` is empty and its own.
 
-    def __init__(self, compiler: Compiler, folder: Path) -> None:
+    `made` has objects that need not be compiled.
+    """
+
+    def __init__(self, compiler: Compiler, folder: Path, made: Mapping[Source, bytes] = {}) -> None:
         self._compiler = compiler
         self._folder = folder
+        self._made = made
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold a worker of theirs
         self._results: dict[str, Future[bytes]] = {}
-        self._interface = interface_source()
-        self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
-        self._shared = self._compile("interface.cpp", HEADER + self._interface + TEMPLATE + self._tail, optimize=False)
+        self._sources = Sources()
+        self._shared = self._compile("", self._sources.shared)
 
     def __enter__(self) -> LibraryPool:
         return self
@@ -73,32 +105,45 @@ class LibraryPool:
 
     def _start(self, name: str, generated: Generated) -> Future[bytes]:
         (self._folder / name).mkdir()
-        before, found, after = generated.wrapper.partition(self._interface)
-        if found:
-            wrapper, steps = f"{before}\nextern {TEMPLATE}{after}", [self._shared]
-        else:
-            wrapper, steps = generated.wrapper + self._tail, []
-        steps.append(self._compile(f"{name}/wrapper.cpp", wrapper, optimize=False))
-        if generated.kernels.strip():
-            steps.append(self._compile(f"{name}/kernels.cpp", generated.kernels, optimize=True))
+        objects = [
+            self._shared if source is self._sources.shared else self._compile(f"{name}/", source)
+            for source in self._sources.of(generated)
+        ]
         target = f"{name}/partition.so"
-        command = self._compiler.link_command([step.target for step in steps], target)
-        return self._links.submit(self._link, steps, command, target)
+        command = self._compiler.link_command([each.target for each in objects], target)
+        return self._links.submit(self._link, objects, command, target)
 
-    def _compile(self, source: str, text: str, *, optimize: bool) -> Step:
-        # Its name seeds the names that the compiler makes up: it must not depend on the partition's number.
-        folder, name = (self._folder / source).parent, Path(source).name
-        (folder / name).write_text(text, encoding="utf-8")
-        target = name.removesuffix(".cpp") + ".o"
-        command = self._compiler.compile_command(name, target, optimize=optimize)
-        done = self._objects.submit(self._compiler.run, command, folder)
-        return Step(source.removesuffix(".cpp") + ".o", done)
+    def _compile(self, place: str, source: Source) -> Object:
+        target = place + source.name.removesuffix(".cpp") + ".o"
+        made = self._made.get(source)
+        if made is not None:
+            (self._folder / target).write_bytes(made)
+            done: Future[None] = Future()
+            done.set_result(None)
+        else:
+            done = self._objects.submit(self._compiler.run, *compilation(self._compiler, source, self._folder / place))
+        return Object(target, done)
 
-    def _link(self, steps: list[Step], command: list[str], target: str) -> bytes:
-        for step in steps:
-            step.done.result()
+    def _link(self, objects: list[Object], command: list[str], target: str) -> bytes:
+        for each in objects:
+            each.done.result()
         self._compiler.run(command, self._folder)
         return (self._folder / target).read_bytes()
+
+
+def compile_source(compiler: Compiler, source: Source, folder: Path) -> bytes:
+    """Return the object file of a source."""
+    command, _ = compilation(compiler, source, folder)
+    compiler.run(command, folder)
+    return (folder / command[-1]).read_bytes()
+
+
+def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[str], Path]:
+    """Write a source into a folder; return the command that compiles it, and where that is to run."""
+    # Its name seeds the names that the compiler makes up: it must not depend on the partition's number.
+    (folder / source.name).write_text(source.text, encoding="utf-8")
+    target = source.name.removesuffix(".cpp") + ".o"
+    return compiler.compile_command(source.name, target, optimize=source.name == KERNELS), folder
 
 
 def interface_source() -> str:

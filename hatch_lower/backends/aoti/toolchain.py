@@ -60,6 +60,15 @@ class Compiler:
             target,
         ]
 
+    def relocatable_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
+        """Return the words of `compile_command` as they are on every machine: without where torch and Python lie."""
+        _, *words = self.compile_command(source, target, optimize=optimize)
+        folders = self._folders(self._options(compile_only=True, min_optimize=not optimize))
+        # those within others first
+        for folder, name in sorted(folders.items(), key=lambda item: -len(item[0])):
+            words = [word.replace(folder, f"{{{name}}}") for word in words]
+        return words
+
     def link_command(self, objects: list[str], target: str) -> list[str]:
         options = self._options(compile_only=False, min_optimize=False)
         return [
@@ -120,9 +129,11 @@ class Compiler:
 
     def _prefix_maps(self, options: Any) -> list[str]:
         # they keep absolute paths out of the objects
+        return [f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()]
+
+    def _folders(self, options: Any) -> dict[str, str]:
         folders = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}
-        folders |= {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
-        return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
+        return folders | {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
 
 
 def find_compiler(isa: Isa) -> Compiler:
