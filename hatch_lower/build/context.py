@@ -10,6 +10,7 @@ from pathlib import Path
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.build.project_view import ProjectView
+from hatch_lower.build.protocol import Asking
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
@@ -29,6 +30,7 @@ class BuildContext(Frozen):
     environment: Mapping[str, str]
     outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
     files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
+    asking: Asking | None = None  # `None`: all that is missing is made
     poll: Callable[[], None] = nothing  # called while child processes run: what it raises ends them
 
     @property

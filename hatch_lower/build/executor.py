@@ -76,6 +76,7 @@ def export_models(
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=tuple(sources[url] for url in model.weights if url in sources),
             localisation=localisation,
+            asking=context.asking,
             outbox=context.outbox,
         )
         requests.append(request)

@@ -20,8 +20,16 @@ ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
 # Lower a model; only some of its recipes, for a build that joins them; only say what it exports, which the audit
-# compares; or say what in it is wrong
-Mode = Literal["lower", "recipe", "capture", "localise"]
+# compares; or say what in it is wrong. Or make a part of a recipe, such as one of its partitions, which was asked for
+Mode = Literal["lower", "recipe", "part", "capture", "localise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """That what is missing may be asked for, instead of being made."""
+
+    folder: Path  # where it is written what is asked for
+    asked: tuple[str, ...] = ()  # keys of what was asked for before, and is to be made if it is missing still
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Request:
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
     localisation: Localisation | None = None  # what to look at where something wrong is looked for
+    asking: Asking | None = None
     outbox: Path | None = None  # where it is noted what is kept for others; `None` if nobody asks
 
 

@@ -31,6 +31,7 @@ from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
 from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
+from hatch_lower.build.spread.asking import Asker
 from hatch_lower.cache.entry import RemoteCache
 from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.remote import open_remote
@@ -93,6 +94,10 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     store = open_store(environment, warn, remote)
     if request.settings.strict:
         refuse_undeclared(request, store.directory.parent)
+    if request.mode == "part":
+        from hatch_lower.build.spread.part_child import make_part
+
+        return Answer(make_part(request.model, request.folder, store, asker_of(request, reporter)))
     timed = StageSeconds(reporter)
     remembered = [request.manifest] if request.manifest else list(request.units.values())
     if not remembered:
@@ -185,10 +190,19 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
 
         write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
+    build = replace(build, ask=asker_of(request, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(build)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(build))
+
+
+def asker_of(request: Request, reporter: Reporter) -> Asker | None:
+    def note(line: str) -> None:
+        reporter.report(Event("lower", "note", request.model, detail=line))
+
+    asking = request.asking
+    return None if asking is None else Asker(asking.folder, asking.asked, request.settings.timeout, note)
 
 
 def note_untried(reporter: Reporter, model: str, version: str) -> None:

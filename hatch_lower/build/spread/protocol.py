@@ -18,6 +18,7 @@ from hatch_lower.format.values import Digest, Natural, Text
 from hatch_lower.frozen import Frozen
 
 SECRET_BYTES = 32
+KEY_BYTES = 32
 # roles of attachments: entries that a unit needs, and the keys of those that the build has
 ENTRIES, KNOWN = "entries", "known"
 
@@ -146,6 +147,11 @@ def attached(request: UnitRequest, given: Sequence[bytes]) -> dict[str, bytes]:
         if (len(data), sha256_bytes(data)) != (named.size, named.sha256):
             raise ValueError(f"the attachment `{named.role}` came with other contents than were sent")
     return {named.role: data for named, data in zip(request.attachments, given, strict=True)}
+
+
+def read_keys(data: bytes) -> tuple[str, ...]:
+    """Return the keys, of 32 bytes each, that an attachment lists."""
+    return tuple(data[start : start + KEY_BYTES].hex() for start in range(0, len(data), KEY_BYTES))
 
 
 def write_request(request: UnitRequest) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.sources import urls_of
 from hatch_lower.build.spread.make import make_units, narrowed
+from hatch_lower.build.spread.parts import asking
 from hatch_lower.build.spread.protocol import Lack, LacksError, UnitRequest
 from hatch_lower.build.spread.snapshot import HostileArchiveError, Relocated, relocated, unpack
 from hatch_lower.build.spread.units import Unit
@@ -32,6 +33,7 @@ def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workpla
 
     Raises:
         LacksError: if another worker may be able to make it.
+        NeedsError: if parts of it are to be made first.
         LowerError: if the model or a backend fails.
     """
     tree = place.folder / TREE
@@ -65,6 +67,8 @@ def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workpla
             sources = obtain_sources(context, urls)
         except FetchError as error:  # this machine may not reach what another one does
             raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
-    for answer in make_units(context, [body.unit], sources):
+    with asking(given, place) as may_ask:
+        answers = make_units(replace(context, asking=may_ask), [body.unit], sources)
+    for answer in answers:
         if any(place.store.find_record(key) is None for key in answer.recipes.values()):
             raise LacksError(Lack("room for what was made", "", "the unit's store could not be written"))

@@ -23,6 +23,7 @@ from hatch_lower.build.child_exit import cut
 from hatch_lower.build.spread.answers import write_answer
 from hatch_lower.build.spread.entries import Entry, entry_of, read_entries
 from hatch_lower.build.spread.facts import compare_facts, facts_here
+from hatch_lower.build.spread.parts import run_part
 from hatch_lower.build.spread.protocol import (
     ENTRIES,
     KNOWN,
@@ -33,6 +34,7 @@ from hatch_lower.build.spread.protocol import (
     UnitRequest,
     WrongAnswerError,
     attached,
+    read_keys,
     read_request,
 )
 from hatch_lower.build.spread.recipe_unit import TREE, make_recipe
@@ -135,7 +137,7 @@ def make_unit(
     try:
         given = attached(asked, attachments)
         taken = read_entries(given[ENTRIES]) if ENTRIES in given else None
-        known = known_keys(given.get(KNOWN, b""))
+        known = frozenset(read_keys(given.get(KNOWN, b"")))
     except (ValueError, WrongAnswerError) as error:
         raise LacksError(Lack("what was sent with the unit", "", str(error))) from error
     place = open_workplace(folder, asked, log, poll)
@@ -150,8 +152,6 @@ def make_unit(
     if asked.kind == "recipe":
         make_recipe(asked, given, place)
     else:
-        from hatch_lower.build.spread.parts import run_part  # type: ignore[import-not-found,unused-ignore]
-
         run_part(asked, given, place)
     notes = read_outbox(place.outbox)
     wanted = [key for key, state in notes.items() if asked.bring_all or state == "made"]
@@ -168,11 +168,6 @@ def key_to_sign_with(asked: UnitRequest) -> SigningKey | None:
     if asked.signers and found not in asked.signers:
         raise LacksError(Lack("key for signatures", " or ".join(asked.signers), found))
     return own
-
-
-def known_keys(data: bytes) -> frozenset[str]:
-    """Return the keys, of 32 bytes each, whose entries the build has."""
-    return frozenset(data[start : start + 32].hex() for start in range(0, len(data), 32))
 
 
 def told_error(asked: UnitRequest, error: Exception) -> LowerError:
