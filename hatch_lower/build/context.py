@@ -6,15 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.build.project_view import ProjectView
-from hatch_lower.build.protocol import Asking
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
+
+if TYPE_CHECKING:
+    from hatch_lower.build.protocol import Asking
 
 
 def nothing() -> None:

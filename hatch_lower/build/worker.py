@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
 from hatch_lower.build.costs import StageSeconds, keep_costs
@@ -31,7 +32,6 @@ from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
 from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
-from hatch_lower.build.spread.asking import Asker
 from hatch_lower.cache.entry import RemoteCache
 from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.remote import open_remote
@@ -47,6 +47,9 @@ from hatch_lower.pipeline.localise.finding import FINDINGS
 from hatch_lower.torch_private.versions import why_untried
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
+
+if TYPE_CHECKING:
+    from hatch_lower.build.spread.asking import Asker
 
 
 def main(arguments: list[str]) -> int:
@@ -198,11 +201,14 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
 
 
 def asker_of(request: Request, reporter: Reporter) -> Asker | None:
+    if request.asking is None:
+        return None
+    from hatch_lower.build.spread.asking import Asker
+
     def note(line: str) -> None:
         reporter.report(Event("lower", "note", request.model, detail=line))
 
-    asking = request.asking
-    return None if asking is None else Asker(asking.folder, asking.asked, request.settings.timeout, note)
+    return Asker(request.asking.folder, request.asking.asked, request.settings.timeout, note)
 
 
 def note_untried(reporter: Reporter, model: str, version: str) -> None:
