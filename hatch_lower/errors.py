@@ -18,6 +18,7 @@ __all__ = [
     "DebugError",
     "EdgeError",
     "EntryPointError",
+    "ExecutorError",
     "FetchError",
     "InputError",
     "LowerError",
@@ -134,6 +135,12 @@ class ProcessError(LowerError):
     """The build's child process crashed, ran out of memory or time."""
 
     stage = "process"
+
+
+class ExecutorError(LowerError):
+    """The executor of a build cannot be had, or none of its workers can make what the build needs."""
+
+    stage = "executor"
 
 
 class DebugError(LowerError):

@@ -1,0 +1,59 @@
+"""What the scheduler asks of an engine: to run units on workers, one future for each.
+
+An engine's own exceptions end in its module: a future's exception is one of those here, or what the worker raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+
+class Shared:
+    """An attachment that many units have: it is sent to a worker once, and is the same one if it is the same object."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Reply(NamedTuple):
+    """What has come back from a worker, and the engine's name of it: the answer itself may be anybody's."""
+
+    worker: str
+    data: bytes
+
+
+class LostWorkerError(Exception):
+    """The worker ended before it answered."""
+
+    def __init__(self, reason: str, worker: str = "", times: int = 1) -> None:
+        super().__init__(reason)
+        self.worker = worker  # empty where the engine does not say
+        self.times = times  # workers that were lost: an engine may have tried again by itself
+
+
+class LostConnectionError(Exception):
+    """The engine cannot be reached any more; nothing that runs there will be heard of."""
+
+
+class NoWorkerError(Exception):
+    """Every worker that there is was to be avoided."""
+
+
+class Pool(Protocol):
+    """Workers of an engine.
+
+    A future's exception is a `LostWorkerError`, a `LostConnectionError`, or what the worker raised.
+    """
+
+    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+        """Run a unit on a worker that is not one of `avoid`, if the engine can choose."""
+
+    def size(self) -> int | None:
+        """Return how many units the workers that there are now can run at once; `None` if nobody knows."""
+
+    def close(self, *, cancel: bool) -> None:
+        """Let the engine go; with `cancel`, end what runs there."""
