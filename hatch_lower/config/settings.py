@@ -103,6 +103,7 @@ class Settings(Frozen):
     torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
     extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
     localise: int = 120  # seconds; it is in no key
+    executor: str = "local"  # it is in no key
 
 
 def read_settings(
@@ -169,6 +170,7 @@ def read_settings(
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
         localise=given.localise,
+        executor=given.executor,
     )
 
 

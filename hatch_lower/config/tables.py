@@ -44,6 +44,10 @@ VERIFY_INPUTS = {
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
 TOLERANCE = {"minimum": 0, "keys": FLOATS, "noun": "dtype of numbers that may differ"}
+EXECUTOR = {
+    "pattern": r"local|(dask|ray)(:\S+)?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+    "words": '"local", "dask", "dask:ADDRESS", "ray", "ray:ADDRESS" or "module:factory"',
+}
 RTOL, ATOL = 1e-4, 1e-5
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
@@ -255,6 +259,11 @@ class HookTable(Frozen):
     number of threads are always the same, and the temporary folder is the build's own."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
+    executor: str = field(default="local", metadata=EXECUTOR)
+    """What lowers the models: `local`, this machine; `dask` or `dask:ADDRESS`, a scheduler of Dask; `ray` or
+    `ray:ADDRESS`, a cluster of Ray; or `module:factory`, a function that returns a `concurrent.futures.Executor`. Their
+    workers make recipes, and the build here puts them together: the wheel is the same. Without an address a cluster of
+    `jobs` workers is started for the build. The variable `HATCH_LOWER_EXECUTOR` is stronger than the setting."""
     timeout: int = field(default=3600, metadata={"minimum": 1})
     """Seconds after which the export and lowering of one model is given up."""
     seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})

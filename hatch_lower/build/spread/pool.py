@@ -5,9 +5,17 @@ An engine's own exceptions end in its module: a future's exception is one of tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
+
+
+class RunUnit(Protocol):
+    """What a worker does with a request; its process imports it by its name."""
+
+    def __call__(
+        self, request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = ..., worker: str = ...
+    ) -> bytes: ...
 
 
 class Shared:

@@ -103,6 +103,7 @@ class Scheduler:
         self._refused: dict[str, dict[str, tuple[str, ...]]] = {}  # by group and worker: what it lacks
         self._given_up: dict[str, str] = {}
         self._connections = 0
+        self._lost = False
         self._shown = float("-inf")
 
     def run(self, works: Iterable[Work]) -> dict[str, str]:
@@ -113,8 +114,8 @@ class Scheduler:
         try:
             while not self._is_over():
                 if pool is None:
-                    self._connections += 1
-                    pool = self._open_pool()
+                    pool = self._connect()
+                    continue
                 try:
                     self._turn(pool)
                 except LostConnectionError as error:
@@ -127,6 +128,17 @@ class Scheduler:
                 pool.close(cancel=not finished)
         return self._given_up
 
+    def _connect(self) -> Pool | None:
+        """Return an engine; if it was lost and cannot be had again, all that is left is given up."""
+        self._connections += 1
+        try:
+            return self._open_pool()
+        except ExecutorError as error:
+            if not self._lost:
+                raise
+            self._give_up_all(f"{error.what}: {error.found}")
+            return None
+
     def _is_over(self) -> bool:
         return self._graph.over == len(self._graph.states)
 
@@ -135,8 +147,7 @@ class Scheduler:
         self._submit(pool)
         self._show()
         if not self._running:
-            for state in [] if self._is_over() else list(self._graph.states.values()):
-                self._give_up(state, "units wait for each other")
+            self._give_up_all("units wait for each other")
             return
         finished = self._clock.wait(self._finished, TICK_SECONDS)
         while finished is not None:
@@ -267,14 +278,16 @@ class Scheduler:
     def _take_exception(self, state: State, error: BaseException) -> None:
         # a worker answers whatever a unit does: what it raises is a matter of its environment
         state.lost += 1
+        text = str(error).strip().partition("\n")[0]  # some engines add what the worker's stack was
+        reason = f"{type(error).__name__}: {text}"
         if state.lost >= MOST_LOST:
             raise ExecutorError(
                 "the executor's workers cannot run units",
                 where=f"`{state.work.name}`",
-                found=f"{type(error).__name__}: {error}",
+                found=reason,
                 hint="install hatch-lower on the workers, in the version that is installed here",
             ) from error
-        self._try_again(state, f"the worker raised {type(error).__name__}: {error}", enough=False)
+        self._try_again(state, f"the worker raised {reason}", enough=False)
 
     def _try_again(self, state: State, reason: str, *, enough: bool) -> None:
         if enough:
@@ -293,16 +306,20 @@ class Scheduler:
                 waited = self._graph.end(each, "given up")
                 doomed += [(other, f"`{each.work.name}`, which it needs, was given up") for other in waited]
 
+    def _give_up_all(self, reason: str) -> None:
+        for state in list(self._graph.states.values()):
+            self._give_up(state, reason)
+
     def _forget_running(self, reason: str) -> None:
         """Submit again what ran when the connection was lost, or give up all that is left."""
+        self._lost = True
         self._watcher.said(f"the executor was lost: {reason}")
         for state in list(self._running.values()):
             self._stop(state)
             state.lost += 1
             self._try_again(state, reason, enough=state.lost >= MOST_LOST)
         if self._connections >= MOST_CONNECTIONS:
-            for state in list(self._graph.states.values()):
-                self._give_up(state, f"the executor was lost: {reason}")
+            self._give_up_all(f"the executor was lost: {reason}")
 
 
 def noted(finished: queue.SimpleQueue[Finished], state: State) -> Callable[[Future[Reply]], None]:

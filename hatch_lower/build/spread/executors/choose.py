@@ -1,0 +1,72 @@
+"""The executor that a build has been given, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hatch_lower.build.spread.pool import Pool, RunUnit
+from hatch_lower.config.tables import EXECUTOR
+from hatch_lower.errors import ExecutorError
+
+LOCAL = "local"
+VARIABLE = "HATCH_LOWER_EXECUTOR"
+ENGINE = re.compile(r"(?P<engine>dask|ray)(:(?P<address>\S+))?")
+
+
+def executor_name(setting: str, environment: Mapping[str, str]) -> str:
+    """Return the name of the executor; the variable is stronger than the setting."""
+    return environment.get(VARIABLE) or setting
+
+
+def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:
+    """Return what opens an executor; the name is checked now.
+
+    Args:
+        name: of the executor.
+        setting: the executor that the settings name, to say who has named this one.
+        jobs: how many workers a cluster gets that is started for this build.
+        work: the build's folder.
+        run_unit: what workers do.
+    """
+    where = "`executor`" if name == setting else f"the variable `{VARIABLE}`"
+    if re.fullmatch(EXECUTOR["pattern"], name) is None:
+        raise ExecutorError(
+            "there is no such executor",
+            where=where,
+            found=f"`{name}`",
+            hint=f"write {EXECUTOR['words']}; a factory returns a `concurrent.futures.Executor`",
+        )
+    match = ENGINE.fullmatch(name)
+    if match is None:
+        from hatch_lower.build.spread.executors.any import open_any
+
+        return lambda: open_any(name, work, where, run_unit)
+    open_engine = open_dask if match["engine"] == "dask" else open_ray
+    return lambda: open_engine(match["address"] or "", jobs, where, run_unit)
+
+
+def open_dask(address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
+    try:
+        from hatch_lower.build.spread.executors.dask import open_pool
+    except ImportError as error:
+        raise not_installed("dask", where, error) from error
+    return open_pool(address, jobs, where, run_unit)
+
+
+def open_ray(address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
+    try:
+        from hatch_lower.build.spread.executors.ray import open_pool
+    except ImportError as error:
+        raise not_installed("ray", where, error) from error
+    return open_pool(address, jobs, where, run_unit)
+
+
+def not_installed(engine: str, where: str, error: ImportError) -> ExecutorError:
+    return ExecutorError(
+        f"the executor `{engine}` is not installed",
+        where=where,
+        found=str(error),
+        hint=f'install it where this build runs: pip install "hatch-lower[{engine}]"',
+    )

@@ -1,0 +1,157 @@
+"""Dask: a scheduler at an address, or a cluster that is started for one build.
+
+What all units need is a task of its own, not scattered data: Dask makes that again where a worker is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import distributed
+
+from hatch_lower.build.spread.executors.futures import reply_future
+from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, RunUnit, Shared
+from hatch_lower.errors import ExecutorError
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
+SIZE_SECONDS = 1.0  # how long it is believed which workers there are
+
+
+def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPool:
+    """Connect to a scheduler; without an address to the one that Dask's own settings name, or to one's own."""
+    import dask
+
+    address = address or dask.config.get("scheduler-address", "") or ""
+    cluster = None
+    with quiet():
+        try:
+            if not address:
+                options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
+                cluster = distributed.LocalCluster(processes=True, **options)
+            client = distributed.Client(cluster or address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            if cluster is not None:
+                cluster.close(timeout=CLOSE_SECONDS)
+            raise ExecutorError(
+                "the scheduler of Dask cannot be reached" if address else "a cluster of Dask cannot be started",
+                where=where,
+                found=f"{address}: {error}" if address else f"{type(error).__name__}: {error}",
+                hint='name the address that the scheduler prints when it starts: "dask:tcp://host:8786"',
+            ) from error
+    return DaskPool(run_unit, client, cluster)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let Dask not speak of what the build meets by itself."""
+    log = logging.getLogger("distributed")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+class DaskPool:
+    """A client, and the cluster if it was started for this build."""
+
+    def __init__(self, run_unit: RunUnit, client: Any, cluster: Any = None) -> None:
+        self._run_unit = run_unit
+        self._client = client
+        self._cluster = cluster
+        self._executor = client.get_executor(pure=False, retries=0)
+        self._shared: dict[Shared, Any] = {}
+        self._running: set[Future[Any]] = set()
+        self._threads: dict[str, int] = {}  # by worker
+        self._looked = float("-inf")
+
+    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+        allowed = None
+        if avoid:
+            workers = self._workers().keys()
+            if workers and workers <= avoid:
+                raise NoWorkerError
+            # if these are gone when the unit's turn comes, any worker is better than none
+            allowed = sorted(workers - avoid) or None
+        with self._connected(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about large arguments
+            given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
+            future = self._executor.submit(
+                run_on_dask,
+                self._run_unit,
+                request,
+                *given,
+                workers=allowed,
+                allow_other_workers=allowed is not None,
+            )
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return reply_future(future, self._explain)
+
+    def size(self) -> int:
+        return sum(self._workers().values())
+
+    def close(self, *, cancel: bool) -> None:
+        with quiet(), contextlib.suppress(Exception):
+            if cancel:
+                for future in list(self._running):
+                    future.cancel()
+            self._shared.clear()
+            self._client.close(timeout=CLOSE_SECONDS)
+        if self._cluster is not None:
+            with quiet(), contextlib.suppress(Exception):
+                self._cluster.close(timeout=CLOSE_SECONDS)
+
+    def _workers(self) -> dict[str, int]:
+        if time.monotonic() - self._looked > SIZE_SECONDS:
+            with self._connected():
+                self._threads = dict(self._client.nthreads())
+            self._looked = time.monotonic()
+        return self._threads
+
+    def _share(self, shared: Shared) -> Any:
+        if shared not in self._shared:
+            self._shared[shared] = self._client.submit(bytes, shared.data, pure=False)
+        return self._shared[shared]
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        if self._client.status != "running":
+            raise LostConnectionError("its scheduler does not answer")
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            raise LostConnectionError(str(error)) from error
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, distributed.KilledWorker):
+            worker = getattr(error.last_worker, "address", "")
+            times = int(getattr(error, "allowed_failures", 0)) + 1
+            return LostWorkerError(f"{times} workers ended while they made it", worker, times)
+        if isinstance(error, CancelledError | OSError):
+            if self._client.status != "running":
+                return LostConnectionError("its scheduler does not answer")
+            return LostWorkerError("its task was cancelled")
+        return error
+
+
+def run_on_dask(run_unit: RunUnit, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
+    """Make a unit on a worker; as soon as the worker is told that nobody wants it, it ends."""
+    worker = distributed.get_worker()
+    key = worker.get_current_task()
+
+    def still_wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    return worker.address, run_unit(request, *attachments, still_wanted=still_wanted, worker=worker.address)

@@ -1,0 +1,149 @@
+"""Ray: a cluster at an address, or one that is started for one build."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hatch_lower.build.spread.executors.futures import reply_future
+from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, RunUnit, Shared
+from hatch_lower.errors import ExecutorError
+
+CONNECT_SECONDS = 10.0
+SIZE_SECONDS = 1.0  # how long it is believed which nodes there are
+LOST = (
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.TaskCancelledError,
+    ray.exceptions.LocalRayletDiedError,
+)
+
+
+def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool:
+    """Connect to a cluster; without an address to the one that Ray's own settings name, or to one's own."""
+    if ray.is_initialized() and not address:
+        return RayPool(run_unit, owned=False)
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    try:
+        await_port(address)
+        options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+        ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RaySystemError) as error:
+        raise ExecutorError(
+            "the cluster of Ray cannot be reached" if address else "a cluster of Ray cannot be started",
+            where=where,
+            found=f"{address}: {error}" if address else f"{type(error).__name__}: {error}",
+            hint='name the address that `ray start --head` prints: "ray:host:6379"; "ray:auto" is the one of this'
+            " machine",
+        ) from error
+    return RayPool(run_unit, owned=True)
+
+
+def await_port(address: str) -> None:
+    """Raise an `OSError` if nobody listens at an address: Ray itself would wait for minutes."""
+    if not address or address in ("auto", "local"):
+        return
+    place = urllib.parse.urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname is None or place.port is None:
+        raise ValueError("it is no address with a port")
+    socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
+
+
+class RayPool:
+    """This process as a driver of Ray."""
+
+    def __init__(self, run_unit: RunUnit, *, owned: bool) -> None:
+        self._run_unit = run_unit
+        self._owned = owned
+        self._task = ray.remote(run_on_ray)
+        self._shared: dict[Shared, Any] = {}
+        self._running: dict[Future[Any], Any] = {}
+        self._nodes: dict[str, int] = {}  # processors by node
+        self._names: dict[str, str] = {}  # of nodes
+        self._looked = float("-inf")
+
+    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0}
+        if avoid:
+            allowed = [node for node in self._look() if self._names[node] not in avoid]
+            if not allowed:
+                raise NoWorkerError
+            # if that node is gone when the unit's turn comes, any node is better than none
+            node = min(allowed, key=lambda name: (-self._nodes[name], name))
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        if not ray.is_initialized():
+            raise LostConnectionError("this process is no driver of Ray any more")
+        given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
+        reference = self._task.options(**options).remote(self._run_unit, request, *given)
+        future: Future[Any] = reference.future()
+        self._running[future] = reference
+        future.add_done_callback(self._forget)
+        return reply_future(future, explain, self._known)
+
+    def size(self) -> int:
+        return sum(self._look().values())
+
+    def close(self, *, cancel: bool) -> None:
+        with contextlib.suppress(Exception):
+            if cancel:
+                for reference in list(self._running.values()):
+                    ray.cancel(reference, force=False)
+            self._shared.clear()
+        if self._owned:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+
+    def _known(self, result: tuple[str, bytes]) -> Reply:
+        node, data = result
+        return Reply(self._names.get(node, node), data)
+
+    def _forget(self, future: Future[Any]) -> None:
+        self._running.pop(future, None)
+
+    def _look(self) -> dict[str, int]:
+        if time.monotonic() - self._looked > SIZE_SECONDS:
+            if not ray.is_initialized():
+                raise LostConnectionError("this process is no driver of Ray any more")
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            self._nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
+            self._names |= {node["NodeID"]: node_name(node["NodeManagerHostname"], node["NodeID"]) for node in nodes}
+            self._looked = time.monotonic()
+        return self._nodes
+
+    def _share(self, shared: Shared) -> Any:
+        if shared not in self._shared:
+            self._shared[shared] = ray.put(shared.data)
+        return self._shared[shared]
+
+
+def explain(error: BaseException) -> BaseException:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, BaseException) else error
+    if isinstance(error, LOST):
+        return LostWorkerError(str(error).strip().partition("\n")[0])
+    if isinstance(error, ConnectionError):
+        return LostConnectionError(str(error))
+    return error
+
+
+def run_on_ray(run_unit: RunUnit, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
+    """Make a unit on a worker, which Ray interrupts if nobody wants it any more."""
+    node = ray.get_runtime_context().get_node_id()
+    return node, run_unit(request, *attachments, worker=node_name(socket.gethostname(), node))
+
+
+def node_name(host: str, node: str) -> str:
+    return f"{host} (node {node[:8]})"

@@ -1,0 +1,186 @@
+"""Executors on real clusters of two workers: units that run, end, are cancelled, and workers and schedulers that go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pool_units import make_request, run_unit
+
+from hatch_lower.build.spread.executors.choose import opener
+from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Shared
+from hatch_lower.errors import ExecutorError
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+TESTS = Path(__file__).parents[1]
+NOBODY = frozenset[str]()
+SECONDS = 60.0
+
+Open = Callable[[], Pool]
+
+
+def executor(name: str, work: Path) -> Open:
+    return opener(name, name, 2, work, run_unit)
+
+
+@pytest.fixture(scope="module")
+def dask_cluster() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS))  # workers import what units do
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes into the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(params=["dask", "ray", "processes"])
+def open_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "dask":
+        return executor(f"dask:{request.getfixturevalue('dask_cluster').scheduler_address}", tmp_path)
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+        return executor("ray", tmp_path)
+    return executor("support.pool_units:two_processes", tmp_path)
+
+
+@pytest.fixture
+def pool(open_pool: Open) -> Iterator[Pool]:
+    pool = open_pool()
+    yield pool
+    pool.close(cancel=True)
+
+
+def await_text(path: Path, good: Callable[[str], bool] = bool) -> str:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        text = path.read_text() if path.exists() else ""
+        if good(text):
+            return text
+        time.sleep(0.05)
+    raise AssertionError(f"{path} was not written as expected")
+
+
+def test_units_run_on_two_workers_with_what_they_share(pool: Pool) -> None:
+    shared = Shared(b"a" * 1_000_000)
+    futures = [pool.submit(make_request(seconds=0.2), [shared, b"b" * number], NOBODY) for number in range(6)]
+    replies = [future.result(SECONDS) for future in futures]
+    assert [json.loads(reply.data) for reply in replies] == [["made", 1_000_000 + number] for number in range(6)]
+    assert all(reply.worker for reply in replies)
+    assert pool.size() == 2
+
+
+def test_a_unit_that_runs_is_ended_when_the_build_is_cancelled(open_pool: Open, tmp_path: Path) -> None:
+    pool = open_pool()
+    pool.submit(make_request(note=str(tmp_path / "note"), seconds=SECONDS), (), NOBODY)
+    assert int(await_text(tmp_path / "note"))
+    pool.close(cancel=True)
+    assert await_text(tmp_path / "note", lambda text: text == "cancelled")
+
+
+def test_a_worker_that_is_killed_is_lost_and_the_unit_can_be_made_again(
+    open_pool: Open, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pool = open_pool()
+    future = pool.submit(make_request(note=str(tmp_path / "note"), seconds=2.0), (), NOBODY)
+    os.kill(int(await_text(tmp_path / "note")), signal.SIGKILL)
+    error = future.exception(SECONDS)
+    if isinstance(error, LostConnectionError):  # an executor of processes is of no use after that
+        pool.close(cancel=False)
+        pool = open_pool()
+    if error is not None:  # Dask tries again by itself
+        assert isinstance(error, LostWorkerError | LostConnectionError)
+        future = pool.submit(make_request(), (), NOBODY)
+    assert json.loads(future.result(SECONDS).data) == ["made", 0]
+    pool.close(cancel=True)
+
+
+def test_what_a_worker_raises_arrives(pool: Pool) -> None:
+    error = pool.submit(make_request(missing=True), (), NOBODY).exception(SECONDS)
+    assert isinstance(error, ModuleNotFoundError)
+    assert str(error) == "No module named 'hatch_lower.build.spread'"
+
+
+def test_a_worker_that_is_avoided_gets_no_unit(dask_cluster: Any, tmp_path: Path) -> None:
+    pool = executor(f"dask:{dask_cluster.scheduler_address}", tmp_path)()
+    first = pool.submit(make_request(), (), NOBODY).result(SECONDS).worker
+    others = [pool.submit(make_request(seconds=0.1), (), frozenset({first})) for _ in range(4)]
+    (second,) = {future.result(SECONDS).worker for future in others}
+    assert second != first
+    with pytest.raises(NoWorkerError):
+        pool.submit(make_request(), (), frozenset({first, second}))
+    pool.close(cancel=False)
+
+
+def test_the_only_node_of_ray_cannot_be_avoided(ray_cluster: None, tmp_path: Path) -> None:
+    pool = executor("ray", tmp_path)()
+    worker = pool.submit(make_request(), (), NOBODY).result(SECONDS).worker
+    with pytest.raises(NoWorkerError):
+        pool.submit(make_request(), (), frozenset({worker}))
+    pool.close(cancel=False)
+
+
+def test_a_unit_that_ends_every_worker_of_dask_is_lost_as_often(dask_cluster: Any, tmp_path: Path) -> None:
+    pool = executor(f"dask:{dask_cluster.scheduler_address}", tmp_path)()
+    error = pool.submit(make_request(exit=1), (), NOBODY).exception(SECONDS)
+    assert isinstance(error, LostWorkerError)
+    assert error.times == 4
+    pool.close(cancel=False)
+
+
+def test_two_builds_on_one_cluster_do_not_meet(dask_cluster: Any, tmp_path: Path) -> None:
+    pools = [executor(f"dask:{dask_cluster.scheduler_address}", tmp_path)() for _ in range(2)]
+    futures = [pool.submit(make_request(answer=name), (), NOBODY) for pool, name in zip(pools, "ab", strict=True)]
+    assert [json.loads(future.result(SECONDS).data)[0] for future in futures] == ["a", "b"]
+    note = tmp_path / "note"
+    running = [pools[1].submit(make_request(seconds=1.0, note=str(note)), (), NOBODY)]
+    await_text(note)
+    pools[0].close(cancel=True)
+    wait(running, SECONDS)
+    assert json.loads(running[0].result().data)[0] == "made"
+    pools[1].close(cancel=False)
+
+
+def test_a_scheduler_of_dask_that_goes_is_a_lost_connection(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+    open_pool = executor(f"dask:{cluster.scheduler_address}", tmp_path)
+    pool = open_pool()
+    future = pool.submit(make_request(seconds=SECONDS, note=str(tmp_path / "note")), (), NOBODY)
+    await_text(tmp_path / "note")
+    cluster.sync(cluster.scheduler.close)
+    assert isinstance(future.exception(SECONDS), LostConnectionError)
+    with pytest.raises(LostConnectionError):
+        pool.submit(make_request(), (), NOBODY)
+    pool.close(cancel=False)
+    began = time.monotonic()
+    with pytest.raises(ExecutorError, match="the scheduler of Dask cannot be reached"):
+        open_pool()
+    assert time.monotonic() - began < SECONDS
+    cluster.close()
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_a_scheduler_that_is_not_there_is_an_error(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip("distributed" if engine == "dask" else "ray")
+    with pytest.raises(ExecutorError) as caught:
+        executor(f"{engine}:127.0.0.1:1", tmp_path)()
+    assert "cannot be reached" in caught.value.what
+    assert caught.value.where == "`executor`"
+    assert caught.value.found.startswith("127.0.0.1:1: ")

@@ -1,0 +1,52 @@
+"""What workers do in tests of executors: a request says how long it takes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def run_unit(
+    request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
+) -> bytes:
+    asked = json.loads(request)
+    note = Path(asked["note"]) if "note" in asked else None
+    if note is not None:
+        note.write_text(f"{os.getpid()}")
+    try:
+        until = time.monotonic() + asked.get("seconds", 0.0)
+        while time.monotonic() < until:
+            if not still_wanted():
+                raise RuntimeError("cancelled")
+            time.sleep(0.05)
+    except BaseException:
+        if note is not None:
+            note.write_text("cancelled")
+        raise
+    if "missing" in asked:
+        raise ModuleNotFoundError("No module named 'hatch_lower.build.spread'")
+    if "exit" in asked:
+        os._exit(1)
+    return json.dumps([asked.get("answer", "made"), sum(map(len, attachments))]).encode()
+
+
+def make_request(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def two_processes() -> object:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+def no_executor() -> object:
+    return {}
+
+
+def failing() -> object:
+    raise OSError("no cluster today")
