@@ -20,7 +20,8 @@ class Event(Frozen):
     """Something that happened in a build."""
 
     stage: str  # `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
-    # `start`, `end`, `going` (begun a while ago), or `note` (worth a line of its own: a damaged cache entry)
+    # `start`, `end`, `going` (begun a while ago), `note` (worth a line of its own: a damaged cache entry), or `live`
+    # (`detail` is what a terminal shows until the next one, line by line)
     state: str
     model: str
     recipe: str = ""  # empty where the stage serves all recipes
@@ -82,7 +83,7 @@ class LineReporter:
         self._write_line = write_line
 
     def report(self, event: Event) -> None:
-        if event.state != "start":
+        if event.state not in ("start", "live"):
             self._write_line(finished_line(event))
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class LineReporter:
 
 
 class LiveReporter:
-    """Keeps one line on a terminal that says what is being done; above it is a line for each finished stage."""
+    """Keeps a line on a terminal that says what is being done, or several; above is a line for each finished stage."""
 
     # where several models are lowered side by side, the stage that began last is shown
     def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
@@ -98,11 +99,14 @@ class LiveReporter:
         self._write_line = write_line
         self._columns = columns
         self._under_way: list[Event] = []
-        self._drawn = False
+        self._live: list[str] = []
+        self._drawn = 0  # lines
 
     def report(self, event: Event) -> None:
         if event.state == "start":
             self._under_way.append(event)
+        elif event.state == "live":
+            self._live = event.detail.splitlines()
         elif event.state != "going":
             if event.state == "end":
                 self._under_way = [begun for begun in self._under_way if not begun.ends_with(event)]
@@ -112,17 +116,21 @@ class LiveReporter:
 
     def close(self) -> None:
         if self._drawn:
-            self._stream.write("\r\x1b[2K")
+            self._stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
             self._stream.flush()
-            self._drawn = False
+            self._drawn = 0
 
     def _draw(self) -> None:
-        if self._under_way:
+        lines = self._live
+        if not lines and self._under_way:
             event = self._under_way[-1]
-            text = f"  lower  {event.subject()}: {event.stage} …"
-            self._stream.write("\r\x1b[2K" + text[: max(self._columns - 1, 0)])
+            lines = [f"{event.subject()}: {event.stage} …"]
+        if lines:
+            self.close()
+            shown = [f"  lower  {line}" for line in lines]
+            self._stream.write("\r\x1b[2K" + "\n".join(line[: max(self._columns - 1, 0)] for line in shown))
             self._stream.flush()
-            self._drawn = True
+            self._drawn = len(lines)
 
 
 class CollapsedOutput:
@@ -164,7 +172,7 @@ def finished_line(event: Event) -> str:
     if event.state == "note":
         return f"lower  {event.subject()}: {event.detail}"
     if event.state == "going":
-        return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:3.0f} s so far"
+        return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:3.0f} s so far{detail}"
     return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:6.2f} s{detail}"
 
 

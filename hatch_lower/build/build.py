@@ -49,6 +49,10 @@ def build(context: BuildContext) -> BuildResult:
             record_results,
         )  # a build of what is known starts no process
 
+        if missing and context.executor != "local":
+            from hatch_lower.build.spread.spread import make_elsewhere
+
+            make_elsewhere(context, missing)
         answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
     return result_of(settings, results, assets, context.work)

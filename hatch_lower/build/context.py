@@ -24,6 +24,9 @@ def nothing() -> None:
     pass
 
 
+EXECUTOR = "HATCH_LOWER_EXECUTOR"  # the variable that is stronger than the setting
+
+
 class BuildContext(Frozen):
     settings: Settings
     view: ProjectView
@@ -35,6 +38,11 @@ class BuildContext(Frozen):
     files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
     asking: Asking | None = None  # `None`: all that is missing is made
     poll: Callable[[], None] = nothing  # called while child processes run: what it raises ends them
+
+    @property
+    def executor(self) -> str:
+        """The name of what lowers the models."""
+        return self.environment.get(EXECUTOR) or self.settings.executor
 
     @property
     def search_path(self) -> tuple[Path, ...]:

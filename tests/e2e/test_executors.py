@@ -30,10 +30,15 @@ def executor(name: str, work: Path) -> Open:
     return opener(name, name, 2, work, run_unit)
 
 
+def start_dask(workers: int) -> Any:
+    distributed = pytest.importorskip("distributed")
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "silence_logs": 60}
+    return distributed.LocalCluster(n_workers=workers, **options)
+
+
 @pytest.fixture(scope="module")
 def dask_cluster() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+    cluster = start_dask(2)
     yield cluster
     cluster.close()
 
@@ -128,6 +133,23 @@ def test_a_worker_that_is_avoided_gets_no_unit(dask_cluster: Any, tmp_path: Path
     pool.close(cancel=False)
 
 
+def test_a_unit_is_lost_if_all_workers_that_may_make_it_are_gone(tmp_path: Path) -> None:
+    cluster = start_dask(2)
+    pool = executor(f"dask:{cluster.scheduler_address}", tmp_path)()
+    first = pool.submit(make_request(), (), NOBODY).result(SECONDS).worker
+    note = tmp_path / "note"
+    pool.submit(make_request(seconds=SECONDS, note=str(note)), (), frozenset({first}))
+    waiting = pool.submit(make_request(), (), frozenset({first}))
+    os.kill(int(await_text(note)), signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS
+    while not waiting.done() and time.monotonic() < deadline:
+        pool.size()
+        time.sleep(0.1)
+    assert isinstance(waiting.exception(0), LostWorkerError)
+    pool.close(cancel=True)
+    cluster.close()
+
+
 def test_the_only_node_of_ray_cannot_be_avoided(ray_cluster: None, tmp_path: Path) -> None:
     pool = executor("ray", tmp_path)()
     worker = pool.submit(make_request(), (), NOBODY).result(SECONDS).worker
@@ -158,8 +180,7 @@ def test_two_builds_on_one_cluster_do_not_meet(dask_cluster: Any, tmp_path: Path
 
 
 def test_a_scheduler_of_dask_that_goes_is_a_lost_connection(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=60)
+    cluster = start_dask(1)
     open_pool = executor(f"dask:{cluster.scheduler_address}", tmp_path)
     pool = open_pool()
     future = pool.submit(make_request(seconds=SECONDS, note=str(tmp_path / "note")), (), NOBODY)

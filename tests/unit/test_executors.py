@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.pool_units import run_unit
 
-from hatch_lower.build.spread.executors.choose import executor_name, opener
+from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.errors import ExecutorError
 
 
@@ -16,12 +16,6 @@ def refusal(name: str, setting: str = "") -> str:
     with pytest.raises(ExecutorError) as caught:
         opener(name, setting or name, 1, Path(), run_unit)()
     return str(caught.value)
-
-
-def test_the_variable_is_stronger_than_the_setting() -> None:
-    assert executor_name("dask", {}) == "dask"
-    assert executor_name("dask", {"HATCH_LOWER_EXECUTOR": "local"}) == "local"
-    assert executor_name("dask", {"HATCH_LOWER_EXECUTOR": ""}) == "dask"
 
 
 @pytest.mark.parametrize("name", ["slurm", "dask:", "module:", ":factory", "a b:c", "dask: x"])

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from hatch_lower.build.context import EXECUTOR as VARIABLE
 from hatch_lower.build.spread.pool import Pool, RunUnit
 from hatch_lower.config.tables import EXECUTOR
 from hatch_lower.errors import ExecutorError
 
-LOCAL = "local"
-VARIABLE = "HATCH_LOWER_EXECUTOR"
 ENGINE = re.compile(r"(?P<engine>dask|ray)(:(?P<address>\S+))?")
-
-
-def executor_name(setting: str, environment: Mapping[str, str]) -> str:
-    """Return the name of the executor; the variable is stronger than the setting."""
-    return environment.get(VARIABLE) or setting
 
 
 def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:

@@ -33,7 +33,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
     with quiet():
         try:
             if not address:
-                options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
+                options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
                 cluster = distributed.LocalCluster(processes=True, **options)
             client = distributed.Client(cluster or address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, RuntimeError, TypeError) as error:
@@ -71,31 +71,24 @@ class DaskPool:
         self._cluster = cluster
         self._executor = client.get_executor(pure=False, retries=0)
         self._shared: dict[Shared, Any] = {}
-        self._running: set[Future[Any]] = set()
+        self._running: dict[Future[Any], frozenset[str] | None] = {}  # and the workers that may run it
         self._threads: dict[str, int] = {}  # by worker
         self._looked = float("-inf")
 
     def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
         allowed = None
         if avoid:
-            workers = self._workers().keys()
-            if workers and workers <= avoid:
+            allowed = frozenset(self._workers().keys() - avoid)
+            if not allowed and self._threads:
                 raise NoWorkerError
-            # if these are gone when the unit's turn comes, any worker is better than none
-            allowed = sorted(workers - avoid) or None
+            allowed = allowed or None
         with self._connected(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about large arguments
             given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
-            future = self._executor.submit(
-                run_on_dask,
-                self._run_unit,
-                request,
-                *given,
-                workers=allowed,
-                allow_other_workers=allowed is not None,
-            )
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
+            workers = None if allowed is None else sorted(allowed)
+            future = self._executor.submit(run_on_dask, self._run_unit, request, *given, workers=workers)
+        self._running[future] = allowed
+        future.add_done_callback(self._forget)
         return reply_future(future, self._explain)
 
     def size(self) -> int:
@@ -117,7 +110,13 @@ class DaskPool:
             with self._connected():
                 self._threads = dict(self._client.nthreads())
             self._looked = time.monotonic()
+            for future, allowed in list(self._running.items()):
+                if allowed is not None and not allowed & self._threads.keys():
+                    future.cancel()  # all that may run it are gone, and Dask would wait for them
         return self._threads
+
+    def _forget(self, future: Future[Any]) -> None:
+        self._running.pop(future, None)
 
     def _share(self, shared: Shared) -> Any:
         if shared not in self._shared:

@@ -73,6 +73,7 @@ class RayPool:
         self._nodes: dict[str, int] = {}  # processors by node
         self._names: dict[str, str] = {}  # of nodes
         self._looked = float("-inf")
+        self._look()
 
     def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0}

@@ -1,0 +1,61 @@
+"""What a build shows of units that are made elsewhere: one live view of all, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hatch_lower.build.spread.graph import Work
+from hatch_lower.build.spread.scheduler import Progress
+from hatch_lower.events import Event, Reporter
+
+LONGEST = 4  # units of the live view: those that run for longest
+QUIET_SECONDS = 30.0  # how long nothing is said where lines are shown
+
+
+class UnitView:
+    """Reports what the scheduler tells."""
+
+    def __init__(self, reporter: Reporter, project: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._reporter = reporter
+        self._project = project
+        self._now = now
+        self._began = now()
+        self._told = self._began
+        self._progress: Progress | None = None
+
+    def made(self, work: Work, worker: str, seconds: float) -> None:
+        self._told = self._now()
+        self._reporter.report(Event("unit", "end", work.name, seconds=seconds, detail=f"on {worker}"))
+
+    def again(self, work: Work, reason: str) -> None:
+        self._note(work.name, f"made again: {reason}")
+
+    def said(self, text: str) -> None:
+        self._note(self._project, text)
+
+    def show(self, progress: Progress) -> None:
+        waiting = progress.total - progress.made - len(progress.running)
+        text = f"{progress.made} of {progress.total} units made, {len(progress.running)} submitted, {waiting} waiting"
+        if progress.rest is not None:
+            text += f", about {duration(progress.rest)} left"
+        longest = sorted(progress.running, key=lambda row: -row[1])[:LONGEST]
+        rows = [f"{duration(seconds):>8}  {work.name}" for work, seconds in longest]
+        self._reporter.report(Event("units", "live", self._project, detail="\n".join([text, *rows])))
+        now = self._now()
+        if now - self._told >= QUIET_SECONDS:
+            self._told = now
+            self._reporter.report(Event("units", "going", self._project, seconds=now - self._began, detail=text))
+
+    def close(self) -> None:
+        self._reporter.report(Event("units", "live", self._project))
+
+    def _note(self, name: str, text: str) -> None:
+        self._told = self._now()
+        self._reporter.report(Event("units", "note", name, detail=text))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
