@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -116,21 +116,21 @@ class LiveReporter:
 
     def close(self) -> None:
         if self._drawn:
-            self._stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
-            self._stream.flush()
-            self._drawn = 0
+            self._write([])
 
     def _draw(self) -> None:
         lines = self._live
         if not lines and self._under_way:
             event = self._under_way[-1]
             lines = [f"{event.subject()}: {event.stage} …"]
-        if lines:
-            self.close()
-            shown = [f"  lower  {line}" for line in lines]
-            self._stream.write("\r\x1b[2K" + "\n".join(line[: max(self._columns - 1, 0)] for line in shown))
-            self._stream.flush()
-            self._drawn = len(lines)
+        if lines or self._drawn:
+            self._write([f"  lower  {line}"[: max(self._columns - 1, 0)] for line in lines])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        """Write lines in the place of those that are there."""
+        self._stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1) + "\n".join(lines))
+        self._stream.flush()
+        self._drawn = len(lines)
 
 
 class CollapsedOutput:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hatch_lower import __version__
 from hatch_lower.build.assets import find_assets, with_assets
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises, roots_of
+from hatch_lower.build.lookup import LookupResult, keeps_promises, lookup_of
 from hatch_lower.build.sources import urls_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
@@ -76,14 +75,6 @@ def look_up(context: BuildContext) -> dict[str, LookupResult]:
     results = {key.model: lookup.look_up(key.components()) for key in keys}
     lookup.save()
     return results
-
-
-def lookup_of(context: BuildContext) -> ResultLookup:
-    settings, store = context.settings, context.store
-    ignored = (context.work, store.directory)
-    roots = roots_of(settings.root, context.search_path, context.environment, ignored)
-    project = marks_of_project(settings.name, settings.version, context.view.metadata)
-    return ResultLookup(store, roots, context.environment, project)
 
 
 def result_of(

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.environment import COMPILER, LOADER, fixed_variables
 from hatch_lower.build.inputs.check import Change, changes
-from hatch_lower.build.inputs.distributions import Distribution
+from hatch_lower.build.inputs.distributions import Distribution, marks_of_project
 from hatch_lower.build.inputs.machine import machine_facts, own_digest
 from hatch_lower.build.inputs.present import Present
 from hatch_lower.build.inputs.record import RecordedInputs, received
@@ -77,6 +78,14 @@ class LookupResult(Frozen):
         if self.result is None:
             return None
         return read_report(self.store, self.stored)
+
+
+def lookup_of(context: BuildContext) -> ResultLookup:
+    settings, store = context.settings, context.store
+    ignored = (context.work, store.directory)
+    roots = roots_of(settings.root, context.search_path, context.environment, ignored)
+    project = marks_of_project(settings.name, settings.version, context.view.metadata)
+    return ResultLookup(store, roots, context.environment, project)
 
 
 def keeps_promises(settings: Settings, result: ModelResult) -> bool:

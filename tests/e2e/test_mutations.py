@@ -484,6 +484,7 @@ SETTINGS_WITHOUT_EFFECT: dict[str, Mutation] = {
     "runtime-requirements": setting('runtime-requirements = "off"'),
     "editable": setting('editable = "skip"'),
     "jobs": setting("jobs = 2"),
+    "executor": setting('executor = "dask"'),
     "localise": setting("localise = 5"),
     "timeout": setting("timeout = 60"),
     "torch-free": setting("torch-free = true"),

@@ -69,6 +69,7 @@ def test_everything() -> None:
             "inputs": ["weights/*.safetensors"],
             "pass-env": ["HF_*"],
             "jobs": 2,
+            "executor": "dask:tcp://host:8786",
             "timeout": 60,
             "seed": 7,
             "strict": True,
@@ -98,6 +99,7 @@ def test_everything() -> None:
     assert (settings.check, settings.runtime_requirements, settings.editable) == (False, "add", "eager")
     assert (settings.inputs, settings.pass_env) == (("weights/*.safetensors",), ("HF_*",))
     assert (settings.jobs, settings.timeout, settings.seed) == (2, 60, 7)
+    assert settings.executor == "dask:tcp://host:8786"
     assert settings.strict
     assert settings.cache == CacheSettings(2.0, 7, "s3://bucket/hatch-lower", (PUBLIC_KEY,), ("MODEL_*",))
 
@@ -113,8 +115,8 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
         "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, `editable`, "
-        "`imports`, `inputs`, `jobs`, `localise`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
-        "`runtime-requirements`, `seed`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
+        "`executor`, `imports`, `inputs`, `jobs`, `localise`, `models`, `package`, `pass-env`, `recipe-order`, "
+        "`recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
 
@@ -169,6 +171,11 @@ def test_another_path_of_the_table_is_named() -> None:
     ("table", "sentence"),
     [
         ({"jobs": True}, "`{}.jobs` must be an integer of at least 1, found the boolean true"),
+        (
+            {"executor": "slurm"},
+            '`{}.executor` must be "local", "dask", "dask:ADDRESS", "ray", "ray:ADDRESS" or "module:factory", found the'
+            ' string "slurm"',
+        ),
         ({"timeout": 0.5}, "`{}.timeout` must be an integer of at least 1, found the number 0.5"),
         (
             {"seed": -1},

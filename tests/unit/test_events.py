@@ -155,6 +155,28 @@ def test_the_live_line_stays_while_a_stage_goes_on() -> None:
     assert stream.getvalue() == f"{CLEAR}  lower  digits: edge …" * 2
 
 
+def test_a_live_view_of_several_lines_is_drawn_over() -> None:
+    stream, reporter = live()
+    reporter.report(Event("edge", "start", "digits"))
+    reporter.report(Event("units", "live", "net", detail="1 of 3 units made\n 9 s  digits/default"))
+    reporter.report(Event("units", "live", "net", detail="2 of 3 units made"))
+    reporter.report(Event("units", "live", "net"))
+    assert stream.getvalue() == (
+        f"{CLEAR}  lower  digits: edge …"
+        f"{CLEAR}  lower  1 of 3 units made\n  lower   9 s  digits/default"
+        f"{CLEAR}\x1b[1A\x1b[2K  lower  2 of 3 units made"
+        f"{CLEAR}  lower  digits: edge …"
+    )
+
+
+def test_lines_are_no_live_view() -> None:
+    lines: list[str] = []
+    reporter = LineReporter(lines.append)
+    reporter.report(Event("units", "live", "net", detail="1 of 3 units made"))
+    reporter.report(Event("units", "going", "net", seconds=30.0, detail="1 of 3 units made"))
+    assert lines == ["lower  net                              units       30 s so far  1 of 3 units made"]
+
+
 def test_the_live_line_never_wraps() -> None:
     stream, reporter = live(columns=12)
     reporter.report(Event("edge", "start", "a-long-name"))

@@ -10,9 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
-from hatch_lower.build.build import lookup_of
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises, unit_components
+from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises, lookup_of, unit_components
 from hatch_lower.cache.recipes import is_shared, is_whole, read_cost
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
