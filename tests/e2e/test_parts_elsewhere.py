@@ -35,7 +35,7 @@ def make(context: BuildContext, asked: Asked, run: Callable[..., bytes], made: C
             return
         for need in answer.needs:
             if context.store.find(need.key) is None:
-                make(context, request_part(asked, need, entries.blob(need.blob)), run, made)
+                make(context, may_ask(request_part(asked, need, entries.blob(need.blob))), run, made)
         before += [need.key for need in answer.needs]
         found = [entry_of(context.store, key) for key in before]
         asked = may_ask(ask_again(asked, [entry for entry in found if entry is not None]), before)

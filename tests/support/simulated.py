@@ -161,7 +161,7 @@ class SimulatedDesk:
         self.works = {work.key: work for work in works}
         self.made: list[str] = []
 
-    def request(self, work: Work) -> tuple[bytes, Sequence[bytes | Shared]]:
+    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         return work.key.encode(), ()
 
     def read(self, work: Work, reply: Reply) -> Outcome:

@@ -20,7 +20,7 @@ def request_part(asked: Asked, need: Need, blob: bytes) -> Asked:
     request = replace(
         asked.request, name=need.name, kind="part", key=need.key, secret=new_secret(), body=need.body, bring_all=True
     )
-    return carrying(replace(asked, request=request), {PART: blob, ASKED: b""})
+    return carrying(replace(asked, request=request), {PART: blob})
 
 
 def given(asked: Asked) -> dict[str, bytes]:

@@ -40,8 +40,11 @@ class Outcome:
 class Desk(Protocol):
     """Writes requests and reads answers: all that is known of what units are."""
 
-    def request(self, work: Work) -> tuple[bytes, Sequence[bytes | Shared]]:
-        """Return the request for a unit that is submitted now, with its attachments."""
+    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
+        """Return the request for a unit that is submitted now, with its attachments.
+
+        `divisible`: whether it may ask that others make parts of it first.
+        """
 
     def read(self, work: Work, reply: Reply) -> Outcome:
         """Take what has come back; raises a `WrongAnswerError`."""
@@ -202,7 +205,10 @@ class Scheduler:
         return 2 * size if self._graph.left > MANY * size * chain else size
 
     def _submit_one(self, pool: Pool, state: State) -> Future[Reply]:
-        request, attachments = self._desk.request(state.work)
+        size = pool.size()
+        # worth another export if it would take longer than its share of what is left
+        divisible = size is None or state.seconds * size > self._graph.left
+        request, attachments = self._desk.request(state.work, divisible=divisible)
         refused = frozenset(self._refused.get(state.work.group, ()))
         try:
             return pool.submit(request, attachments, refused | state.avoid)

@@ -5,15 +5,16 @@ The local build that follows finds it there, and makes whatever was given up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import read_answer
-from hatch_lower.build.spread.entries import entry_of
+from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
+from hatch_lower.build.spread.part_requests import may_ask, request_part
 from hatch_lower.build.spread.pool import Reply, Shared
-from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
+from hatch_lower.build.spread.protocol import UnitAnswer, write_request
 from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler
@@ -60,6 +61,8 @@ class UnitDesk:
         self._context = context
         asked = requests_of(context, units)
         self._asked = {each.request.key: each for each in asked}
+        self._sent = dict(self._asked)  # as they were submitted last
+        self._needed: dict[str, list[str]] = {}  # keys of what a unit has asked for
         self.works = [
             Work(each.request.key, unit.name, (), unit.seconds, digest_of(dict(each.request.facts)))
             for each, unit in zip(asked, units, strict=True)
@@ -70,30 +73,39 @@ class UnitDesk:
     def name_of(self, key: str) -> str:
         return self._asked[key].request.name
 
-    def request(self, work: Work) -> tuple[bytes, Sequence[bytes | Shared]]:
-        asked = self._asked[work.key]
+    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
+        asked, needed = self._asked[work.key], self._needed.get(work.key, [])
+        if needed:
+            found = [entry_of(self._context.store, key) for key in needed]
+            asked = ask_again(asked, [entry for entry in found if entry is not None])
+        if needed or divisible:
+            asked = may_ask(asked, needed)
+        self._sent[work.key] = asked
         return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments]
 
     def read(self, work: Work, reply: Reply) -> Outcome:
-        asked = self._asked[work.key]
+        asked = self._sent[work.key]
         answer, entries = read_answer(reply.data, asked.request)
         if answer.outcome == "made":
             take_answer(self._context, answer, entries)
+            if asked.request.kind == "part":  # there may be many, and large ones
+                del self._asked[work.key], self._sent[work.key]
             return Outcome("made")
         if answer.outcome == "refused":
             return Outcome("refused", lacks=tuple(lack.text() for lack in answer.lacks))
         if answer.outcome == "needs":
-            return self._needs(asked, answer)
+            return Outcome("needs", needs=tuple(self._needs(work, answer, entries)))
         for line in answer.log:
             self._context.reporter.report(Event("output", "note", work.name, detail=line))
         return Outcome("failed", error=error_of(asked, answer, self._context.settings.root))
 
-    def _needs(self, asked: Asked, answer: UnitAnswer) -> Outcome:
-        sent = []
+    def _needs(self, work: Work, answer: UnitAnswer, entries: Entries) -> Iterator[Work]:
+        """Yield the parts that a unit needs and that this build does not have; equal ones of several units are one."""
+        keys = [need.key for need in answer.needs]
+        self._needed[work.key] = list(dict.fromkeys([*self._needed.get(work.key, []), *keys]))
         for need in answer.needs:
-            entry = entry_of(self._context.store, need.key)
-            if entry is None:
-                raise WrongAnswerError(f"it needs {need.name or need.key[:16]}, which this build has not")
-            sent.append(entry)
-        self._asked[answer.key] = ask_again(asked, sent)
-        return Outcome("needs")
+            if need.kind == "entry" or self._context.store.find_record(need.key) is not None:
+                continue
+            if need.key not in self._asked:
+                self._asked[need.key] = request_part(self._asked[work.key], need, entries.blob(need.blob))
+            yield Work(need.key, need.name, group=work.group)
