@@ -124,11 +124,11 @@ class Store(Frozen):
 
     def has(self, key: str) -> bool:
         """Return whether `find` would find something, as far as that can be told without getting what is elsewhere."""
-        return self.reads and (self.is_stored(key) or (self.mode in ASKING and self.is_shared(key)))
+        return self.reads and (self._read(key) is not None or (self.mode in ASKING and self.is_shared(key)))
 
     def is_stored(self, key: str) -> bool:
-        """Return whether this directory has a record and its blobs, in whatever mode it is used."""
-        return self._read(key) is not None
+        """Return whether this directory has a record, in whatever mode; its blobs are not looked at."""
+        return self._try_reading(self.record_path(key).stat) is not None
 
     def is_shared(self, key: str) -> bool:
         """Return whether the shared cache has a record, in whatever mode; its blobs are not asked for."""

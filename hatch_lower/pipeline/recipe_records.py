@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hatch_lower.cache.key import ExportKey, NoKeyError
+from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.recipes import (
     RecipeRecord,
     UsedVersions,
@@ -18,6 +18,8 @@ from hatch_lower.cache.store import Store
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+
+Versions = Mapping[UsedBackend, UsedVersions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,19 @@ def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
 
 
 def keep_recipe(
-    store: Store, model: str, known: KnownRecipes, lowered: LoweredRecipe, verified: Iterable[VerifiedMethod]
+    store: Store,
+    known: KnownRecipes,
+    lowered: LoweredRecipe,
+    verified: Iterable[VerifiedMethod],
+    versions: Versions,
 ) -> str:
     """Store that a recipe was lowered and verified; return why a later build could not use that."""
     name = lowered.recipe.name
-    try:
-        used = used_versions(lowered.used)
-    except NoKeyError as error:
-        return str(error)
     own = tuple(method for method in verified if method.recipe == name)
+    used = tuple(versions[backend] for backend in lowered.used)
     record = RecipeRecord(*contents_of(lowered), tuple(sorted(lowered.keys)), used, own)
-    export = known.exports[name].components()
-    put_recipe(store, known.key(name), f"{model}/{name}", export, record)
+    export = known.exports[name]
+    put_recipe(store, known.key(name), f"{export.model}/{name}", export.components(), record)
     stored = all(store.is_stored(partition) for partition in record.partitions)
     return "" if stored else "the results of some of its partitions cannot be stored"
 
@@ -77,8 +80,13 @@ def contents_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...], tuple[str
     return files.plan.sha256, tuple(file.sha256 for file in files.delegates), lowered.emitted.requirements()
 
 
-def used_versions(used: Iterable[UsedBackend]) -> tuple[UsedVersions, ...]:
-    return tuple(UsedVersions(each.backend, each.specs, each.versions()) for each in dict.fromkeys(used))
+def used_versions(used: Iterable[UsedBackend]) -> Versions:
+    """Return what backends are now, which takes a while.
+
+    Raises:
+        NoKeyError: if that of one cannot be told.
+    """
+    return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in dict.fromkeys(used)}
 
 
 def is_current(used: Iterable[UsedVersions]) -> bool:

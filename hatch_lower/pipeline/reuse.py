@@ -36,6 +36,7 @@ from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipe_records import (
     KnownRecipes,
+    Versions,
     is_current,
     keep_recipe,
     known_recipes,
@@ -74,10 +75,8 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
             return report
         report, recipes = lowered_and_verified(build, lower, verify, known)
         report = replace(report, methods=export.methods, key=encode(export.key.components()))
-        keep_recipes(build, known, report, recipes)
-        reason = keep_report(store, export, report, recipes)
-    if reason:
-        build.warn(f"the model is not kept in the cache as a whole: {reason}")
+        if store.writes and (reason := keep(build, known, export, report, recipes)):
+            build.warn(f"the model is not kept in the cache as a whole: {reason}")
     return report
 
 
@@ -103,7 +102,7 @@ def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[Model
             if missing := known.missing():
                 lowered, recipes = lowered_and_verified(build.narrowed(missing), lower, verify)
                 report = replace(report, rows=lowered.rows, verified=lowered.verified)
-                made = keep_recipes(build, known, lowered, recipes)
+                made = keep_made(build, known, lowered, recipes)
     there = {name: known.key(name) for name in (*known.records, *made)}
     for key in there.values():  # this machine may have had partitions before anything was sent
         share_recipe(store, key)
@@ -123,20 +122,51 @@ def export_of(build: ModelBuild) -> Export:
     )
 
 
-def keep_recipes(
+def versions_of(recipes: Sequence[LoweredRecipe]) -> Versions:
+    return used_versions(backend for lowered in recipes for backend in lowered.used)
+
+
+def keep(
+    build: ModelBuild, known: KnownRecipes, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]
+) -> str:
+    """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
+    try:
+        versions = versions_of(recipes)
+    except NoKeyError as error:
+        return str(error)
+    keep_recipes(build.store, known, report, recipes, versions)
+    return keep_report(build.store, export, report, recipes, versions)
+
+
+def keep_made(
     build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]
 ) -> list[str]:
-    """Store that recipes were lowered and verified, and return those that a later build finds."""
-    kept = []
-    for lowered in recipes:
-        name = lowered.recipe.name
-        if not build.store.writes or known.is_known(lowered):
-            continue
-        if reason := keep_recipe(build.store, build.model.name, known, lowered, report.verified):
+    """Store that recipes were lowered and verified; return those that a later build finds, and say why not others."""
+    if not build.store.writes:
+        return []
+    try:
+        reasons = keep_recipes(build.store, known, report, recipes, versions_of(recipes))
+    except NoKeyError as error:
+        reasons = dict.fromkeys((lowered.recipe.name for lowered in recipes), str(error))
+    for name, reason in reasons.items():
+        if reason:
             build.warn(f"the recipe `{name}` is not kept in the cache as a whole: {reason}")
-        else:
-            kept.append(name)
-    return kept
+    return [name for name, reason in reasons.items() if not reason]
+
+
+def keep_recipes(
+    store: Store,
+    known: KnownRecipes,
+    report: ModelReport,
+    recipes: Sequence[LoweredRecipe],
+    versions: Versions,
+) -> dict[str, str]:
+    """Store that recipes were lowered and verified; return of each why a later build could not use that."""
+    return {
+        lowered.recipe.name: keep_recipe(store, known, lowered, report.verified, versions)
+        for lowered in recipes
+        if not known.is_known(lowered)
+    }
 
 
 def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known: KnownRecipes | None = None) -> Lowered:
@@ -227,10 +257,9 @@ def refuse_broken_promises(build: ModelBuild, report: ModelReport) -> None:
             refuse_torch(build.place(recipe), plan, debug, entry.imports, entry.requirements)
 
 
-def keep_report(store: Store, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> str:
-    """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
-    if not store.writes:
-        return ""
+def keep_report(
+    store: Store, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe], versions: Versions
+) -> str:
     anchors: dict[str, Anchors] = {}
     for lowered in recipes:
         name, program = lowered.recipe.name, lowered.emitted
@@ -242,14 +271,10 @@ def keep_report(store: Store, export: Export, report: ModelReport, recipes: Sequ
     value = report_value(store, report)
     if value is None:
         return ""
-    try:
-        used = used_versions(backend for lowered in recipes for backend in lowered.used)
-    except NoKeyError as error:
-        return str(error)
     stored = {
         "report": value,
         "anchors": {recipe: write_anchors(places) for recipe, places in anchors.items()},
-        "used": encode(used),
+        "used": encode(tuple(versions.values())),
     }
     components = {"kind": "export", "subject": report.model, **export.key.components()}
     store.put(export.key.digest(), components, stored, report_blobs(value))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
@@ -117,3 +118,23 @@ class BoundDelegate(Delegate):
         for index, value in zip(self.written, new, strict=True):
             self.constants[index].copy_(value)
         return results[len(self.written) :]
+
+
+class Versioned(BackendDetails):
+    """Takes every `relu`; a library counts for its blobs."""
+
+    library: ClassVar[str] = "1.0"
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(f"made with {Versioned.library}".encode())
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        return TagBy(lambda node: str(node) if "relu" in str(node.target) else None, "Versioned")
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        if cls.library == "broken":
+            raise BackendError("the library is broken")
+        return {"library": cls.library}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
-from support.backends import TagBy
+from support.backends import Versioned
 from support.exports import Events, Workshop, files_of, key_of, settings_of
-from torch.export import ExportedProgram
 
 from hatch_lower.cache.recipes import RecipeRecord, find_recipe, put_recipe, recipe_key
 from hatch_lower.cache.store import Store, open_store
@@ -20,9 +18,6 @@ from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import CacheError
 from hatch_lower.events import Event
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.export_key import recipe_exports
@@ -47,24 +42,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
     return Workshop(tmp_path_factory.mktemp("shop")).capture()
-
-
-class Edition(BackendDetails):
-    """Takes every `relu`; a library counts for its blobs."""
-
-    library: ClassVar[str] = "1.0"
-
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        return PreprocessResult(f"made with {Edition.library}".encode())
-
-    @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        return TagBy(lambda node: str(node) if "relu" in str(node.target) else None, "Edition")
-
-    @classmethod
-    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        return {"library": cls.library}
 
 
 def narrowed(settings: Settings, *recipes: str) -> Settings:
@@ -195,10 +172,10 @@ def clear_reports(shop: Workshop) -> None:
 def test_a_record_of_another_backend_version_does_not_count(
     shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = settings_of(Recipe("default", (BackendChoice("Edition"),), verify=False))
+    used = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
     make(shop, plain, "default", settings=used)
     assert make(shop, plain, "default", settings=used)[2].stages() == {"known"}
-    monkeypatch.setattr(Edition, "library", "2.0")
+    monkeypatch.setattr(Versioned, "library", "2.0")
     assert "emit" in make(shop, plain, "default", settings=used)[2].stages()
 
 

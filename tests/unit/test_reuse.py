@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from support.backends import TagBy
+from support.backends import TagBy, Versioned
 from support.exports import BRANCHING, SOURCE, Workshop, files_of, key_of, settings_of
 from torch.export import ExportedProgram
 
@@ -18,9 +17,7 @@ from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, VerificationError
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
+from hatch_lower.exir.backend.partitioner import PartitionResult
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.record import ModelReport
@@ -407,26 +404,6 @@ def test_memory_that_runs_out_while_a_program_is_loaded_is_no_fault_of_the_progr
     monkeypatch.setattr(verify, "load_written", fail)
     with pytest.raises(MemoryError):
         shop.build(plain, ONE)
-
-
-class Versioned(BackendDetails):
-    """Takes every `relu`; a library counts for its blobs."""
-
-    library: ClassVar[str] = "1.0"
-
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        return PreprocessResult(f"made with {Versioned.library}".encode())
-
-    @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        return TagBy(lambda node: str(node) if "relu" in str(node.target) else None, "Versioned")
-
-    @classmethod
-    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        if cls.library == "broken":
-            raise BackendError("the library is broken")
-        return {"library": cls.library}
 
 
 def test_a_backend_that_has_changed_lowers_again(
