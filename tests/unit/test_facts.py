@@ -49,6 +49,16 @@ def test_the_compiler_is_told_by_its_first_line_without_its_folder(tmp_path: Pat
     assert facts_here(names, {**path, "CXX": "no-such-compiler"}, stats) == {}, "the one that is named is meant"
 
 
+@pytest.mark.torch
+def test_the_compiler_is_the_one_that_the_backend_would_run(tmp_path: Path) -> None:
+    from hatch_lower.backends.aoti.configuration import parse_options
+    from hatch_lower.backends.aoti.toolchain import find_compiler
+
+    versions = find_compiler(parse_options({}).isa).versions()
+    facts = facts_here([COMPILER, LINKER], os.environ, StatCache(tmp_path / "stats.json"))
+    assert facts == {COMPILER: versions["compiler"], LINKER: versions["linker"]}
+
+
 def test_a_worker_says_what_it_has_otherwise_and_what_it_has_not() -> None:
     wanted = {"torch": "2.13.0", "C++ compiler": "g++ 12", "instruction sets": "avx avx2 fma", "Python": "3.12"}
     found = {"torch": "2.12.0", "instruction sets": "avx avx2 amx", "Python": "3.12", "openvino": "1"}
