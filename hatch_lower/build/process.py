@@ -49,7 +49,7 @@ class Child:
         return self.events.fileno(), self.process.stdout.fileno()
 
     def place(self) -> str:
-        where = f"model `{self.request.model}`"
+        where = self.request.model if self.request.mode == "part" else f"model `{self.request.model}`"
         if not self.open_stages:
             return where
         event = self.open_stages[-1]

@@ -19,6 +19,7 @@ from hatch_lower.canonical import read_file, sha256_file
 KINDS = (
     ("compile_specs", "partition"),
     ("partitions", "partition"),
+    ("step", "step"),
     ("graphs", "export"),
     ("constants", "constants"),
     ("native file", "native"),
@@ -113,7 +114,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    kind: str  # `partition`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`
+    kind: str  # `partition`, `step`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`
     key: str
     subject: str  # a model or backend; empty if the components do not say
     size: int  # with its blobs, which other entries may share

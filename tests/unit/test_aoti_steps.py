@@ -14,9 +14,12 @@ from torch.export import ExportedProgram
 from hatch_lower.backends.aoti.compile import AotiBackend, compiling
 from hatch_lower.backends.aoti.configuration import parse_options
 from hatch_lower.backends.aoti.library import Source, compilation
+from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.steps import Step
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.portable import read_partition, write_partition
 
 pytestmark = pytest.mark.torch
 
@@ -33,14 +36,8 @@ class Wanted(Exception):  # noqa: N818 - it is no error
     pass
 
 
-@pytest.fixture(scope="module")
-def program() -> ExportedProgram:
-    return to_edge(torch.export.export(Sine(), (torch.ones(8),), strict=False))
-
-
-@pytest.fixture(scope="module")
-def steps(program: ExportedProgram) -> Mapping[str, Step]:
-    """Return what is asked for, by name; nothing is compiled."""
+def asked_steps(programs: Sequence[ExportedProgram]) -> list[Step]:
+    """Return the steps of some partitions; nothing is compiled."""
     seen: list[Step] = []
 
     def find(steps: Sequence[Step], specs: Sequence[CompileSpec]) -> Sequence[bytes | None]:
@@ -49,7 +46,18 @@ def steps(program: ExportedProgram) -> Mapping[str, Step]:
         raise Wanted
 
     with pytest.raises(Wanted):
-        AotiBackend.preprocess_in_steps([program, program], [SPECS, SPECS], find)
+        AotiBackend.preprocess_in_steps(programs, [SPECS for _ in programs], find)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    return to_edge(torch.export.export(Sine(), (torch.ones(8),), strict=False))
+
+
+@pytest.fixture(scope="module")
+def steps(program: ExportedProgram) -> Mapping[str, Step]:
+    seen = asked_steps([program, program])
     assert len({step.name for step in seen}) == len(seen)  # equal sources are one step
     return {step.name: step for step in seen}
 
@@ -99,3 +107,13 @@ def test_an_object_does_not_show_where_torch_lies(steps: Mapping[str, Step], tmp
         assert moved != command
         compiler.run(moved, folder)
         assert (folder / command[-1]).read_bytes() == here
+
+
+@pytest.mark.parametrize("name", ["symbolic sizes/two", "state/counted", "constants/tied", "shapes/views"])
+def test_the_code_of_a_partition_that_has_travelled_is_the_same(name: str, tmp_path: Path) -> None:
+    bench = Bench(Subject("aoti"), tmp_path, Exports())
+    (case,) = (case for case in all_cases() if case.name == name)
+    for request in bench.requests(bench.edge(case)):
+        data = write_partition(request.local, contents=False)
+        before = asked_steps([request.local.program])
+        assert asked_steps([read_partition(data).program]) == before

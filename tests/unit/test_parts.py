@@ -24,8 +24,9 @@ from hatch_lower.build.spread.workplace import Workplace, open_workplace
 from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProcessError
+from hatch_lower.errors import BackendError, ProcessError
 from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.codec import decode, write_record
@@ -114,6 +115,28 @@ def test_what_is_not_portable_is_lowered_here_with_a_reason(store: Store, tmp_pa
     operator = "the operator `parts_test.{}.default`, which is not torch's own"
     here = "a partition of `a` for `null` is lowered with its recipe: it has "
     assert notes == [here + operator.format("one"), here + operator.format("two")]
+
+
+class Together(BackendDetails):
+    """Lowers all partitions in one call."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        raise NotImplementedError
+
+    @classmethod
+    def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> dict[str, list[PreprocessResult]]:
+        return {method: [PreprocessResult(b"all") for _ in programs] for method, programs in edge_programs.items()}
+
+
+def test_partitions_that_are_lowered_together_stay_together(
+    program: ExportedProgram, store: Store, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    partitioner = TagBy(by_kind, "Together")
+    lower_methods({"a": program}, {"a": partitioner}, store=store, ask=Asker(tmp_path, (), 60, notes.append))
+    reason = "it has a backend that lowers all partitions together"
+    assert notes == [f"a partition of `a` for `Together` is lowered with its recipe: {reason}"]
 
 
 # made by a worker
@@ -332,3 +355,10 @@ def test_a_part_has_the_time_that_a_model_of_its_build_has(parts: list[tuple[Nee
     assert need.body["timeout"] == 60
     with pytest.raises(ProcessError, match="longer than its time limit of 1 s"):
         made(tmp_path / "unit", need, data, timeout=1)
+
+
+def test_an_error_of_a_backend_names_the_part(stepping: tuple[Need, bytes], store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="the backend `stepping` failed") as caught:
+        make_here(tmp_path / "part", *stepping, store)
+    assert caught.value.where == stepping[0].name
+    assert "it was to ask for its steps" in caught.value.found

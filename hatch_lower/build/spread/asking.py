@@ -57,6 +57,7 @@ class Asker:
         self._asked = frozenset(asked)
         self._timeout = timeout
         self._note = note
+        self._told: set[str] = set()
 
     def partitions(self, units: Mapping[str, Unit]) -> None:
         """Ask for partitions.
@@ -87,14 +88,19 @@ class Asker:
         backend_id = request.spec.backend_id
         try:
             if unit.joint:
-                raise NotPortableError("partitions that are lowered together")
+                raise NotPortableError("a backend that lowers all partitions together")
             data = write_partition(request.local, contents=not request.backend.weight_free)
         except NotPortableError as error:
             subject = f"a partition of `{request.method}` for `{backend_id}`"
-            self._note(f"{subject} is lowered with its recipe: it has {error}")
+            self._tell(f"{subject} is lowered with its recipe: it has {error}")
             return None
         body = PartBody("partition", backend_id, written(request.spec.compile_specs), unit.components, self._timeout)
         return part_of(f"partition {key[:8]} for `{backend_id}`", body, key, data)
+
+    def _tell(self, line: str) -> None:
+        if line not in self._told:  # partitions of one method mostly have the same
+            self._told.add(line)
+            self._note(line)
 
     def _ask(self, parts: Sequence[tuple[Need, bytes]]) -> None:
         if len(parts) < 2:

@@ -49,14 +49,17 @@ def make_part(name: str, folder: Path, store: Store, ask: Ask | None) -> ModelRe
     """
     body, data = read_record(PartBody, folder / BODY), (folder / DATA).read_bytes()
     try:
-        (make_partition if body.make == "partition" else make_step)(body, data, store, ask)
+        if body.make == "partition":
+            make_partition(name, body, data, store, ask)
+        else:
+            make_step(name, body, data, store)
     except LackingError as error:
         (folder / LACKS).write_text(json.dumps(encode(error.lacks)), encoding="utf-8")
         raise ProcessError("this machine makes something else of it", where=name, found=str(error)) from error
     return ModelReport(name, ModelEntry((), None, None, {}), files=())
 
 
-def make_partition(body: PartBody, data: bytes, store: Store, ask: Ask | None) -> None:
+def make_partition(name: str, body: PartBody, data: bytes, store: Store, ask: Ask | None) -> None:
     try:
         local = read_partition(data)
     except NotPortableError as error:
@@ -65,18 +68,18 @@ def make_partition(body: PartBody, data: bytes, store: Store, ask: Ask | None) -
         request = Request("part", DelegationSpec(body.backend, specs_of(body)), find_backend(body.backend), local)
         key = key_of(request, {})
     refuse_other_key(body.key, key)
-    with backend_guard(body.backend, "a partition"):
+    with backend_guard(body.backend, name):
         preprocess_all([request], store, ask)
 
 
-def make_step(body: PartBody, data: bytes, store: Store, ask: Ask | None) -> None:
+def make_step(name: str, body: PartBody, data: bytes, store: Store) -> None:
     specs = specs_of(body)
     with found_here(body.backend), process_restored():
         backend = find_backend(body.backend)
         step = backend.step_of(body.step, data.decode(), specs)
     key = step_key(body.backend, step)
     refuse_other_key(body.key, key)
-    with backend_guard(body.backend, f"the step `{body.step}`"):
+    with backend_guard(body.backend, name):
         made = backend.run_step(step, specs)
     write_step(store, key, made)
 
