@@ -46,6 +46,20 @@ def test_the_hook_itself_does_not_import_torch(modules_after: Modules) -> None:
     assert not modules & {"torch", "click"}
 
 
+def test_a_local_build_imports_no_engine_and_nothing_that_spreads_units(modules_after: Modules) -> None:
+    modules = modules_after("import hatch_lower.build.build, hatch_lower.build.executor, hatch_lower.hatch.plugin")
+    assert "hatch_lower.build.build" in modules
+    assert not {name for name in modules if name.startswith("hatch_lower.build.spread")}
+    assert not modules & {"dask", "distributed", "ray", "concurrent.futures.process", "multiprocessing"}
+
+
+def test_the_scheduler_and_the_choice_of_an_executor_import_no_engine_and_no_torch(modules_after: Modules) -> None:
+    modules = modules_after(
+        "import hatch_lower.build.spread.spread; from hatch_lower.build.spread.executors.choose import opener"
+    )
+    assert not modules & {"dask", "distributed", "ray", "torch"}
+
+
 def test_the_command_line_does_not_import_torch(modules_after: Modules) -> None:
     modules = modules_after("import hatch_lower.cli")
     assert not modules & {"torch", "hatchling"}

@@ -68,7 +68,7 @@ def test_the_wheel_is_that_of_a_local_build(
     pytest.importorskip({"dask": "distributed", "ray": "ray"}.get(engine, "concurrent"))
     executor = {"processes": PROCESSES, "ray": "ray"}.get(engine) or f"dask:{request.getfixturevalue('dask_address')}"
     if engine == "ray":
-        scenario.edit("pyproject.toml", "[tool.hatch.build.hooks.lower]", "[tool.hatch.build.hooks.lower]\njobs = 2")
+        scenario.edit("pyproject.toml", 'backends = ["reference"]', 'backends = ["reference"]\njobs = 2')
     machine = apart(scenario, engine)
     done = build(machine, executor, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
     assert made_elsewhere(done) == UNITS

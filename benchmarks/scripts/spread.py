@@ -1,0 +1,174 @@
+"""`spread.py [ENGINE…]`: how units spread over workers, as a table; engines are `dask`, `ray` and `processes`.
+
+Simulated workers have a simulated clock, and the scheduler is the real one: what it takes itself, in seconds and bytes, is
+measured. Workers of engines are two processes on this machine, and for units that wait eight threads of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "tests"))
+
+from support.pool_units import make_request, run_unit  # noqa: E402
+from support.simulated import (  # noqa: E402
+    RecordingWatcher,
+    SimulatedDesk,
+    SimulatedEngine,
+    making,
+    mixed_units,
+    scheduler_of,
+    shortest_makespan,
+)
+
+from hatch_lower.build.spread.executors.choose import opener  # noqa: E402
+from hatch_lower.build.spread.graph import Work  # noqa: E402
+from hatch_lower.build.spread.pool import Pool, Reply  # noqa: E402
+from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler  # noqa: E402
+
+UNITS, WORKERS = 32, 8
+NO_OPS = 500
+WAIT_SECONDS = 1.0
+KILLS = 20
+
+
+class JsonDesk:
+    """Units that do nothing, or wait."""
+
+    def __init__(self, seconds: float) -> None:
+        self._request = make_request(seconds=seconds)
+
+    def request(self, work: Work) -> tuple[bytes, tuple[()]]:
+        return self._request, ()
+
+    def read(self, work: Work, reply: Reply) -> Outcome:
+        assert json.loads(reply.data)[0] == "made"
+        return Outcome("made")
+
+
+def main(*engines: str) -> None:
+    """Print the rows."""
+    print("| measure | to reach | reached |\n|---|---|---|")
+    equal = [Work(str(number), str(number), seconds=10.0) for number in range(UNITS)]
+    row(
+        f"{UNITS} equal units on {WORKERS} simulated workers",
+        "≥ 7 ×",
+        f"{simulated(equal, 1) / simulated(equal, 8):.2f} ×",
+    )
+    for count in (1000, 10_000):
+        ratios, seconds = [], []
+        for seed in range(5):
+            works = mixed_units(count, seed)
+            began = time.process_time()
+            ratios.append(simulated(works, 100) / shortest_makespan(works, 100))
+            seconds.append(time.process_time() - began)
+        row(f"{count:,} mixed units on 100 simulated workers: makespan by its bound", "≤ 1.15", f"{max(ratios):.3f}")
+        row(
+            f"{count:,}: the scheduler's time and memory",
+            "linear",
+            f"{min(seconds) / count * 1e6:.0f} µs a unit, {memory(count) / count:.0f} bytes a unit",
+        )
+    row(f"{KILLS} kills of 8 simulated workers", "each unit once", killed(equal))
+    for engine in engines:
+        with pool_of(engine) as open_pool:
+            took = real(open_pool, NO_OPS, 0.0)
+            row(
+                f"{engine}: {NO_OPS} units that do nothing, on 2 workers",
+                "≤ 30 ms a unit",
+                f"{took / NO_OPS * 1e3:.1f} ms",
+            )
+    with ThreadPoolExecutor(WORKERS) as eight:
+        took = real(lambda: ThreadPool(eight), UNITS, WAIT_SECONDS)
+    row(
+        f"{UNITS} units that wait {WAIT_SECONDS:g} s, on {WORKERS} threads",
+        "≥ 7 ×",
+        f"{UNITS * WAIT_SECONDS / took:.2f} ×",
+    )
+
+
+def row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def simulated(works: list[Work], workers: int) -> float:
+    engine = SimulatedEngine(workers, making(works))
+    assert scheduler_of(engine, SimulatedDesk(works)).run(works) == {}
+    return engine.now()
+
+
+def memory(count: int) -> int:
+    """Return the bytes that the scheduler takes beyond the units themselves."""
+    works = mixed_units(count, 0)
+    tracemalloc.start()
+    simulated(works, 100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def killed(works: list[Work]) -> str:
+    engine = SimulatedEngine(WORKERS, making(works))
+    chance = random.Random(0)
+    for number in range(KILLS):
+        engine.at(1.0 + 2.0 * number, lambda: engine.kill_one(chance.choice))
+    desk = SimulatedDesk(works)
+    given_up = scheduler_of(engine, desk).run(works)
+    return f"{len(set(desk.made))} units made {len(desk.made)} times, {len(given_up)} given up"
+
+
+class ThreadPool:
+    """Threads of this process as a pool that stays open."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+
+    def submit(self, request: bytes, attachments: object, avoid: frozenset[str]) -> object:
+        return self._executor.submit(lambda: Reply("thread", run_unit(request)))
+
+    def size(self) -> int:
+        return WORKERS
+
+    def close(self, *, cancel: bool) -> None:
+        pass
+
+
+@contextmanager
+def pool_of(engine: str) -> Iterator[Callable[[], Pool]]:
+    name = {"processes": "support.pool_units:two_processes"}.get(engine, engine)
+    with tempfile.TemporaryDirectory() as folder:
+        yield opener(name, name, 2, Path(folder), run_unit)
+
+
+def real(open_pool: Callable[[], object], count: int, seconds: float) -> float:
+    """Return the seconds that units take, without those to connect and for the first of each worker."""
+    pool = open_pool()
+    for _ in range(2):
+        waited = [pool.submit(make_request(seconds=0.2), (), frozenset()) for _ in range(2)]  # type: ignore[attr-defined]
+        for future in waited:
+            future.result()
+    works = [Work(str(number), str(number)) for number in range(count)]
+    began = time.perf_counter()
+    ends: list[float] = []
+
+    class Timed(RecordingWatcher):
+        def made(self, work: Work, worker: str, seconds: float) -> None:
+            ends.append(time.perf_counter())
+
+    given_up = Scheduler(lambda: pool, JsonDesk(seconds), Timed(), RealClock()).run(works)  # type: ignore[arg-type,return-value]
+    assert given_up == {}
+    assert len(ends) == count
+    return ends[-1] - began
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
