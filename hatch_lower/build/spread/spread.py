@@ -14,7 +14,7 @@ from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
 from hatch_lower.build.spread.part_requests import may_ask, request_part
 from hatch_lower.build.spread.pool import Reply, Shared
-from hatch_lower.build.spread.protocol import UnitAnswer, write_request
+from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
 from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler
@@ -23,6 +23,9 @@ from hatch_lower.build.spread.view import UnitView
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.events import Event
+
+# Units that took less than that are made in one go: who asks for parts is begun again, and exports again
+PARTS_SECONDS = 30.0
 
 
 def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> None:
@@ -59,53 +62,64 @@ class UnitDesk:
 
     def __init__(self, context: BuildContext, units: Sequence[Unit]) -> None:
         self._context = context
-        asked = requests_of(context, units)
-        self._asked = {each.request.key: each for each in asked}
-        self._sent = dict(self._asked)  # as they were submitted last
-        self._needed: dict[str, list[str]] = {}  # keys of what a unit has asked for
-        self.works = [
-            Work(each.request.key, unit.name, (), unit.seconds, digest_of(dict(each.request.facts)))
-            for each, unit in zip(asked, units, strict=True)
-        ]
-        # what travels with every request is one object in all of them
-        self._shared = {id(data): Shared(data) for data in asked[0].attachments}
+        self._asked: dict[str, Asked] = {}  # what was last asked, by key
+        self._sent: dict[str, list[str]] = {}  # keys of what a unit has asked for, which travels with it from then on
+        self._wrong: set[str] = set()  # units that were answered wrongly
+        self._shared: dict[int, Shared] = {}
+        self.works: list[Work] = []
+        for unit, asked in zip(units, requests_of(context, units), strict=True):
+            for data in asked.attachments:  # one object in all of them, which lives as long as this
+                self._shared.setdefault(id(data), Shared(data))
+            self._asked[unit.key] = asked
+            group = digest_of(dict(asked.request.facts))
+            self.works.append(Work(unit.key, unit.name, (), unit.seconds, group))
 
     def name_of(self, key: str) -> str:
         return self._asked[key].request.name
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
-        asked, needed = self._asked[work.key], self._needed.get(work.key, [])
-        if needed:
-            found = [entry_of(self._context.store, key) for key in needed]
+        asked, sent = self._asked[work.key], self._sent.get(work.key, [])
+        if sent or work.key in self._wrong:
+            found = [entry_of(self._context.store, key) for key in sent]
             asked = ask_again(asked, [entry for entry in found if entry is not None])
-        if needed or divisible:
-            asked = may_ask(asked, needed)
-        self._sent[work.key] = asked
+        if sent or (divisible and (work.seconds is None or work.seconds >= PARTS_SECONDS)):
+            asked = may_ask(asked, sent)
+        self._asked[work.key] = asked
         return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments]
 
     def read(self, work: Work, reply: Reply) -> Outcome:
-        asked = self._sent[work.key]
+        try:
+            return self._read(work, reply)
+        except WrongAnswerError:
+            self._wrong.add(work.key)
+            raise
+
+    def _read(self, work: Work, reply: Reply) -> Outcome:
+        asked = self._asked[work.key]
         answer, entries = read_answer(reply.data, asked.request)
-        if answer.outcome == "made":
-            take_answer(self._context, answer, entries)
-            if asked.request.kind == "part":  # there may be many, and large ones
-                del self._asked[work.key], self._sent[work.key]
-            return Outcome("made")
         if answer.outcome == "refused":
             return Outcome("refused", lacks=tuple(lack.text() for lack in answer.lacks))
+        if answer.outcome == "failed":
+            for line in answer.log:
+                self._context.reporter.report(Event("output", "note", work.name, detail=line))
+            return Outcome("failed", error=error_of(asked, answer, self._context.settings.root))
+        take_answer(self._context, answer, entries)
         if answer.outcome == "needs":
-            return Outcome("needs", needs=tuple(self._needs(work, answer, entries)))
-        for line in answer.log:
-            self._context.reporter.report(Event("output", "note", work.name, detail=line))
-        return Outcome("failed", error=error_of(asked, answer, self._context.settings.root))
+            return Outcome("needs", needs=tuple(self._parts(work, asked, answer, entries)))
+        del self._asked[work.key]
+        return Outcome("made")
 
-    def _needs(self, work: Work, answer: UnitAnswer, entries: Entries) -> Iterator[Work]:
-        """Yield the parts that a unit needs and that this build does not have; equal ones of several units are one."""
-        keys = [need.key for need in answer.needs]
-        self._needed[work.key] = list(dict.fromkeys([*self._needed.get(work.key, []), *keys]))
-        for need in answer.needs:
-            if need.kind == "entry" or self._context.store.find_record(need.key) is not None:
-                continue
-            if need.key not in self._asked:
-                self._asked[need.key] = request_part(self._asked[work.key], need, entries.blob(need.blob))
-            yield Work(need.key, need.name, group=work.group)
+    def _parts(self, work: Work, asked: Asked, answer: UnitAnswer, entries: Entries) -> Iterator[Work]:
+        """Yield the units that a unit needs; of what is in the store already there is none to be made."""
+        sent = self._sent.setdefault(work.key, [])
+        new = [need for need in answer.needs if need.key not in sent]
+        if not new:
+            raise WrongAnswerError("it asks again for what was sent with it")
+        for need in new:
+            if self._context.store.find_record(need.key) is None:
+                if need.kind != "part":
+                    raise WrongAnswerError(f"it needs the entry {need.key[:16]}…, which this build has not")
+                if need.key not in self._asked:
+                    self._asked[need.key] = request_part(asked, need, entries.blob(need.blob))
+                yield Work(need.key, need.name, (), None, work.group)
+        sent += [need.key for need in new]

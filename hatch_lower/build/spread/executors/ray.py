@@ -40,7 +40,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
         await_port(address)
         options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RaySystemError) as error:
+    except Exception as error:  # Ray raises that itself if a node does not start in time
         raise ExecutorError(
             "the cluster of Ray cannot be reached" if address else "a cluster of Ray cannot be started",
             where=where,
