@@ -114,7 +114,9 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    kind: str  # `partition`, `step`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`
+    # `partition`, `step`, `export`, `report`, `manifest`, `recipe`, `unit`, `cost`, `constants`, `native`, `sbom`, or
+    # `other`
+    kind: str
     key: str
     subject: str  # a model or backend; empty if the components do not say
     size: int  # with its blobs, which other entries may share
