@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -153,3 +154,18 @@ def test_what_is_no_partition_is_refused_with_a_reason(linear: Request) -> None:
     for match, data in damages(write_partition(linear.local, contents=True)):
         with pytest.raises(NotPortableError, match=match):
             read_partition(data)
+
+
+def test_a_changed_byte_is_refused_or_read_and_nothing_else(bench: Bench) -> None:
+    (request,) = requests_of(bench.edge(CASES["symbolic sizes/two"]), EVERYTHING)
+    data = write_partition(request.local, contents=True)
+    chance = random.Random(7)
+    refused = 0
+    for _ in range(120):
+        changed = bytearray(data)
+        changed[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            read_partition(bytes(changed))
+        except NotPortableError:
+            refused += 1
+    assert refused > 60
