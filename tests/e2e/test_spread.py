@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE, is_running, start, wait_for, with_variable
 from support.scenarios import Project, sha256
 from support.shared import Shared
 from support.venv import Finished
@@ -75,3 +78,70 @@ def test_the_wheel_is_that_of_a_local_build(
     (wheel,) = machine.dist.glob("*.whl")
     assert sha256(wheel) == local
     assert made_elsewhere(build(machine, executor)) == []
+
+
+# Where the export begins for the first time it never ends; later it does
+ONCE = """    marker = Path(os.environ["SLOW_MARKER"])
+    if marker.exists():
+        import torch
+
+        return torch.nn.ReLU().eval(), (torch.zeros(2),)
+    marker.with_suffix(".new").write_text(str(os.getppid()))
+"""
+
+
+@pytest.mark.parametrize("engine", ["dask", "processes"])
+def test_ctrl_c_ends_what_runs_on_workers(
+    engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    executor = PROCESSES if engine == "processes" else f"dask:{request.getfixturevalue('dask_address')}"
+    slow, marker = project("slow"), tmp_path / "marker"
+    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS)}
+    process = start(slow, variables)
+    wait_for(marker.exists, "the export began", process)
+    if engine == "processes":  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    output = "".join(process.communicate(timeout=PATIENCE))
+    assert process.returncode == 130, output
+    assert "hatch-lower: interrupted" in output
+    wait_for(lambda: not with_variable("SLOW_MARKER", str(marker)), "all that runs to end")
+    assert not is_running(int(marker.read_text()))
+    assert slow.left_behind() == []
+
+
+@pytest.mark.parametrize("engine", ["dask", "processes"])
+def test_a_worker_that_is_killed_costs_no_unit(
+    engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    executor = PROCESSES if engine == "processes" else f"dask:{request.getfixturevalue('dask_address')}"
+    slow, marker = project("slow"), tmp_path / "marker"
+    source = (slow.root / "slow/model.py").read_text()
+    head, _, tail = source.partition('    marker = Path(os.environ["SLOW_MARKER"])\n')
+    body = ONCE + tail.partition("\n")[2]
+    (slow.root / "slow/model.py").write_text(
+        (head + body).replace("from hatch_lower import Model\n", "").replace("-> Model", "")
+    )
+    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS)}
+    process = start(slow, {**variables, "HATCH_VERBOSE": "1"})
+    wait_for(marker.exists, "the export began", process)
+    os.kill(int(marker.read_text()), signal.SIGKILL)
+    output = "".join(process.communicate(timeout=PATIENCE))
+    assert process.returncode == 0, output
+    assert re.findall(r"lower  (\S+) +unit ", output) == ["slow/default"]
+    assert "made by this build" not in output
+    (wheel,) = slow.dist.glob("*.whl")
+    assert wheel.stat().st_size
+
+
+def test_a_unit_that_fails_says_so_with_its_worker_and_its_log(project: Callable[[str], Project]) -> None:
+    broken = project("slow")
+    text = "    print('about to break')\n    raise ValueError('no such weights')\n"
+    broken.edit("slow/model.py", '    marker = Path(os.environ["SLOW_MARKER"])\n', text)
+    done = broken.build(environment={"HATCH_LOWER_EXECUTOR": PROCESSES, "PYTHONPATH": str(TESTS), "HATCH_VERBOSE": "1"})
+    assert done.status == 1
+    assert re.search(r"where: .*, on the worker \S+:\d+", done.stderr)
+    assert "no such weights" in done.stderr
+    assert "about to break" in done.stderr
+    assert "Traceback" not in done.stderr.partition("hatch-lower: ")[2].partition("found")[0]

@@ -172,7 +172,7 @@ class SimulatedDesk:
         if word == "needs":
             return Outcome("needs", needs=tuple(self.works[key] for key in keys))
         if word == "refused":
-            return Outcome("refused", lacks=("no g++",))
+            return Outcome("refused", lacks=("has no g++",))
         if word == "failed":
             return Outcome("failed", error=CaptureError("the model is wrong", where=work.name))
         raise WrongAnswerError(word)

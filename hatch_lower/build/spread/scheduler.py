@@ -33,7 +33,7 @@ class Outcome:
 
     kind: Literal["made", "needs", "refused", "failed"]
     needs: tuple[Work, ...] = ()  # what must be made before the unit is submitted again; some may be made already
-    lacks: tuple[str, ...] = ()  # what the worker that refuses has not
+    lacks: tuple[str, ...] = ()  # what the worker that refuses has not, in words
     error: LowerError | None = None  # why it has failed
 
 
@@ -268,7 +268,9 @@ class Scheduler:
         refused[worker] = lacks
         if state.refused_again >= MOST_REFUSED_AGAIN:
             self._refuse(state)
-        self._try_again(state, f"{worker} lacks {'; '.join(lacks)}", enough=state.refused_again >= MOST_REFUSED_AGAIN)
+        self._try_again(
+            state, f"{worker} refused it: {'; '.join(lacks)}", enough=state.refused_again >= MOST_REFUSED_AGAIN
+        )
 
     def _refuse(self, state: State) -> None:
         """Raise the error for a unit that every worker refuses, unless one of them was lost or answered wrongly."""
@@ -277,7 +279,7 @@ class Scheduler:
         raise ExecutorError(
             "no worker can make a unit of this build",
             where=f"`{state.work.name}`",
-            found="\n".join(f"{worker} lacks {'; '.join(lacks)}" for worker, lacks in sorted(refused.items())),
+            found="\n".join(f"{worker}: {'; '.join(lacks)}" for worker, lacks in sorted(refused.items())),
             hint='install on the workers what this build has here, or build with `executor = "local"`',
         )
 

@@ -1,0 +1,148 @@
+"""Requests for units and answers to them, between the scheduler and workers that are simulated and may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.elsewhere import context_of
+from support.scenarios import copy_project
+from support.simulated import Make, RecordingWatcher, SimulatedEngine
+
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.spread.answers import write_answer
+from hatch_lower.build.spread.protocol import Lack, Need, UnitAnswer, UnitRequest, read_request
+from hatch_lower.build.spread.scheduler import Scheduler
+from hatch_lower.build.spread.spread import UnitDesk
+from hatch_lower.build.spread.units import find_units, recipe_units
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.errors import CaptureError, ExecutorError, LowerError
+from hatch_lower.events import Event
+
+Answer = Callable[[UnitRequest, str], bytes]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> BuildContext:
+    return context_of(copy_project("two_methods", tmp_path), tmp_path / "work")
+
+
+def made(request: UnitRequest, worker: str) -> bytes:
+    return write_answer(UnitAnswer(request.name, request.key, worker, "made"), (), request.secret)
+
+
+def flipped(request: UnitRequest, worker: str) -> bytes:
+    data = bytearray(made(request, worker))
+    data[-20] ^= 1
+    return bytes(data)
+
+
+def of_another_unit(request: UnitRequest, worker: str) -> bytes:
+    return write_answer(UnitAnswer("other/default", request.key, worker, "made"), (), request.secret)
+
+
+def of_another_build(request: UnitRequest, worker: str) -> bytes:
+    return write_answer(UnitAnswer(request.name, request.key, worker, "made"), (), sha256_bytes(b"guessed"))
+
+
+def without_its_entries(request: UnitRequest, worker: str) -> bytes:
+    answer = UnitAnswer(request.name, request.key, worker, "made", entries=(sha256_bytes(b"entry"),))
+    return write_answer(answer, (), request.secret)
+
+
+def needing_what_there_is_not(request: UnitRequest, worker: str) -> bytes:
+    needs = (Need(sha256_bytes(b"entry"), "entry"),)
+    return write_answer(UnitAnswer(request.name, request.key, worker, "needs", needs=needs), (), request.secret)
+
+
+def refusing(request: UnitRequest, worker: str) -> bytes:
+    lacks = (Lack("torch", "2.13.0", "2.12.1"), Lack("C++ compiler", "g++ 13", ""))
+    return write_answer(UnitAnswer(request.name, request.key, worker, "refused", lacks=lacks), (), request.secret)
+
+
+def failing(request: UnitRequest, worker: str) -> bytes:
+    error = CaptureError("a method could not be exported", where="two_methods", found="a loop", hint="unroll it")
+    answer = UnitAnswer(
+        request.name, request.key, worker, "failed", error=error.to_json(), log=("a line of the model",)
+    )
+    return write_answer(answer, (), request.secret)
+
+
+def first_worker(answer: Answer) -> Make:
+    """Return workers of which the first one answers so, and the other as it should."""
+
+    def make(worker: str, text: str) -> tuple[float, bytes]:
+        request = read_request(text.encode())
+        return 1.0, (answer if worker == "worker-0" else made)(request, worker)
+
+    return make
+
+
+def spread(context: BuildContext, make: Make, workers: int = 2) -> tuple[dict[str, str], list[str]]:
+    units = recipe_units(find_units(context, shared=False))
+    desk, watcher = UnitDesk(context, units), RecordingWatcher()
+    engine = SimulatedEngine(workers, make)
+    given_up = Scheduler(engine.open, desk, watcher, engine).run(desk.works)
+    return {desk.name_of(key): reason for key, reason in given_up.items()}, watcher.lines
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (flipped, "it is not as its worker wrote it"),
+        (of_another_unit, "it is about another unit, `other/default`"),
+        (of_another_build, "it is the answer to another request, or damaged"),
+        (without_its_entries, "its entry "),
+        (needing_what_there_is_not, "it needs the entry "),
+        (lambda request, worker: b"", "it is no answer"),
+    ],
+)
+def test_a_wrong_answer_is_reported_and_the_unit_made_by_another_worker(
+    context: BuildContext, answer: Answer, reason: str
+) -> None:
+    given_up, lines = spread(context, first_worker(answer))
+    assert given_up == {}
+    wrong = [line for line in lines if "answered wrongly" in line]
+    assert wrong
+    assert all(f" again: worker-0 answered wrongly: {reason}" in line for line in wrong)
+    assert [line.split(" in ")[0] for line in lines if " made on " in line] == [
+        f"two_methods/{recipe} made on worker-1" for recipe in ("portable", "default")
+    ]
+
+
+def test_workers_that_all_refuse_are_named_with_what_they_lack(context: BuildContext) -> None:
+    with pytest.raises(ExecutorError) as caught:
+        spread(context, lambda worker, text: (1.0, refusing(read_request(text.encode()), worker)))
+    assert caught.value.found == "\n".join(
+        f"{worker}: has torch 2.12.1, where 2.13.0 is wanted; has no C++ compiler, where g++ 13 is wanted"
+        for worker in ("worker-0", "worker-1")
+    )
+
+
+def test_the_error_of_a_unit_names_its_worker_and_its_log_arrives(context: BuildContext) -> None:
+    reporter = Kept()
+    with pytest.raises(LowerError) as caught:
+        spread(
+            replace(context, reporter=reporter),
+            lambda worker, text: (1.0, failing(read_request(text.encode()), worker)),
+            workers=1,
+        )
+    assert isinstance(caught.value, CaptureError)
+    assert caught.value.where == "two_methods, on the worker worker-0"
+    assert (caught.value.found, caught.value.hint) == ("a loop", "unroll it")
+    assert [event.detail for event in reporter.events] == ["a line of the model"]
+
+
+class Kept:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
