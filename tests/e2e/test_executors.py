@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.pool_units import make_request, run_unit
+from support.processes import is_running
 
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Shared
@@ -164,6 +165,20 @@ def test_a_unit_that_ends_every_worker_of_dask_is_lost_as_often(dask_cluster: An
     assert isinstance(error, LostWorkerError)
     assert error.times == 4
     pool.close(cancel=False)
+
+
+def test_a_cluster_that_is_started_for_a_build_ends_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    pool = executor("dask", tmp_path)()
+    note = tmp_path / "note"
+    pool.submit(make_request(seconds=SECONDS, note=str(note)), (), NOBODY)
+    process = int(await_text(note))
+    assert pool.size() == 2
+    pool.close(cancel=True)
+    deadline = time.monotonic() + SECONDS
+    while is_running(process) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(process)
 
 
 def test_two_builds_on_one_cluster_do_not_meet(dask_cluster: Any, tmp_path: Path) -> None:

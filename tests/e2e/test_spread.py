@@ -17,6 +17,8 @@ from support.venv import Finished
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 TESTS = Path(__file__).parents[1]
+# it writes into no home folder then, and asks nobody
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 PROCESSES = "support.pool_units:two_processes"
 
 
@@ -47,6 +49,15 @@ def dask_address() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
+def executor_of(engine: str, request: pytest.FixtureRequest) -> str:
+    if engine == "dask":
+        return f"dask:{request.getfixturevalue('dask_address')}"
+    if engine == "ray":
+        pytest.importorskip("ray")
+        return "ray"
+    return PROCESSES
+
+
 def apart(scenario: Project, name: str) -> Project:
     """Return the project with a cache and a folder of wheels of its own."""
     return replace(scenario, dist=scenario.root.parent / name / "dist", cache=scenario.root.parent / name / "cache")
@@ -68,12 +79,11 @@ UNITS = ["again/default", "again/portable", "two_methods/default", "two_methods/
 def test_the_wheel_is_that_of_a_local_build(
     engine: str, scenario: Project, local: str, request: pytest.FixtureRequest
 ) -> None:
-    pytest.importorskip({"dask": "distributed", "ray": "ray"}.get(engine, "concurrent"))
-    executor = {"processes": PROCESSES, "ray": "ray"}.get(engine) or f"dask:{request.getfixturevalue('dask_address')}"
+    executor = executor_of(engine, request)
     if engine == "ray":
         scenario.edit("pyproject.toml", 'backends = ["reference"]', 'backends = ["reference"]\njobs = 2')
     machine = apart(scenario, engine)
-    done = build(machine, executor, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    done = build(machine, executor, **RAY)
     assert made_elsewhere(done) == UNITS
     (wheel,) = machine.dist.glob("*.whl")
     assert sha256(wheel) == local
@@ -90,13 +100,13 @@ ONCE = """    marker = Path(os.environ["SLOW_MARKER"])
 """
 
 
-@pytest.mark.parametrize("engine", ["dask", "processes"])
+@pytest.mark.parametrize("engine", ["dask", "ray", "processes"])
 def test_ctrl_c_ends_what_runs_on_workers(
     engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    executor = PROCESSES if engine == "processes" else f"dask:{request.getfixturevalue('dask_address')}"
+    executor = executor_of(engine, request)
     slow, marker = project("slow"), tmp_path / "marker"
-    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS)}
+    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS), **RAY}
     process = start(slow, variables)
     wait_for(marker.exists, "the export began", process)
     if engine == "processes":  # as a terminal does
@@ -115,7 +125,7 @@ def test_ctrl_c_ends_what_runs_on_workers(
 def test_a_worker_that_is_killed_costs_no_unit(
     engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    executor = PROCESSES if engine == "processes" else f"dask:{request.getfixturevalue('dask_address')}"
+    executor = executor_of(engine, request)
     slow, marker = project("slow"), tmp_path / "marker"
     source = (slow.root / "slow/model.py").read_text()
     head, _, tail = source.partition('    marker = Path(os.environ["SLOW_MARKER"])\n')

@@ -230,7 +230,7 @@ def mixed_units(count: int, seed: int) -> list[Work]:
     for number in range(count):
         shape = chance.random()
         depends: set[int] = set()
-        if number and (number < count // 60 or shape < 0.2):
+        if number and (number < count // 100 or shape < 0.2):
             depends = {number - 1}
         elif number and shape < 0.5:
             depends = {chance.randrange(number) for _ in range(chance.randrange(1, 4))}

@@ -124,11 +124,7 @@ def test_workers_that_all_refuse_are_named_with_what_they_lack(context: BuildCon
 def test_the_error_of_a_unit_names_its_worker_and_its_log_arrives(context: BuildContext) -> None:
     reporter = Kept()
     with pytest.raises(LowerError) as caught:
-        spread(
-            replace(context, reporter=reporter),
-            lambda worker, text: (1.0, failing(read_request(text.encode()), worker)),
-            workers=1,
-        )
+        spread(replace(context, reporter=reporter), first_worker(failing), workers=1)
     assert isinstance(caught.value, CaptureError)
     assert caught.value.where == "two_methods, on the worker worker-0"
     assert (caught.value.found, caught.value.hint) == ("a loop", "unroll it")
