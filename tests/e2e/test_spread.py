@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -121,26 +122,44 @@ def test_ctrl_c_ends_what_runs_on_workers(
     assert slow.left_behind() == []
 
 
+def start_once_slow(slow: Project, marker: Path, executor: str) -> subprocess.Popen[str]:
+    """Start a build whose first export never ends."""
+    source = (slow.root / "slow/model.py").read_text()
+    head, _, tail = source.partition('    marker = Path(os.environ["SLOW_MARKER"])\n')
+    code = (head + ONCE + tail.partition("\n")[2]).replace("from hatch_lower import Model\n", "")
+    (slow.root / "slow/model.py").write_text(code.replace("-> Model", ""))
+    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS)}
+    return start(slow, {**variables, "HATCH_VERBOSE": "1"})
+
+
 @pytest.mark.parametrize("engine", ["dask", "processes"])
 def test_a_worker_that_is_killed_costs_no_unit(
     engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     executor = executor_of(engine, request)
     slow, marker = project("slow"), tmp_path / "marker"
-    source = (slow.root / "slow/model.py").read_text()
-    head, _, tail = source.partition('    marker = Path(os.environ["SLOW_MARKER"])\n')
-    body = ONCE + tail.partition("\n")[2]
-    (slow.root / "slow/model.py").write_text(
-        (head + body).replace("from hatch_lower import Model\n", "").replace("-> Model", "")
-    )
-    variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS)}
-    process = start(slow, {**variables, "HATCH_VERBOSE": "1"})
+    process = start_once_slow(slow, marker, executor)
     wait_for(marker.exists, "the export began", process)
     os.kill(int(marker.read_text()), signal.SIGKILL)
     output = "".join(process.communicate(timeout=PATIENCE))
     assert process.returncode == 0, output
     assert re.findall(r"lower  (\S+) +unit ", output) == ["slow/default"]
     assert "made by this build" not in output
+    (wheel,) = slow.dist.glob("*.whl")
+    assert wheel.stat().st_size
+
+
+def test_a_scheduler_that_goes_leaves_the_rest_to_the_build(project: Callable[[str], Project], tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "silence_logs": 60}
+    slow, marker = project("slow"), tmp_path / "marker"
+    with distributed.LocalCluster(n_workers=1, **options) as cluster:
+        process = start_once_slow(slow, marker, f"dask:{cluster.scheduler_address}")
+        wait_for(marker.exists, "the export began", process)
+    output = "".join(process.communicate(timeout=PATIENCE))
+    assert process.returncode == 0, output
+    assert "slow: the executor was lost: its scheduler does not answer" in output
+    assert "slow/default: made by this build: the scheduler of Dask cannot be reached" in output
     (wheel,) = slow.dist.glob("*.whl")
     assert wheel.stat().st_size
 
