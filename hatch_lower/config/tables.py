@@ -261,9 +261,10 @@ class HookTable(Frozen):
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)
     """What lowers the models: `local`, this machine; `dask` or `dask:ADDRESS`, a scheduler of Dask; `ray` or
-    `ray:ADDRESS`, a cluster of Ray; or `module:factory`, a function that returns a `concurrent.futures.Executor`. Their
-    workers make recipes, and the build here puts them together: the wheel is the same. Without an address a cluster of
-    `jobs` workers is started for the build. The variable `HATCH_LOWER_EXECUTOR` is stronger than the setting."""
+    `ray:ADDRESS`, a cluster of Ray; or `module:factory`, a function that returns a `concurrent.futures.Executor`, or
+    an executor of submitit. Their workers make recipes, and the build here puts them together: the wheel is the same.
+    Without an address a cluster of `jobs` workers is started for the build. The variable `HATCH_LOWER_EXECUTOR` is
+    stronger than the setting."""
     timeout: int = field(default=3600, metadata={"minimum": 1})
     """Seconds after which the export and lowering of one model is given up."""
     seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})

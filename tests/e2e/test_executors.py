@@ -194,6 +194,26 @@ def test_two_builds_on_one_cluster_do_not_meet(dask_cluster: Any, tmp_path: Path
     pools[1].close(cancel=False)
 
 
+def test_jobs_of_submitit_are_units_and_end_with_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("JOBS_FOLDER", str(tmp_path / "jobs"))
+    pool, note = executor("support.pool_units:jobs", tmp_path)(), tmp_path / "note"
+    assert pool.size() is None
+    made = pool.submit(make_request(), [Shared(b"abc")], NOBODY)
+    raising = pool.submit(make_request(missing=True), (), NOBODY)
+    killed = pool.submit(make_request(note=str(note), seconds=SECONDS), (), NOBODY)
+    os.kill(int(await_text(note)), signal.SIGKILL)
+    assert json.loads(made.result(SECONDS).data) == ["made", 3]
+    assert str(raising.exception(SECONDS)) == "ModuleNotFoundError: No module named 'hatch_lower.build.spread'"
+    assert isinstance(killed.exception(SECONDS), LostWorkerError)
+    note.unlink()
+    pool.submit(make_request(note=str(note), seconds=SECONDS), (), NOBODY)
+    await_text(note)
+    pool.close(cancel=True)
+    assert await_text(note, lambda text: text == "cancelled")
+
+
 def test_a_scheduler_of_dask_that_goes_is_a_lost_connection(tmp_path: Path) -> None:
     cluster = start_dask(1)
     open_pool = executor(f"dask:{cluster.scheduler_address}", tmp_path)

@@ -44,6 +44,12 @@ def two_processes() -> object:
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
 
 
+def jobs() -> object:
+    import submitit
+
+    return submitit.LocalExecutor(folder=os.environ["JOBS_FOLDER"])
+
+
 def no_executor() -> object:
     return {}
 

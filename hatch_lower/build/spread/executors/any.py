@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.build.spread.executors.futures import reply_future
+from hatch_lower.build.spread.executors.jobs import JobExecutor, has_jobs
 from hatch_lower.build.spread.pool import LostConnectionError, NoWorkerError, Reply, RunUnit, Shared
 from hatch_lower.cache.locks import make_held
 from hatch_lower.errors import ExecutorError
@@ -53,12 +54,14 @@ def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
             found=f"{type(error).__name__}: {error}",
             hint="it is called without arguments",
         ) from error
+    if not isinstance(executor, Executor) and has_jobs(executor):
+        executor = JobExecutor(executor)
     if not isinstance(executor, Executor):
         raise ExecutorError(
             f"the factory of the executor `{name}` returned no executor",
             where=where,
             found=f"an object of `{type(executor).__module__}.{type(executor).__qualname__}`",
-            hint="it must return a `concurrent.futures.Executor`",
+            hint="it must return a `concurrent.futures.Executor`, or something with its `submit`, such as submitit's",
         )
     return AnyPool(run_unit, executor, work)
 
