@@ -189,6 +189,9 @@ class RecordingWatcher:
     def again(self, work: Work, reason: str) -> None:
         self.lines.append(f"{work.name} again: {reason}")
 
+    def given_up(self, work: Work, reason: str) -> None:
+        self.lines.append(f"{work.name} given up: {reason}")
+
     def said(self, text: str) -> None:
         self.lines.append(text)
 

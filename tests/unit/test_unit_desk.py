@@ -85,7 +85,8 @@ def spread(context: BuildContext, make: Make, workers: int = 2) -> tuple[dict[st
     desk, watcher = UnitDesk(context, units), RecordingWatcher()
     engine = SimulatedEngine(workers, make)
     given_up = Scheduler(engine.open, desk, watcher, engine).run(desk.works)
-    return {desk.name_of(key): reason for key, reason in given_up.items()}, watcher.lines
+    names = {work.key: work.name for work in desk.works}
+    return {names[key]: reason for key, reason in given_up.items()}, watcher.lines
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Shown:
 def test_the_view_counts_units_and_names_those_that_run_for_longest() -> None:
     shown = Shown()
     running = [(Work(str(number), f"digits/{number}"), float(number)) for number in range(7)]
-    shown.view.show(Progress(2, 12, running, 90.0))
+    shown.view.show(Progress(2, 0, 12, running, 90.0, 7))
     (event,) = shown.events
     assert (event.state, event.model) == ("live", "net")
     assert event.detail.splitlines() == [
@@ -44,8 +44,20 @@ def test_the_view_counts_units_and_names_those_that_run_for_longest() -> None:
 
 def test_without_an_estimate_none_is_shown() -> None:
     shown = Shown()
-    shown.view.show(Progress(0, 1, [], None))
+    shown.view.show(Progress(0, 0, 1, [], None, None))
     assert shown.events[0].detail == "0 of 1 units made, 0 submitted, 1 waiting"
+
+
+def test_units_that_are_left_to_the_build_do_not_wait() -> None:
+    shown = Shown()
+    shown.view.show(Progress(1, 2, 5, [(B, 1.0)], None, 1))
+    assert shown.events[0].detail.splitlines()[0] == "1 of 5 units made, 1 submitted, 1 waiting, 2 left to this build"
+
+
+def test_a_cluster_without_workers_is_named_and_nothing_promised() -> None:
+    shown = Shown()
+    shown.view.show(Progress(0, 0, 2, [(A, 1.0), (B, 1.0)], 20.0, 0))
+    assert shown.events[0].detail.splitlines()[0] == "0 of 2 units made, 2 submitted, 0 waiting, no worker is there"
 
 
 def test_where_lines_are_shown_nothing_is_quiet_for_long() -> None:
@@ -54,7 +66,7 @@ def test_where_lines_are_shown_nothing_is_quiet_for_long() -> None:
         shown.time += 1.0
         if shown.time == 50.0:
             shown.view.made(A, "worker", 3.0)
-        shown.view.show(Progress(0, 1, [(B, shown.time)], None))
+        shown.view.show(Progress(0, 0, 1, [(B, shown.time)], None, 1))
     going = [event for event in shown.events if event.state == "going"]
     assert [event.seconds for event in going] == [30.0, 80.0]
 
@@ -63,11 +75,13 @@ def test_what_happens_to_a_unit_is_a_line() -> None:
     shown = Shown()
     shown.view.made(A, "host:7", 3.0)
     shown.view.again(B, "its worker was lost: killed")
+    shown.view.given_up(A, "4 workers ended")
     shown.view.said("the executor was lost: closed")
     shown.view.close()
     assert shown.events == [
         Event("unit", "end", "digits/a", seconds=3.0, detail="on host:7"),
         Event("units", "note", "digits/b", detail="made again: its worker was lost: killed"),
+        Event("units", "note", "digits/a", detail="made by this build: 4 workers ended"),
         Event("units", "note", "net", detail="the executor was lost: closed"),
         Event("units", "live", "net"),
     ]

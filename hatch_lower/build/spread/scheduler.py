@@ -55,9 +55,11 @@ class Progress:
     """How far all units are."""
 
     made: int
+    given_up: int  # and left to the local build
     total: int
     running: Sequence[tuple[Work, float]]  # and for how many seconds
     rest: float | None  # seconds that are left, estimated; `None` if nothing is known
+    workers: int | None  # that there are; `None` if nobody knows
 
 
 class Watcher(Protocol):
@@ -66,6 +68,8 @@ class Watcher(Protocol):
     def made(self, work: Work, worker: str, seconds: float) -> None: ...
 
     def again(self, work: Work, reason: str) -> None: ...
+
+    def given_up(self, work: Work, reason: str) -> None: ...
 
     def said(self, text: str) -> None: ...
 
@@ -148,7 +152,7 @@ class Scheduler:
     def _turn(self, pool: Pool) -> None:
         """Submit what there is room for, then wait for an answer."""
         self._submit(pool)
-        self._show()
+        self._show(pool)
         if not self._running:
             self._give_up_all("units wait for each other")
             return
@@ -157,7 +161,7 @@ class Scheduler:
             self._settle(*finished)
             finished = None if self._finished.empty() else self._finished.get()
 
-    def _show(self) -> None:
+    def _show(self, pool: Pool) -> None:
         now = self._clock.now()
         if now - self._shown < TICK_SECONDS:
             return
@@ -169,7 +173,8 @@ class Scheduler:
             longest = max((state.chain - now + state.began for state in self._running.values()), default=0.0)
             done = sum(min(seconds, self._running[work.key].seconds) for work, seconds in running)
             rest = max((graph.left - done) / max(len(running), 1), longest, 0.0)
-        self._watcher.show(Progress(graph.made, len(graph.states), running, rest))
+        given_up = graph.over - graph.made
+        self._watcher.show(Progress(graph.made, given_up, len(graph.states), running, rest, pool.size()))
 
     # submitting
 
@@ -311,6 +316,7 @@ class Scheduler:
             each, why = doomed.pop()
             if not each.over:
                 self._given_up[each.work.key] = why
+                self._watcher.given_up(each.work, why)
                 waited = self._graph.end(each, "given up")
                 doomed += [(other, f"`{each.work.name}`, which it needs, was given up") for other in waited]
 

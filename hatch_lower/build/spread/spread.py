@@ -50,11 +50,9 @@ def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> No
     view.said(f"{count} made by `{context.executor}`")
     desk = UnitDesk(context, units)
     try:
-        given_up = Scheduler(open_pool, desk, view, RealClock()).run(desk.works)
+        Scheduler(open_pool, desk, view, RealClock()).run(desk.works)
     finally:
         view.close()
-    for key, reason in given_up.items():
-        context.reporter.report(Event("units", "note", desk.name_of(key), detail=f"made by this build: {reason}"))
 
 
 class UnitDesk:
@@ -73,9 +71,6 @@ class UnitDesk:
             self._asked[unit.key] = asked
             group = digest_of(dict(asked.request.facts))
             self.works.append(Work(unit.key, unit.name, (), unit.seconds, group))
-
-    def name_of(self, key: str) -> str:
-        return self._asked[key].request.name
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         asked, sent = self._asked[work.key], self._sent.get(work.key, [])

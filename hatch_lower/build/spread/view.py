@@ -31,13 +31,20 @@ class UnitView:
     def again(self, work: Work, reason: str) -> None:
         self._note(work.name, f"made again: {reason}")
 
+    def given_up(self, work: Work, reason: str) -> None:
+        self._note(work.name, f"made by this build: {reason}")
+
     def said(self, text: str) -> None:
         self._note(self._project, text)
 
     def show(self, progress: Progress) -> None:
-        waiting = progress.total - progress.made - len(progress.running)
+        waiting = progress.total - progress.made - progress.given_up - len(progress.running)
         text = f"{progress.made} of {progress.total} units made, {len(progress.running)} submitted, {waiting} waiting"
-        if progress.rest is not None:
+        if progress.given_up:
+            text += f", {progress.given_up} left to this build"
+        if progress.workers == 0:  # a cluster that grows on demand gets some, and another one may never
+            text += ", no worker is there"
+        elif progress.rest is not None:
             text += f", about {duration(progress.rest)} left"
         longest = sorted(progress.running, key=lambda row: -row[1])[:LONGEST]
         rows = [f"{duration(seconds):>8}  {work.name}" for work, seconds in longest]
