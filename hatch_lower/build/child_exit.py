@@ -26,6 +26,10 @@ NO_MEMORY = (
 )
 
 
+class KilledError(ProcessError):
+    """Somebody else ended the process: the system, say, that was out of memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildExit:
     """A child process that has ended."""
@@ -60,7 +64,8 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
     memory = out_of_memory_error(exited.place, tail)
     output = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
-        return failure("the build process was killed (SIGKILL), most likely because it ran out of memory", memory.hint)
+        what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
+        return KilledError(what, where=exited.place, found=tail, hint=memory.hint)
     if any(words in output for words in NO_MEMORY):
         return memory
     if status < 0:

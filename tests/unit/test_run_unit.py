@@ -375,6 +375,28 @@ def test_a_unit_that_nobody_wants_any_more_is_ended_with_all_that_it_started(
     assert not list(temporary.iterdir())
 
 
+def test_a_unit_that_is_killed_alone_says_so(
+    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("SHOP_PIDS", str(pids))
+    asked = asked_of(build_again(shop), "sleeping")
+    killed: list[int] = []
+
+    def kill() -> bool:
+        if not killed and pids.exists() and len(pids.read_text().split()) == 2:
+            killed.append(int(pids.read_text().split()[0]))
+            os.kill(killed[0], signal.SIGKILL)
+        return True
+
+    answer = answered(asked, run_unit(write_request(asked.request), *asked.attachments, still_wanted=kill))
+    assert killed
+    assert answer.outcome == "killed"
+    assert answer.error is not None
+    assert "(SIGKILL)" in answer.error["what"]
+    assert not list(temporary.iterdir())
+
+
 def test_what_a_killed_worker_has_started_ends_with_it(
     shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

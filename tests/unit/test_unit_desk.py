@@ -18,7 +18,7 @@ from hatch_lower.build.spread.scheduler import Scheduler
 from hatch_lower.build.spread.spread import UnitDesk
 from hatch_lower.build.spread.units import find_units, recipe_units
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import CaptureError, ExecutorError, LowerError
+from hatch_lower.errors import CaptureError, ExecutorError, LowerError, ProcessError
 from hatch_lower.events import Event
 
 Answer = Callable[[UnitRequest, str], bytes]
@@ -130,6 +130,24 @@ def test_the_error_of_a_unit_names_its_worker_and_its_log_arrives(context: Build
     assert caught.value.where == "two_methods, on the worker worker-0"
     assert (caught.value.found, caught.value.hint) == ("a loop", "unroll it")
     assert [event.detail for event in reporter.events] == ["a line of the model"]
+
+
+def killed(request: UnitRequest, worker: str) -> bytes:
+    error = ProcessError("the build process was killed (SIGKILL)", where="two_methods", hint="give it memory")
+    answer = UnitAnswer(request.name, request.key, worker, "killed", error=error.to_json())
+    return write_answer(answer, (), request.secret)
+
+
+def test_a_unit_that_was_killed_on_its_worker_is_made_by_another_one(context: BuildContext) -> None:
+    given_up, lines = spread(context, first_worker(killed))
+    assert given_up == {}
+    assert any(" again: worker-0: the build process was killed (SIGKILL)" in line for line in lines)
+    assert sum(" made on worker-1" in line for line in lines) == 2
+
+
+def test_a_unit_that_is_killed_wherever_it_is_made_is_left_to_the_build(context: BuildContext) -> None:
+    given_up, _ = spread(context, lambda worker, text: (1.0, killed(read_request(text.encode()), worker)))
+    assert set(given_up) == {"two_methods/default", "two_methods/portable"}
 
 
 class Kept:

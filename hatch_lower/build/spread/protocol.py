@@ -23,7 +23,7 @@ KEY_BYTES = 32
 ENTRIES, KNOWN = "entries", "known"
 
 UnitKind: TypeAlias = Literal["recipe", "part"]
-Outcome: TypeAlias = Literal["made", "needs", "refused", "failed"]
+Outcome: TypeAlias = Literal["made", "needs", "refused", "failed", "killed"]
 # what a worker is: `torch`, `python`, `libc`, `compiler g++`, …, and what it has of that
 Facts: TypeAlias = Mapping[str, str]
 
@@ -124,8 +124,8 @@ class UnitAnswer(Frozen):
     log: tuple[str, ...] = ()
 
     def validate(self) -> None:
-        told: Mapping[Outcome, object] = {"needs": self.needs, "refused": self.lacks, "failed": self.error}
-        if any(bool(value) != (outcome == self.outcome) for outcome, value in told.items()):
+        told = ((self.needs, ("needs",)), (self.lacks, ("refused",)), (self.error, ("failed", "killed")))
+        if any(bool(value) != (self.outcome in outcomes) for value, outcomes in told):
             raise Damage(f"`{self.outcome}` with what belongs to another outcome, or without its own", ".outcome")
         if self.error is not None and self.error.keys() != {"error", "what", "where", "found", "hint"}:
             raise Damage("no error", ".error")

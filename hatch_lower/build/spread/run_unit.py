@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower import __version__
-from hatch_lower.build.child_exit import cut
+from hatch_lower.build.child_exit import KilledError, cut
 from hatch_lower.build.spread.answers import write_answer
 from hatch_lower.build.spread.entries import Entry, entry_of, read_entries
 from hatch_lower.build.spread.facts import compare_facts, facts_here
@@ -127,7 +127,7 @@ def run_unit(
         return finish(replace(blank, outcome="refused", lacks=(Lack("the folder of a unit", "", found),)))
     except Exception as error:
         told = {name: log.without_paths(text) for name, text in told_error(asked, error).to_json().items()}
-        return finish(replace(blank, outcome="failed", error=told))
+        return finish(replace(blank, outcome="killed" if isinstance(error, KilledError) else "failed", error=told))
 
 
 def make_unit(

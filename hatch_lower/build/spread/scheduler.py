@@ -47,7 +47,7 @@ class Desk(Protocol):
         """
 
     def read(self, work: Work, reply: Reply) -> Outcome:
-        """Take what has come back; raises a `WrongAnswerError`."""
+        """Take what has come back; raises a `WrongAnswerError`, or a `LostWorkerError` if the unit was killed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,14 @@ class Scheduler:
         if error is None:
             self._take(state, future.result())
         elif isinstance(error, LostWorkerError):
-            state.lost += error.times
-            state.avoid |= {error.worker} - {""}
-            self._try_again(state, f"its worker was lost: {error}", enough=state.lost >= MOST_LOST)
+            self._take_loss(state, error, f"its worker was lost: {error}")
         else:
             self._take_exception(state, error)
+
+    def _take_loss(self, state: State, error: LostWorkerError, reason: str) -> None:
+        state.lost += error.times
+        state.avoid |= {error.worker} - {""}
+        self._try_again(state, reason, enough=state.lost >= MOST_LOST)
 
     def _stop(self, state: State) -> None:
         del self._running[state.work.key]
@@ -254,6 +257,9 @@ class Scheduler:
             state.avoid |= {reply.worker}
             reason = f"{reply.worker} answered wrongly: {error}"
             self._try_again(state, reason, enough=state.wrong >= MOST_WRONG)
+            return
+        except LostWorkerError as error:
+            self._take_loss(state, error, f"{reply.worker}: {error}")
             return
         if outcome.error is not None:
             raise outcome.error

@@ -13,7 +13,7 @@ from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
 from hatch_lower.build.spread.part_requests import may_ask, request_part
-from hatch_lower.build.spread.pool import Reply, Shared
+from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
 from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
 from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
@@ -94,6 +94,8 @@ class UnitDesk:
         answer, entries = read_answer(reply.data, asked.request)
         if answer.outcome == "refused":
             return Outcome("refused", lacks=tuple(lack.text() for lack in answer.lacks))
+        if answer.outcome == "killed" and answer.error is not None:
+            raise LostWorkerError(answer.error["what"], reply.worker)
         if answer.outcome == "failed":
             for line in answer.log:
                 self._context.reporter.report(Event("output", "note", work.name, detail=line))
