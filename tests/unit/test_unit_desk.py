@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from support.simulated import Make, RecordingWatcher, SimulatedEngine
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import write_answer
-from hatch_lower.build.spread.protocol import Lack, Need, UnitAnswer, UnitRequest, read_request
+from hatch_lower.build.spread.pool import Reply
+from hatch_lower.build.spread.protocol import Lack, Need, UnitAnswer, UnitRequest, WrongAnswerError, read_request
 from hatch_lower.build.spread.scheduler import Scheduler
 from hatch_lower.build.spread.spread import UnitDesk
 from hatch_lower.build.spread.units import find_units, recipe_units
+from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CaptureError, ExecutorError, LowerError, ProcessError
 from hatch_lower.events import Event
@@ -148,6 +150,28 @@ def test_a_unit_that_was_killed_on_its_worker_is_made_by_another_one(context: Bu
 def test_a_unit_that_is_killed_wherever_it_is_made_is_left_to_the_build(context: BuildContext) -> None:
     given_up, _ = spread(context, lambda worker, text: (1.0, killed(read_request(text.encode()), worker)))
     assert set(given_up) == {"two_methods/default", "two_methods/portable"}
+
+
+class Lost:
+    """A shared cache that workers reach, and the build does not."""
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        return None
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        return False
+
+
+def test_a_shared_cache_that_the_build_has_lost_is_relied_on_once(context: BuildContext) -> None:
+    context = replace(context, store=replace(context.store, remote=Lost()))
+    desk = UnitDesk(context, recipe_units(find_units(context, shared=False)))
+    first, second = desk.works
+    request = read_request(desk.request(first, divisible=False)[0])
+    assert not request.bring_all
+    with pytest.raises(WrongAnswerError, match="the shared cache does not have it"):
+        desk.read(first, Reply("worker", without_its_entries(request, "worker")))
+    for work in (first, second):
+        assert read_request(desk.request(work, divisible=False)[0]).bring_all
 
 
 class Kept:

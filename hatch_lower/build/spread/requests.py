@@ -41,6 +41,10 @@ UNIT = "unit"  # the kind of an entry that says what an export read for a recipe
 QUOTED = re.compile(r"""['"`]([^'"`\n]+)['"`]|([^\s'"`]+)""")
 
 
+class NotSharedError(WrongAnswerError):
+    """What a worker says it has sent to the shared cache does not come from there."""
+
+
 class Asked(Frozen):
     """A request with what travels with it."""
 
@@ -102,7 +106,8 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
     """Put the entries of an answer into the build's store, which must be read and written; return the keys of new ones.
 
     Raises:
-        WrongAnswerError: if one of them is not what it says, not signed where it must be, or nowhere.
+        WrongAnswerError: if one of them is not what it says, or not signed where it must be.
+        NotSharedError: if one is neither brought nor, as this build sees it, in the shared cache.
         CacheError: if the store cannot be written.
     """
     store = context.store
@@ -120,11 +125,11 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
                 found="the cache cannot be written",
                 hint="make room there, or name another directory in `HATCH_LOWER_CACHE_DIR`",
             )
+        if value is None and not brought:
+            raise NotSharedError(f"its entry {key[:16]}… is not taken: the shared cache does not have it")
         if value is None:
             reason = entries.refused.get(key, "it is not what it says")
-            raise WrongAnswerError(
-                f"its entry {key[:16]}… is not taken: {reason if brought else 'the shared cache does not have it'}"
-            )
+            raise WrongAnswerError(f"its entry {key[:16]}… is not taken: {reason}")
         if brought:
             store.share(key)
         new.append(key)

@@ -15,7 +15,7 @@ from hatch_lower.build.spread.graph import Work
 from hatch_lower.build.spread.part_requests import may_ask, request_part
 from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
 from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
-from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
+from hatch_lower.build.spread.requests import Asked, NotSharedError, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler
 from hatch_lower.build.spread.units import Unit, find_units
@@ -63,6 +63,7 @@ class UnitDesk:
         self._asked: dict[str, Asked] = {}  # what was last asked, by key
         self._sent: dict[str, list[str]] = {}  # keys of what a unit has asked for, which travels with it from then on
         self._wrong: set[str] = set()  # units that were answered wrongly
+        self._brings = False  # whether the shared cache is not relied on any more: it may be lost to this build alone
         self._shared: dict[int, Shared] = {}
         self.works: list[Work] = []
         for unit, asked in zip(units, requests_of(context, units), strict=True):
@@ -74,7 +75,7 @@ class UnitDesk:
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         asked, sent = self._asked[work.key], self._sent.get(work.key, [])
-        if sent or work.key in self._wrong:
+        if sent or work.key in self._wrong or self._brings:
             found = [entry_of(self._context.store, key) for key in sent]
             asked = ask_again(asked, [entry for entry in found if entry is not None])
         if sent or (divisible and (work.seconds is None or work.seconds >= PARTS_SECONDS)):
@@ -85,8 +86,9 @@ class UnitDesk:
     def read(self, work: Work, reply: Reply) -> Outcome:
         try:
             return self._read(work, reply)
-        except WrongAnswerError:
+        except WrongAnswerError as error:
             self._wrong.add(work.key)
+            self._brings |= isinstance(error, NotSharedError)
             raise
 
     def _read(self, work: Work, reply: Reply) -> Outcome:
