@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from support.simulated import Make, RecordingWatcher, SimulatedEngine
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import write_answer
+from hatch_lower.build.spread.parts import ASKED
 from hatch_lower.build.spread.pool import Reply
 from hatch_lower.build.spread.protocol import Lack, Need, UnitAnswer, UnitRequest, WrongAnswerError, read_request
 from hatch_lower.build.spread.scheduler import Scheduler
-from hatch_lower.build.spread.spread import UnitDesk
+from hatch_lower.build.spread.spread import MOST_ASKED, UnitDesk
 from hatch_lower.build.spread.units import find_units, recipe_units
 from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.canonical import sha256_bytes
@@ -172,6 +174,49 @@ def test_a_shared_cache_that_the_build_has_lost_is_relied_on_once(context: Build
         desk.read(first, Reply("worker", without_its_entries(request, "worker")))
     for work in (first, second):
         assert read_request(desk.request(work, divisible=False)[0]).bring_all
+
+
+def test_a_unit_that_needs_other_parts_each_time_is_made_without_them_in_the_end(context: BuildContext) -> None:
+    # as one whose export is another one each time, so that what was made is of no use to it
+    asked: list[str] = []
+
+    def make(worker: str, text: str) -> tuple[float, bytes]:
+        request = read_request(text.encode())
+        if request.kind == "part" or ASKED not in {attachment.role for attachment in request.attachments}:
+            return 1.0, made(request, worker)
+        asked.append(request.name)
+        data = f"{request.name} {len(asked)}".encode()
+        key = sha256_bytes(data)
+        need = Need(key, "part", f"partition {key[:8]}", {"make": "partition"}, sha256_bytes(data))
+        answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
+        return 1.0, write_answer(answer, (), request.secret, beside=[data])
+
+    reporter = Kept()
+    given_up, lines = spread(replace(context, reporter=reporter), make, workers=4)
+    assert given_up == {}
+    names = ["two_methods/default", "two_methods/portable"]
+    assert Counter(asked) == dict.fromkeys(names, MOST_ASKED)
+    assert {line.partition(" made on ")[0] for line in lines} >= set(names)
+    assert sorted(event.model for event in reporter.events) == names
+    assert {event.detail for event in reporter.events} == {
+        "it asked for other parts 16 times, and is made without any more"
+    }
+
+
+def asking_though_it_may_not(request: UnitRequest, worker: str) -> bytes:
+    data = request.name.encode()
+    need = Need(sha256_bytes(data), "part", "a partition", {"make": "partition"}, sha256_bytes(data))
+    answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
+    return write_answer(answer, (), request.secret, beside=[data])
+
+
+def test_parts_that_a_unit_may_not_ask_for_are_a_wrong_answer(context: BuildContext) -> None:
+    (unit,) = [unit for unit in recipe_units(find_units(context, shared=False)) if unit.recipe == "default"]
+    desk = UnitDesk(context, [unit])
+    (work,) = desk.works
+    request, _ = desk.request(work, divisible=False)
+    with pytest.raises(WrongAnswerError, match="it asks for parts, and may not"):
+        desk.read(work, Reply("worker", asking_though_it_may_not(read_request(request), "worker")))
 
 
 class Kept:

@@ -15,6 +15,15 @@ def may_ask(asked: Asked, before: Iterable[str] = ()) -> Asked:
     return carrying(asked, {**given(asked), ASKED: b"".join(map(bytes.fromhex, before))})
 
 
+def may_not_ask(asked: Asked) -> Asked:
+    """Return a request whose unit makes all that is missing itself."""
+    return carrying(asked, {role: data for role, data in given(asked).items() if role != ASKED})
+
+
+def can_ask(asked: Asked) -> bool:
+    return ASKED in given(asked)
+
+
 def request_part(asked: Asked, need: Need, blob: bytes) -> Asked:
     """Return the request for a part that the unit of another request needs; `blob` came with its answer."""
     request = replace(

@@ -5,6 +5,7 @@ The local build that follows finds it there, and makes whatever was given up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hatch_lower.build.context import BuildContext
@@ -12,7 +13,7 @@ from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.part_requests import may_ask, request_part
+from hatch_lower.build.spread.part_requests import can_ask, may_ask, may_not_ask, request_part
 from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
 from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
 from hatch_lower.build.spread.requests import Asked, NotSharedError, ask_again, error_of, requests_of, take_answer
@@ -26,6 +27,8 @@ from hatch_lower.events import Event
 
 # Units that took less than that are made in one go: who asks for parts is begun again, and exports again
 PARTS_SECONDS = 30.0
+# Times that a unit may ask: a few for each of its backends. One whose export differs each time would never end
+MOST_ASKED = 16
 
 
 def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> None:
@@ -62,6 +65,7 @@ class UnitDesk:
         self._context = context
         self._asked: dict[str, Asked] = {}  # what was last asked, by key
         self._sent: dict[str, list[str]] = {}  # keys of what a unit has asked for, which travels with it from then on
+        self._times: Counter[str] = Counter()  # that a unit has asked, by key
         self._wrong: set[str] = set()  # units that were answered wrongly
         self._brings = False  # whether the shared cache is not relied on any more: it may be lost to this build alone
         self._shared: dict[int, Shared] = {}
@@ -78,7 +82,9 @@ class UnitDesk:
         if sent or work.key in self._wrong or self._brings:
             found = [entry_of(self._context.store, key) for key in sent]
             asked = ask_again(asked, [entry for entry in found if entry is not None])
-        if sent or (divisible and (work.seconds is None or work.seconds >= PARTS_SECONDS)):
+        if self._times[work.key] >= MOST_ASKED:
+            asked = may_not_ask(asked)
+        elif sent or (divisible and (work.seconds is None or work.seconds >= PARTS_SECONDS)):
             asked = may_ask(asked, sent)
         self._asked[work.key] = asked
         return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments]
@@ -118,7 +124,13 @@ class UnitDesk:
             if self._context.store.find_record(need.key) is None:
                 if need.kind != "part":
                     raise WrongAnswerError(f"it needs the entry {need.key[:16]}…, which this build has not")
+                if not can_ask(asked):
+                    raise WrongAnswerError("it asks for parts, and may not")
                 if need.key not in self._asked:
                     self._asked[need.key] = request_part(asked, need, entries.blob(need.blob))
                 yield Work(need.key, need.name, (), None, work.group)
         sent += [need.key for need in new]
+        self._times[work.key] += 1
+        if self._times[work.key] == MOST_ASKED:
+            text = f"it asked for other parts {MOST_ASKED} times, and is made without any more"
+            self._context.reporter.report(Event("units", "note", work.name, detail=text))
