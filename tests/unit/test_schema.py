@@ -120,6 +120,10 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"rtol": {"int8": 1}}, False),
         ({"atol": [1]}, False),
         ({"editable": "no"}, False),
+        ({"executor": "dask:tcp://host:8786"}, True),
+        ({"executor": "localhost"}, False),
+        ({"executor": "dask:tcp://a host"}, False),
+        ({"executor": "cluster of:factory"}, False),
     ],
 )
 def test_the_schema_and_the_reader_agree(table: dict[str, Any], valid: bool) -> None:
