@@ -45,7 +45,8 @@ def known_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
     exports = recipe_exports(export, build.recipes, build.source)
     found = {name: find_recipe(build.store, recipe_key(key.components())) for name, key in exports.items()}
     return KnownRecipes(
-        exports, {name: record for name, record in found.items() if record is not None and is_current(record.used)}
+        exports,
+        {name: record for name, record in found.items() if record is not None and is_usable(name, record)},
     )
 
 
@@ -87,6 +88,11 @@ def used_versions(used: Iterable[UsedBackend]) -> Versions:
         NoKeyError: if that of one cannot be told.
     """
     return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in dict.fromkeys(used)}
+
+
+def is_usable(name: str, record: RecipeRecord) -> bool:
+    # what a shared cache says was compared goes into the wheel
+    return all(method.recipe == name for method in record.verified) and is_current(record.used)
 
 
 def is_current(used: Iterable[UsedVersions]) -> bool:

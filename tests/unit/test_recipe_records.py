@@ -150,7 +150,8 @@ def test_a_program_that_is_not_the_one_of_the_record_is_verified(shop: Workshop,
     store = store_here(Events())
     record = find_recipe(store, records["default"])
     assert record is not None
-    others = [{"plan": "0" * 64}, {"files": ()}, {"requirements": ("numpy",)}]
+    elsewhere = tuple(replace(method, recipe="portable") for method in record.verified)
+    others = [{"plan": "0" * 64}, {"files": ()}, {"requirements": ("numpy",)}, {"verified": elsewhere}]
     for wrong in (replace(record, **other) for other in others):
         replace_record(store, records["default"], plain, wrong)
         assert "verify" in shop.build(plain, ONE)[1].stages()
