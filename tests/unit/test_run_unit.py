@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -20,6 +20,7 @@ from support.processes import is_running, wait_for
 
 from hatch_lower.build.context import BuildContext, build_context
 from hatch_lower.build.protocol import Answer
+from hatch_lower.build.spread import requests
 from hatch_lower.build.spread.answers import read_answer, write_answer
 from hatch_lower.build.spread.entries import Entries, entry_of, read_entries, write_entries
 from hatch_lower.build.spread.protocol import (
@@ -539,3 +540,24 @@ def test_a_missing_word_about_a_failure_is_an_error_too(shop: BuildContext) -> N
     answer = UnitAnswer(asked.request.name, asked.request.key, "host:1", "refused", lacks=(Lack("x", "", "y"),))
     assert answered(asked, write_answer(answer, (), asked.request.secret)) == answer
     assert "without a word" in str(error_of(asked, answer, shop.settings.root))
+
+
+def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_be(
+    shop: BuildContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[object] = []
+    wanted = requests.facts_wanted
+
+    def count(backends: Iterable[str]) -> tuple[str, ...]:
+        asked_for.append(backends)
+        return wanted(backends)
+
+    monkeypatch.setattr(requests, "facts_wanted", count)
+    (model, *_), many = shop.settings.models, range(50)
+    models = [replace(model, name=f"{model.name}{number}") for number in many]
+    units = [replace(unit_of(shop, model.name), model=each.name) for each in models]
+    context = replace(shop, settings=replace(shop.settings, models=tuple(models)))
+    sizes = {len(write_request(asked.request)) - 3 * len(asked.request.name) for asked in requests_of(context, units)}
+    (alone,) = requests_of(shop, [unit_of(shop, model.name)])
+    assert max(sizes) < 1.1 * len(write_request(alone.request))
+    assert len(asked_for) == 2, "once for each call"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.build.spread.asking import BODY, DATA, LACKS, PartBody
-from hatch_lower.build.spread.protocol import Lack
+from hatch_lower.build.spread.protocol import Lack, LacksError
 from hatch_lower.cache.key import Key
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import BackendError, ProcessError
@@ -32,14 +32,6 @@ VERSIONS = frozenset({"fingerprint", "made_by"})
 WORDS = {"interpreter": "Python", "result_schema": "form of results"}
 
 
-class LackingError(Exception):
-    """This machine would make something else of a part than is asked for."""
-
-    def __init__(self, *lacks: Lack) -> None:
-        super().__init__("; ".join(lack.text() for lack in lacks))
-        self.lacks = lacks
-
-
 def make_part(name: str, folder: Path, store: Store, ask: Ask | None) -> ModelReport:
     """Make the part that lies in a folder; its result is in the store.
 
@@ -53,7 +45,7 @@ def make_part(name: str, folder: Path, store: Store, ask: Ask | None) -> ModelRe
             make_partition(name, body, data, store, ask)
         else:
             make_step(name, body, data, store)
-    except LackingError as error:
+    except LacksError as error:
         (folder / LACKS).write_text(json.dumps(encode(error.lacks)), encoding="utf-8")
         raise ProcessError("this machine makes something else of it", where=name, found=str(error)) from error
     return ModelReport(name, ModelEntry((), None, None, {}), files=())
@@ -63,7 +55,7 @@ def make_partition(name: str, body: PartBody, data: bytes, store: Store, ask: As
     try:
         local = read_partition(data)
     except NotPortableError as error:
-        raise LackingError(Lack("a partition as it came", "", str(error))) from error
+        raise LacksError(Lack("a partition as it came", "", str(error))) from error
     with found_here(body.backend):
         request = Request("part", DelegationSpec(body.backend, specs_of(body)), find_backend(body.backend), local)
         key = key_of(request, {})
@@ -94,7 +86,7 @@ def found_here(backend: str) -> Iterator[None]:
     try:
         yield
     except BackendError as error:
-        raise LackingError(Lack(f"the backend `{backend}`", "", f"{error.what}: {error.found}")) from error
+        raise LacksError(Lack(f"the backend `{backend}`", "", f"{error.what}: {error.found}")) from error
 
 
 def refuse_other_key(wanted: Mapping[str, object], key: Key) -> None:
@@ -102,7 +94,7 @@ def refuse_other_key(wanted: Mapping[str, object], key: Key) -> None:
     found: dict[str, object] = encode(key.components())
     lacks = [lack for name in {**wanted, **found} for lack in lacks_of(name, encode(wanted.get(name)), found.get(name))]
     if lacks:
-        raise LackingError(*lacks)
+        raise LacksError(*lacks)
 
 
 def lacks_of(name: str, wanted: Any, found: Any) -> Iterator[Lack]:

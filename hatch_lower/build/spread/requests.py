@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,29 +65,44 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
     attachments = {SNAPSHOT: snapshot.data, **({KNOWN: known} if known else {})}
     attached = tuple(attach(role, data) for role, data in attachments.items())
     build = secrets.token_hex(8)
-    stats = StatCache(stats_path(store))
-    facts: dict[tuple[str, ...], Facts] = {}
+    units = tuple(units)
+    facts = facts_of(context, {unit.recipe for unit in units})
+    models = {model.name: model for model in settings.models}
+    environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
     asked = []
     for unit in units:
-        recipe = next(recipe for recipe in settings.recipes if recipe.name == unit.recipe)
-        names = facts_wanted(choice.name for choice in recipe.backends)
-        if names not in facts:
-            facts[names] = facts_here(names, context.environment, stats)
+        # without the other models, or what is sent for all grows with their square
+        model = replace(models[unit.model], recipes=(unit.recipe,))
+        project = replace(snapshot.project, settings=replace(snapshot.project.settings, models=(model,)))
         request = UnitRequest(
             name=unit.name,
             kind="recipe",
             key=unit.key,
             build=build,
             secret=new_secret(),
-            facts=facts[names],
-            environment=sent_variables(context.environment, settings.pass_env),
-            body=encode(RecipeBody(snapshot.project, unit)),
+            facts=facts[unit.recipe],
+            environment=environment,
+            body=encode(RecipeBody(project, unit)),
             attachments=attached,
-            signers=signers_of(context).ids(),
+            signers=signers,
             bring_all=store.remote is None,
         )
         asked.append(Asked(request, tuple(attachments.values()), snapshot))
     return asked
+
+
+def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
+    """Return for each recipe what a worker must be; it is looked up once, for there may be thousands of units."""
+    stats = StatCache(stats_path(context.store))
+    known: dict[tuple[str, ...], Facts] = {}
+    facts = {}
+    for recipe in context.settings.recipes:
+        if recipe.name in recipes:
+            names = facts_wanted(choice.name for choice in recipe.backends)
+            if names not in known:
+                known[names] = facts_here(names, context.environment, stats)
+            facts[recipe.name] = known[names]
+    return facts
 
 
 def ask_again(asked: Asked, entries: Iterable[Entry] = ()) -> Asked:
