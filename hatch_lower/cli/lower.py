@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="A model, or one recipe of it. May be given several times, and hold several, with spaces between them."
     " Default: everything.",
 )
-@click.option("--shard", metavar="I/N", help="Of what is selected, the part I of N.")
+@click.option("--shard", metavar="I/N", help="Of what is selected, the shard I of N.")
 @root_option
 def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
     """Make units of the next build, and keep them in the cache.
@@ -38,14 +38,14 @@ def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
     """
     from hatch_lower.build.spread.units import find_units, read_shard, select_units, shard_of
 
-    part = None if shard is None else read_shard(shard)
+    numbers = None if shard is None else read_shard(shard)
     names = [name for text in only for name in text.split()]
     with opened_context(root) as context:
         refuse_unkept(context.store)
         shared = is_sent(context.settings)
         chosen = select_units(find_units(context, shared=shared), names)
-        if part is not None:
-            chosen = shard_of(chosen, *part)
+        if numbers is not None:
+            chosen = shard_of(chosen, *numbers)
         missing = [unit.name for unit in chosen if not unit.cached]
         rows: Sequence[MethodRow] = ()
         if missing:

@@ -26,7 +26,7 @@ SCHEMA = 1
     "--shards",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Divide what is not cached into at most N parts that take about as long each.",
+    help="Divide what is not cached into at most N shards that take about as long each.",
 )
 @json_option
 def plan(root: Path, shards: int | None, as_json: bool) -> None:
@@ -42,9 +42,9 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
         units = find_units(context, shared=is_sent(context.settings))
         settings = context.settings
     missing = [unit for unit in recipe_units(units) if not unit.cached]
-    parts = divide_units(missing, shards or 1)
+    divided = divide_units(missing, shards or 1)
     if shards is not None and as_json:
-        show([json.dumps(matrix_of(parts), separators=(",", ":"))])
+        show([json.dumps(matrix_of(divided), separators=(",", ":"))])
         return
     report = {
         "schema": SCHEMA,
@@ -55,15 +55,15 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
     }
     show_report(report, as_json, plan_lines)
     if shards is not None:
-        show(["", *part_lines(parts)])
+        show(["", *shard_lines(divided)])
 
 
-def matrix_of(parts: Sequence[Sequence[Unit]]) -> Report:
+def matrix_of(shards: Sequence[Sequence[Unit]]) -> Report:
     """Return the matrix of a workflow: what each job gives to `hatch-lower lower --only`."""
     return {
         "include": [
-            {"shard": f"{number}/{len(parts)}", "only": " ".join(unit.name for unit in part)}
-            for number, part in enumerate(parts, 1)
+            {"shard": f"{number}/{len(shards)}", "only": " ".join(unit.name for unit in shard)}
+            for number, shard in enumerate(shards, 1)
         ]
     }
 
@@ -105,9 +105,9 @@ def plan_lines(report: Report) -> Iterator[str]:
     )
 
 
-def part_lines(parts: Sequence[Sequence[Unit]]) -> Iterator[str]:
-    for number, part in enumerate(parts, 1):
-        yield f"shard {number}/{len(parts)}: {' '.join(unit.name for unit in part)}"
+def shard_lines(shards: Sequence[Sequence[Unit]]) -> Iterator[str]:
+    for number, shard in enumerate(shards, 1):
+        yield f"shard {number}/{len(shards)}: {' '.join(unit.name for unit in shard)}"
 
 
 def seconds_text(seconds: float | None) -> str:

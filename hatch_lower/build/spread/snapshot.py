@@ -44,7 +44,7 @@ class HostileArchiveError(Exception):
     """An archive that no build writes; the text says why."""
 
 
-class Plan:
+class Places:
     """Where the paths of a project are in an archive."""
 
     def __init__(self, root: Path, paths: Iterable[Path]) -> None:
@@ -67,7 +67,7 @@ def take_snapshot(settings: Settings, view: ProjectView, files: Iterable[Path]) 
         PackageError: if a file cannot be read.
     """
     chosen = sorted(set(files))
-    places = Plan(settings.root, [*chosen, *view.import_roots, *(target for _, target in view.links)])
+    places = Places(settings.root, [*chosen, *view.import_roots, *(target for _, target in view.links)])
     members = {places.place(path).as_posix(): path for path in chosen}
     relocated = Relocated(
         replace(settings, root=places.place(settings.root)),

@@ -128,19 +128,19 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def shard_of(units: Sequence[Unit], number: int, count: int) -> tuple[Unit, ...]:
-    """Return one of `count` parts of some units: the same on every machine, whatever is cached or known there."""
+    """Return one of `count` shards of some units: the same on every machine, whatever is cached or known there."""
     return tuple(sorted(units, key=lambda unit: unit.name)[number - 1 :: count])
 
 
 def divide_units(units: Sequence[Unit], count: int) -> list[tuple[Unit, ...]]:
-    """Return at most `count` parts of some units that take about as long each: the longest first, to the shortest."""
+    """Return at most `count` shards of some units that take about as long each: the longest first, to the shortest."""
     known = [unit.seconds for unit in units if unit.seconds is not None]
     usual = sum(known) / len(known) if known else UNKNOWN_SECONDS
 
     def cost(unit: Unit) -> float:
         return usual if unit.seconds is None else unit.seconds
 
-    parts: list[list[Unit]] = [[] for _ in range(min(count, len(units)))]
+    shards: list[list[Unit]] = [[] for _ in range(min(count, len(units)))]
     for unit in sorted(units, key=lambda unit: (-cost(unit), unit.name)):
-        min(parts, key=lambda part: (sum(map(cost, part)), len(part))).append(unit)
-    return [tuple(sorted(part, key=lambda unit: unit.name)) for part in parts]
+        min(shards, key=lambda shard: (sum(map(cost, shard)), len(shard))).append(unit)
+    return [tuple(sorted(shard, key=lambda unit: unit.name)) for shard in shards]
