@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -165,6 +167,20 @@ def test_a_unit_that_ends_every_worker_of_dask_is_lost_as_often(dask_cluster: An
     assert isinstance(error, LostWorkerError)
     assert error.times == 4
     pool.close(cancel=False)
+
+
+def test_a_worker_without_hatch_lower_says_so_and_lives(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['hatch_lower'] = None; from distributed.cli.dask_worker import main; main()"
+    with start_dask(0) as cluster:
+        command = [sys.executable, "-c", hidden, cluster.scheduler_address, "--no-nanny", "--no-dashboard"]
+        worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+        pool = executor(f"dask:{cluster.scheduler_address}", tmp_path)()
+        errors = [pool.submit(make_request(), (), NOBODY).exception(SECONDS) for _ in range(2)]
+        assert [type(error) for error in errors] == [ModuleNotFoundError] * 2
+        assert worker.poll() is None
+        pool.close(cancel=False)
+        worker.terminate()
+        worker.wait(SECONDS)
 
 
 def test_a_cluster_that_is_started_for_a_build_ends_with_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ What all units need is a task of its own, not scattered data: Dask makes that ag
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import time
 import warnings
@@ -22,6 +23,9 @@ from hatch_lower.errors import ExecutorError
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 SIZE_SECONDS = 1.0  # how long it is believed which workers there are
+# A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
+# that it has no hatch-lower, or an older one, is an error like others.
+TASK = f"__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, attachments)"
 
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPool:
@@ -86,7 +90,8 @@ class DaskPool:
             warnings.simplefilter("ignore")  # about large arguments
             given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
             workers = None if allowed is None else sorted(allowed)
-            future = self._executor.submit(run_on_dask, self._run_unit, request, *given, workers=workers)
+            names = {"function": name_of(self._run_unit), "request": request, "attachments": given}
+            future = self._executor.submit(eval, TASK, names, workers=workers)
         self._running[future] = allowed
         future.add_done_callback(self._forget)
         return reply_future(future, self._explain)
@@ -144,10 +149,16 @@ class DaskPool:
         return error
 
 
-def run_on_dask(run_unit: RunUnit, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
+def name_of(run_unit: Any) -> str:
+    return f"{run_unit.__module__}:{run_unit.__qualname__}"
+
+
+def run_on_dask(function: str, request: bytes, attachments: Sequence[bytes]) -> tuple[str, bytes]:
     """Make a unit on a worker; as soon as the worker is told that nobody wants it, it ends."""
     worker = distributed.get_worker()
     key = worker.get_current_task()
+    module, _, name = function.partition(":")
+    run_unit: RunUnit = getattr(importlib.import_module(module), name)
 
     def still_wanted() -> bool:
         task = worker.state.tasks.get(key)
