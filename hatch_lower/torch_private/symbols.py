@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy import functions
 from torch.utils._sympy.functions import (
     CleanDiv,
     FloorDiv,
@@ -51,10 +51,9 @@ __all__ = [
     "unsimplified",
 ]
 
-_functions = importlib.import_module(vars(FloorDiv)["__module__"])  # has all that it lists in `__all__`
 # torch's functions of symbols by their names
 FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType(
-    {name: getattr(_functions, name) for name in (*_functions.__all__, "Max", "Min")}
+    {name: getattr(functions, name) for name in (*functions.__all__, "Max", "Min")}
 )
 
 

@@ -324,6 +324,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "inputs": "what is read shows in the export",
         "pass_env": "what is read shows in the export; compilers are in the backend's fingerprint",
         "jobs": "models are lowered alike, side by side or not",
+        "executor": "whoever makes a unit, it is the same",
         "timeout": "ends a build or does not",
         "strict": "refuses reads; what is read shows in the export",
         "cache": "where results are",

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.key import StepKey
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
@@ -43,7 +44,9 @@ def step_key(backend_id: str, step: Step) -> StepKey:
 
 def read_step(store: Store, key: str) -> bytes | None:
     value = store.find(key)
-    return store.read_blob(value["blob"]) if isinstance(value, dict) and "blob" in value else None
+    blob = value.get("blob") if isinstance(value, dict) else None
+    # another machine may have written it
+    return store.read_blob(blob) if isinstance(blob, str) and DIGEST.fullmatch(blob) else None
 
 
 def write_step(store: Store, key: StepKey, data: bytes) -> None:
