@@ -1,4 +1,4 @@
-"""Data is never run: the package has no pickle, evaluates no data, and imports and loads code in a few known places only."""
+"""Data is never run: the package has no pickle, evaluates no data, and imports and loads code in few known places."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALLOWED = {
     "pipeline/fresh_process.py": IMPORTS,
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,
-    # the executor that the settings name; what workers of Dask evaluate is one constant text, which imports our own module
+    # the executor that the settings name; what workers of Dask evaluate is a constant that imports our own module
     "build/spread/executors/any.py": IMPORTS,
     "build/spread/executors/dask.py": {"builtins.eval", *IMPORTS},
     # asks the C library to give back what was freed

@@ -53,7 +53,11 @@ __all__ = [
 
 # torch's functions of symbols by their names
 FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType(
-    {name: getattr(functions, name) for name in (*functions.__all__, "Max", "Min")}
+    {
+        name: value
+        for name, value in vars(functions).items()
+        if isinstance(value, type) and issubclass(value, sympy.Basic) and value.__module__ == FloorDiv.__module__
+    }
 )
 
 
