@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -56,7 +57,7 @@ FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType(
     {
         name: value
         for name, value in vars(functions).items()
-        if isinstance(value, type) and issubclass(value, sympy.Basic) and value.__module__ == FloorDiv.__module__
+        if isinstance(value, type) and issubclass(value, sympy.Basic) and inspect.getmodule(value) is functions
     }
 )
 
