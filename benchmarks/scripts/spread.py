@@ -48,7 +48,7 @@ class JsonDesk:
     def __init__(self, seconds: float) -> None:
         self._request = make_request(seconds=seconds)
 
-    def request(self, work: Work) -> tuple[bytes, tuple[()]]:
+    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, tuple[()]]:
         return self._request, ()
 
     def read(self, work: Work, reply: Reply) -> Outcome:
