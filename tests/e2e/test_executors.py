@@ -53,6 +53,7 @@ def ray_cluster() -> Iterator[None]:
         patch.setenv("PYTHONPATH", str(TESTS))  # workers import what units do
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONBREAKPOINT", "0")  # Ray leaves one behind, and it is in the keys of later tests' builds
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
