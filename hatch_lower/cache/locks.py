@@ -76,10 +76,26 @@ def make_held(path: Path) -> int:
         os.close(descriptor)
 
 
-def make_held_folder(prefix: str) -> tuple[Path, int | None]:
-    """Make a private folder for temporary files, held until the descriptor is closed; Windows has none."""
+@contextlib.contextmanager
+def held_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Make a private folder that goes with the block; what killed processes have left under this prefix goes now."""
+    path, descriptor = make_held_folder(prefix, parent)
+    try:
+        remove_abandoned(path.parent, f"{prefix}*")
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def make_held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int | None]:
+    """Make a private folder, among temporary files or in another one, held until the descriptor is closed.
+
+    Windows has no such descriptor.
+    """
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix))
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if sys.platform == "win32":
             return path, None
         with contextlib.suppress(FileNotFoundError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,10 +46,10 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
     """
     from hatch_lower.build.context import CacheNotes, build_context, open_cache
     from hatch_lower.cache.directory import history_path
-    from hatch_lower.cache.locks import make_held_folder, remove_abandoned
+    from hatch_lower.cache.locks import held_folder
     from hatch_lower.events import SaidOnce
     from hatch_lower.hatch.outside import open_project
-    from hatch_lower.hatch.plugin import WORK_PREFIX, release
+    from hatch_lower.hatch.plugin import WORK_PREFIX
     from hatch_lower.hatch.terminal import reporter_for
 
     project = open_project(root)
@@ -71,13 +71,8 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
             where="environment variable `HATCH_LOWER_CACHE`",
             hint="unset it, and name a cache that all machines share in `HATCH_LOWER_REMOTE_CACHE`",
         )
-    work, descriptor = make_held_folder(WORK_PREFIX)
-    try:
-        remove_abandoned(work.parent, f"{WORK_PREFIX}*")  # of builds that were killed
+    with held_folder(WORK_PREFIX) as work, closing(reporter):
         yield build_context(settings, project.view, work, store, reporter)
-    finally:
-        reporter.close()
-        release(work, descriptor)
 
 
 def whole_number(variable: str) -> int:

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.build.inputs.log import Observed, is_static, read_log, unrecorded_programs
-from hatch_lower.build.inputs.preload import SOURCE, RecordingSwitch, built_library, find_compiler, preload_environment
+from hatch_lower.build.inputs.preload import (
+    SOURCE,
+    UNFINISHED,
+    RecordingSwitch,
+    built_library,
+    find_compiler,
+    preload_environment,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -608,6 +615,14 @@ def test_where_it_cannot_be_built_there_is_none(tmp_path: Path) -> None:
     assert built_library(tmp_path / "with space", PLAIN) is None
     (tmp_path / "file").write_text("")
     assert built_library(tmp_path / "file", PLAIN) is None
+
+
+def test_what_a_killed_process_has_left_of_a_library_goes(library: Path, tmp_path: Path) -> None:
+    left = tmp_path / "v1" / "preload" / f"{UNFINISHED}left"
+    left.mkdir(parents=True)
+    shutil.copy2(library, left.parent)
+    assert built_library(tmp_path) == left.parent / library.name
+    assert list(left.parent.iterdir()) == [left.parent / library.name]
 
 
 def test_a_library_that_does_not_work_is_not_used(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ from hatch_lower.build.spread.recipe_unit import SNAPSHOT
 from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.units import Unit, find_units, recipe_units
-from hatch_lower.build.spread.workplace import PREFIX, Workplace, held_folder, open_workplace
+from hatch_lower.build.spread.workplace import PREFIX, Workplace, open_workplace
 from hatch_lower.cache.entry import Keep, Record
+from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, EntryPointError
@@ -411,21 +412,21 @@ def test_what_a_killed_worker_has_started_ends_with_it(
     worker.join()
     wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
     assert list(temporary.glob(f"{PREFIX}*"))
-    with held_folder() as folder:
+    with held_folder(PREFIX) as folder:
         assert list(temporary.glob(f"{PREFIX}*")) == [folder]
 
 
 def test_what_a_killed_worker_has_left_goes_with_the_next_unit(temporary: Path) -> None:
-    code = "from hatch_lower.build.spread.workplace import *\nwith held_folder() as f: print(f, flush=True); input()"
+    code = f"from hatch_lower.cache.locks import *\nwith held_folder('{PREFIX}') as f: print(f, flush=True); input()"
     worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     left = Path(worker.stdout.readline().strip())
     assert left.parent == temporary
-    with held_folder() as folder:
+    with held_folder(PREFIX) as folder:
         assert sorted(temporary.iterdir()) == sorted([left, folder]), "a running worker keeps its own"
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
-    with held_folder() as folder:
+    with held_folder(PREFIX) as folder:
         assert list(temporary.iterdir()) == [folder]
     assert not list(temporary.glob(f"{PREFIX}*"))
 

@@ -20,12 +20,12 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower.build.inputs.log import read_log
 from hatch_lower.build.inputs.machine import libc_version
+from hatch_lower.cache.locks import held_folder, remove_abandoned
 from hatch_lower.canonical import digest_of, sha256_file
 
 SOURCE = Path(__file__).with_name("preload.c")
@@ -33,6 +33,7 @@ RECORD = "HATCH_LOWER_RECORD"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-fPIC", "-shared")
 SECONDS_TO_COMPILE = 120
+UNFINISHED = "unfinished-"  # folders of those who compile it
 SEPARATORS = frozenset(": \t\n$")  # characters that a path in `LD_PRELOAD` cannot have
 
 
@@ -57,16 +58,17 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     compiler = find_compiler(environment)
     if not library_version or not compiler or SEPARATORS & set(str(folder)):
         return None
+    remove_abandoned(folder, f"{UNFINISHED}*")
     try:
         name = digest_of([SOURCE.read_text(), compiler, FLAGS, platform.machine(), library_version])
         path = next((path for path in sorted(folder.glob(f"{name}-*.so")) if is_own(path) and is_whole(path)), None)
         if path is None:
             for new_folder in (cache_folder, folder.parent, folder):
                 new_folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # which is not the mode of those above it
-            with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
-                made = Path(temporary, "preload.so")
+            with held_folder(UNFINISHED, folder) as temporary:
+                made = temporary / "preload.so"
                 command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ldl"]
-                run(command, {**environment, "TMPDIR": temporary})
+                run(command, {**environment, "TMPDIR": str(temporary)})
                 try_library(made, environment)
                 made.chmod(0o700)
                 path = folder / f"{name}-{sha256_file(made)}.so"

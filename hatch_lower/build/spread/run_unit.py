@@ -39,7 +39,8 @@ from hatch_lower.build.spread.protocol import (
 )
 from hatch_lower.build.spread.recipe_unit import TREE, make_recipe
 from hatch_lower.build.spread.snapshot import ABOVE, PROJECT
-from hatch_lower.build.spread.workplace import held_folder, open_workplace
+from hatch_lower.build.spread.workplace import PREFIX, open_workplace
+from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.remote.policy import own_key
 from hatch_lower.cache.remote.signing import SigningKey
@@ -113,7 +114,7 @@ def run_unit(
             raise UnwantedError
 
     try:
-        with held_folder() as folder:
+        with held_folder(PREFIX) as folder:
             log.hide(folder)
             keys, entries = make_unit(asked, attachments, folder, log, poll)
             return finish(replace(blank, entries=keys), entries)

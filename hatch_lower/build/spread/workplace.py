@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hatch_lower.build.environment import PASSED, child_environment, matches
@@ -14,7 +14,6 @@ from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.build.spread.protocol import UnitRequest
 from hatch_lower.cache.directory import WRITING, choose_directory
-from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.errors import LowerError
@@ -77,21 +76,3 @@ def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) ->
 def is_own(name: str) -> bool:
     # where things are, Python's, the compiler's, and this tool's own with its secrets
     return matches(name, PASSED) or name in TEMPORARY
-
-
-def remove_left_behind(folder: Path) -> None:
-    """Remove what killed workers have left in a folder for temporary files."""
-    remove_abandoned(folder, f"{PREFIX}*")
-
-
-@contextlib.contextmanager
-def held_folder() -> Iterator[Path]:
-    """Make a folder for one unit; what killed workers have left is removed."""
-    path, descriptor = make_held_folder(PREFIX)
-    try:
-        remove_left_behind(path.parent)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
