@@ -49,14 +49,17 @@ def dask_cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
+    from hatch_lower.build.spread.executors.ray import remember_process
+
+    restore = remember_process()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS))  # workers import what units do
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONBREAKPOINT", "0")  # Ray leaves one behind, and it is in the keys of later tests' builds
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
+    restore()
 
 
 @pytest.fixture(params=["dask", "ray", "processes"])
@@ -160,6 +163,22 @@ def test_the_only_node_of_ray_cannot_be_avoided(ray_cluster: None, tmp_path: Pat
     with pytest.raises(NoWorkerError):
         pool.submit(make_request(), (), frozenset({worker}))
     pool.close(cancel=False)
+
+
+def test_what_ray_changes_in_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from hatch_lower.build.spread.executors.ray import remember_process
+
+    handler = signal.getsignal(signal.SIGTERM)
+    for value in ({}, {"PYTHONBREAKPOINT": "0"}):
+        monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+        os.environ.update(value)
+        restore = remember_process()
+        os.environ["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        restore()
+        assert {name: text for name, text in os.environ.items() if name == "PYTHONBREAKPOINT"} == value
+        assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_a_unit_that_ends_every_worker_of_dask_is_lost_as_often(dask_cluster: Any, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,6 +23,7 @@ from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0
 SIZE_SECONDS = 1.0  # how long it is believed which nodes there are
+LEFT_BEHIND = "PYTHONBREAKPOINT"  # a variable that Ray sets in the process that starts it
 LOST = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
@@ -34,13 +37,21 @@ LOST = (
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool:
     """Connect to a cluster; without an address to the one that Ray's own settings name, or to one's own."""
     if ray.is_initialized() and not address:
-        return RayPool(run_unit, owned=False)
+        return RayPool(run_unit, lambda: None)
     address = address or os.environ.get("RAY_ADDRESS", "")
+    restore = remember_process()
+
+    def leave() -> None:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        restore()
+
     try:
         await_port(address)
         options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
     except Exception as error:  # Ray raises that itself if a node does not start in time
+        leave()
         raise ExecutorError(
             "the cluster of Ray cannot be reached" if address else "a cluster of Ray cannot be started",
             where=where,
@@ -48,7 +59,22 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
             hint='name the address that `ray start --head` prints: "ray:host:6379"; "ray:auto" is the one of this'
             " machine",
         ) from error
-    return RayPool(run_unit, owned=True)
+    return RayPool(run_unit, leave)
+
+
+def remember_process() -> Callable[[], None]:
+    """Return what undoes how Ray changes this process: later builds in it have that variable in their keys."""
+    value = os.environ.get(LEFT_BEHIND)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def restore() -> None:
+        os.environ.pop(LEFT_BEHIND, None)
+        if value is not None:
+            os.environ[LEFT_BEHIND] = value
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+    return restore
 
 
 def await_port(address: str) -> None:
@@ -64,9 +90,9 @@ def await_port(address: str) -> None:
 class RayPool:
     """This process as a driver of Ray."""
 
-    def __init__(self, run_unit: RunUnit, *, owned: bool) -> None:
+    def __init__(self, run_unit: RunUnit, leave: Callable[[], None]) -> None:
         self._run_unit = run_unit
-        self._owned = owned
+        self._leave = leave  # what the connection is closed with
         self._task = ray.remote(run_on_ray)
         self._shared: dict[Shared, Any] = {}
         self._running: dict[Future[Any], Any] = {}
@@ -102,9 +128,7 @@ class RayPool:
                 for reference in list(self._running.values()):
                     ray.cancel(reference, force=False)
             self._shared.clear()
-        if self._owned:
-            with contextlib.suppress(Exception):
-                ray.shutdown()
+        self._leave()
 
     def _known(self, result: tuple[str, bytes]) -> Reply:
         node, data = result
