@@ -200,6 +200,14 @@ def test_a_unit_that_every_worker_refuses_ends_the_build_and_says_what_each_lack
     assert engine.closed == [True]
 
 
+def test_a_worker_that_starts_again_gets_what_all_others_refuse() -> None:
+    engine = SimulatedEngine(2, lambda worker, key: (1.0, b"made" if worker.endswith("new") else b"refused"))
+    engine.at(4.0, lambda: engine.kill("worker-0"))
+    desk = SimulatedDesk(works := units(one=""))
+    assert scheduler_of(engine, desk).run(works) == {}
+    assert desk.made == ["one"]
+
+
 def test_a_unit_that_fails_ends_the_build_and_what_runs() -> None:
     begun: list[str] = []
 

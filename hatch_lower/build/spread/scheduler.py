@@ -24,6 +24,7 @@ MOST_WRONG = 3  # wrong answers to one unit
 MOST_REFUSED_AGAIN = 8  # refusals of one unit by workers that were to be avoided: the engine cannot choose
 MOST_CONNECTIONS = 3  # times that an engine is connected to before a unit is made
 MANY = 1.5  # units are many if they take a cluster that much longer than the longest chain of them takes
+PATIENCE_SECONDS = 5.0  # that one waits for other workers than those that refuse: one may just be starting again
 TICK_SECONDS = 0.5  # between two looks at how many workers there are
 
 
@@ -108,6 +109,7 @@ class Scheduler:
         self._running: dict[str, State] = {}
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._refused: dict[str, dict[str, tuple[str, ...]]] = {}  # by group and worker: what it lacks
+        self._unserved: dict[str, float] = {}  # groups whose units no worker takes, and since when
         self._given_up: dict[str, str] = {}
         self._connections = 0
         self._lost = False
@@ -151,9 +153,9 @@ class Scheduler:
 
     def _turn(self, pool: Pool) -> None:
         """Submit what there is room for, then wait for an answer."""
-        self._submit(pool)
+        waits = self._submit(pool)
         self._show(pool)
-        if not self._running:
+        if not self._running and not waits:
             self._give_up_all("units wait for each other")
             return
         finished = self._clock.wait(self._finished, TICK_SECONDS)
@@ -178,24 +180,31 @@ class Scheduler:
 
     # submitting
 
-    def _submit(self, pool: Pool) -> None:
+    def _submit(self, pool: Pool) -> bool:
+        """Submit units; return whether one waits for another worker than there are."""
         room = self._room(pool.size())
         while room is None or len(self._running) < room:
             state = self._graph.next_ready()
             if state is None:
-                return
+                break
             try:
                 future = self._submit_one(pool, state)
             except LostConnectionError:
                 self._graph.make_ready(state)
                 raise
             except NoWorkerError:
+                now = self._clock.now()
+                if now - self._unserved.setdefault(state.work.group, now) < PATIENCE_SECONDS:
+                    self._graph.make_ready(state)
+                    return True
                 self._refuse(state)
                 self._give_up(state, "every worker refused it or answered wrongly")
                 continue
             state.stage, state.began = "running", self._clock.now()
+            self._unserved.pop(state.work.group, None)
             self._running[state.work.key] = state
             future.add_done_callback(noted(self._finished, state))
+        return False
 
     def _room(self, size: int | None) -> int | None:
         """Return how many units may be at the engine, for all that it has not begun is begun before what comes later.
