@@ -10,7 +10,7 @@ import importlib
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -22,6 +22,7 @@ from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
+LOGS = ("distributed", "distributed.client")
 SIZE_SECONDS = 1.0  # how long it is believed which workers there are
 # A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
 # that it has no hatch-lower, or an older one, is an error like others.
@@ -33,46 +34,58 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
     import dask
 
     address = address or dask.config.get("scheduler-address", "") or ""
-    cluster = None
-    with quiet():
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(quiet())
         try:
+            cluster = None
             if not address:
                 options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-                cluster = distributed.LocalCluster(processes=True, **options)
-            client = distributed.Client(cluster or address, timeout=CONNECT_SECONDS, set_as_default=False)
+                cluster = no_warnings(distributed.LocalCluster, processes=True, **options)
+                opened.callback(closed, cluster)
+            options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
+            client = no_warnings(distributed.Client, cluster or address, **options)
+            opened.callback(closed, client)
+            return DaskPool(run_unit, client, opened.pop_all())
         except (OSError, ValueError, RuntimeError, TypeError) as error:
-            if cluster is not None:
-                cluster.close(timeout=CLOSE_SECONDS)
             raise ExecutorError(
                 "the scheduler of Dask cannot be reached" if address else "a cluster of Dask cannot be started",
                 where=where,
                 found=f"{address}: {error}" if address else f"{type(error).__name__}: {error}",
                 hint='name the address that the scheduler prints when it starts: "dask:tcp://host:8786"',
             ) from error
-    return DaskPool(run_unit, client, cluster)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Let Dask not speak of what the build meets by itself."""
-    log = logging.getLogger("distributed")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    before = {log: log.level for log in map(logging.getLogger, LOGS)}
+    for log in before:
+        log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        log.setLevel(level)
+        for log, level in before.items():
+            log.setLevel(level)
+
+
+def no_warnings(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(*arguments, **options)
+
+
+def closed(opened: Any) -> None:
+    with contextlib.suppress(Exception):
+        no_warnings(opened.close, timeout=CLOSE_SECONDS)
 
 
 class DaskPool:
-    """A client, and the cluster if it was started for this build."""
+    """A client; `opened` is closed with it."""
 
-    def __init__(self, run_unit: RunUnit, client: Any, cluster: Any = None) -> None:
+    def __init__(self, run_unit: RunUnit, client: Any, opened: contextlib.ExitStack) -> None:
         self._run_unit = run_unit
         self._client = client
-        self._cluster = cluster
+        self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
         self._shared: dict[Shared, Any] = {}
         self._running: dict[Future[Any], frozenset[str] | None] = {}  # and the workers that may run it
@@ -86,12 +99,12 @@ class DaskPool:
             if not allowed and self._threads:
                 raise NoWorkerError
             allowed = allowed or None
-        with self._connected(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about large arguments
+        with self._connected():
             given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
             workers = None if allowed is None else sorted(allowed)
             names = {"function": name_of(self._run_unit), "request": request, "attachments": given}
-            future = self._executor.submit(eval, TASK, names, workers=workers)
+            # it warns of large arguments
+            future = no_warnings(self._executor.submit, eval, TASK, names, workers=workers)
         self._running[future] = allowed
         future.add_done_callback(self._forget)
         return reply_future(future, self._explain)
@@ -100,15 +113,12 @@ class DaskPool:
         return sum(self._workers().values())
 
     def close(self, *, cancel: bool) -> None:
-        with quiet(), contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
             if cancel:
                 for future in list(self._running):
                     future.cancel()
             self._shared.clear()
-            self._client.close(timeout=CLOSE_SECONDS)
-        if self._cluster is not None:
-            with quiet(), contextlib.suppress(Exception):
-                self._cluster.close(timeout=CLOSE_SECONDS)
+        self._opened.close()
 
     def _workers(self) -> dict[str, int]:
         if time.monotonic() - self._looked > SIZE_SECONDS:
@@ -125,7 +135,7 @@ class DaskPool:
 
     def _share(self, shared: Shared) -> Any:
         if shared not in self._shared:
-            self._shared[shared] = self._client.submit(bytes, shared.data, pure=False)
+            self._shared[shared] = no_warnings(self._client.submit, bytes, shared.data, pure=False)
         return self._shared[shared]
 
     @contextlib.contextmanager
@@ -141,7 +151,8 @@ class DaskPool:
         if isinstance(error, distributed.KilledWorker):
             worker = getattr(error.last_worker, "address", "")
             times = int(getattr(error, "allowed_failures", 0)) + 1
-            return LostWorkerError(f"{times} workers ended while they made it", worker, times)
+            # Dask counts what waited on a worker with what ran there
+            return LostWorkerError(f"{times} workers ended while they made it, or had it to make", worker, 2)
         if isinstance(error, CancelledError | OSError):
             if self._client.status != "running":
                 return LostConnectionError("its scheduler does not answer")
