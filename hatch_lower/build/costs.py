@@ -31,12 +31,13 @@ class StageSeconds:
 
 
 def keep_costs(store: Store, distribution: str, report: ModelReport, timed: StageSeconds) -> None:
-    """Remember what each recipe took that was lowered now, and not only put together from the cache."""
+    """Remember what each recipe took; one that is put together from the cache takes less than one that is lowered."""
     for recipe in dict.fromkeys(row.recipe for row in report.rows):
         rows = [row for row in report.rows if row.recipe == recipe]
         if any(row.level in (1, 2) for row in rows):  # nothing was run
             continue
         unit = f"{report.model}/{recipe}"
-        joined = any(row.partitions for row in rows) and all(row.level == 3 for row in rows)
-        if not joined or read_cost(store, distribution, unit) is None:
-            put_cost(store, distribution, unit, timed.of(recipe))
+        seconds = timed.of(recipe)
+        lowered = any(row.partitions and row.level != 3 for row in rows)
+        if lowered or seconds > (read_cost(store, distribution, unit) or 0.0):
+            put_cost(store, distribution, unit, seconds)

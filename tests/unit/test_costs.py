@@ -58,8 +58,13 @@ def test_what_was_not_lowered_has_no_cost(store: Store) -> None:
 def test_joining_what_was_lowered_before_does_not_lower_the_estimate(store: Store) -> None:
     put_cost(store, "net", "net/a", 60.0)
     assert keep(store, row("a", 3), row("b", 3)) == {"a": 60.0, "b": 7.0}
-    assert keep(store, row("a", 3, partitions=0)) == {"a": 5.0, "b": 7.0}, "there was nothing to compile"
-    assert keep(store, row("a", 3), row("a", 0)) == {"a": 5.0, "b": 7.0}
+    assert keep(store, row("a", 3), row("a", 0)) == {"a": 5.0, "b": 7.0}, "one method was lowered"
+
+
+def test_what_has_nothing_to_lower_may_have_been_joined_too(store: Store) -> None:
+    put_cost(store, "net", "net/a", 60.0)
+    put_cost(store, "net", "net/b", 1.0)
+    assert keep(store, row("a", 0, partitions=0), row("b", 0, partitions=0)) == {"a": 60.0, "b": 7.0}
 
 
 @pytest.mark.parametrize(
