@@ -20,7 +20,7 @@ from hatch_lower.frozen import Frozen
 if TYPE_CHECKING:
     from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
     from hatch_lower.exir.backend.steps import Step
-    from hatch_lower.exir.lowering.preprocess import Unit
+    from hatch_lower.exir.lowering.preprocess import Group
 
 NEEDS = "needs.json"
 # the files of a part that is made, in the folder of its child process
@@ -59,13 +59,13 @@ class Asker:
         self._note = note
         self._told: set[str] = set()
 
-    def partitions(self, units: Mapping[str, Unit]) -> None:
+    def partitions(self, groups: Mapping[str, Group]) -> None:
         """Ask for partitions.
 
         Raises:
             PartsNeededError: if there is something to wait for.
         """
-        parts = {key: self._partition(key, unit) for key, unit in units.items() if key not in self._asked}
+        parts = {key: self._partition(key, group) for key, group in groups.items() if key not in self._asked}
         self._ask([part for part in parts.values() if part is not None])
 
     def steps(self, backend_id: str, specs: Sequence[CompileSpec], steps: Mapping[str, Step]) -> None:
@@ -80,21 +80,21 @@ class Asker:
                 parts.append(part_of(f"{step.name} {key[:8]} for `{backend_id}`", body, key, step.text.encode()))
         self._ask(parts)
 
-    def _partition(self, key: str, unit: Unit) -> tuple[Need, bytes] | None:
+    def _partition(self, key: str, group: Group) -> tuple[Need, bytes] | None:
         from hatch_lower.exir.lowering.portable import write_partition
         from hatch_lower.exir.lowering.portable_sizes import NotPortableError
 
-        request = unit.requests[0]
+        request = group.requests[0]
         backend_id = request.spec.backend_id
         try:
-            if unit.joint:
+            if group.joint:
                 raise NotPortableError("a backend that lowers all partitions together")
             data = write_partition(request.local, contents=not request.backend.weight_free)
         except NotPortableError as error:
             subject = f"a partition of `{request.method}` for `{backend_id}`"
             self._tell(f"{subject} is lowered with its recipe: it has {error}")
             return None
-        body = PartBody("partition", backend_id, written(request.spec.compile_specs), unit.components, self._timeout)
+        body = PartBody("partition", backend_id, written(request.spec.compile_specs), group.components, self._timeout)
         return part_of(f"partition {key[:8]} for `{backend_id}`", body, key, data)
 
     def _tell(self, line: str) -> None:

@@ -1,6 +1,6 @@
 """From partitions to backends' results, which are made once or found in the cache.
 
-A backend that defines `preprocess_multimethod` may share things among partitions, so its results are one unit: made,
+A backend that defines `preprocess_multimethod` may share things among partitions, so its results are one group: made,
 kept and found together. Of any other backend each distinct partition is one.
 """
 
@@ -50,7 +50,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Group:
     """Partitions whose results are made, kept and found together."""
 
     requests: tuple[Request, ...]  # one; or all for a backend that defines `preprocess_multimethod`
@@ -74,7 +74,7 @@ class Response:
 class Ask(Protocol):
     """Is told what would be made here, and may have it made elsewhere: it raises what ends this build for now."""
 
-    def partitions(self, units: Mapping[str, Unit]) -> None: ...
+    def partitions(self, groups: Mapping[str, Group]) -> None: ...
 
     def steps(self, backend_id: str, specs: Sequence[CompileSpec], steps: Mapping[str, Step]) -> None: ...
 
@@ -87,23 +87,23 @@ def preprocess_all(requests: Sequence[Request], store: Store | None, ask: Ask | 
         BackendError: if a backend answers with something else than it was asked for.
         CacheError: if the cache is frozen and does not hold a result.
     """
-    units, places = units_of(requests)
-    results = {} if store is None else read_units(store, units)
-    missing = {key: unit for key, unit in units.items() if key not in results}
+    groups, places = groups_of(requests)
+    results = {} if store is None else read_groups(store, groups)
+    missing = {key: group for key, group in groups.items() if key not in results}
     if missing and ask is not None:
         ask.partitions(missing)
     if missing:
         with nullcontext() if store is None else store.locked(missing):
             if store is not None:  # another build may have made some while this one waited
-                results |= read_units(store, missing)
-            missing = {key: unit for key, unit in missing.items() if key not in results}
+                results |= read_groups(store, missing)
+            missing = {key: group for key, group in missing.items() if key not in results}
             find = None if ask is None or store is None else partial(find_steps, store, ask.steps)
             for key, made in call_backends(missing, find):
                 refuse_changed_weights(missing[key])
                 refuse_unknown_handles(missing[key], made)
                 results[key] = made
                 if store is not None:
-                    write_unit(store, key, missing[key], made)
+                    write_group(store, key, missing[key], made)
     return [
         Response(results[key][index], key not in missing or missing[key].requests[index] is not request, key)
         for request, (key, index) in zip(requests, places, strict=True)
@@ -116,44 +116,44 @@ def lowers_jointly(backend: type[BackendDetails]) -> bool:
     return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
 
 
-def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[str, int]]]:
-    """Return the units of some requests by key, and of each request its unit's key and its place there."""
+def groups_of(requests: Sequence[Request]) -> tuple[dict[str, Group], list[tuple[str, int]]]:
+    """Return the groups of some requests by key, and of each request its group's key and its place there."""
     # a fingerprint may run a compiler to ask for its version: once for each backend with these options
     fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
     keys = [key_of(request, fingerprints) for request in requests]
-    units: dict[str, Unit] = {}
+    groups: dict[str, Group] = {}
     places = [(key.digest(), 0) for key in keys]
     joint: dict[str, list[int]] = {}
     for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
         if lowers_jointly(request.backend):
             joint.setdefault(request.spec.backend_id, []).append(number)
         else:
-            units.setdefault(places[number][0], Unit((request,), key.components(), (key.state,)))
+            groups.setdefault(places[number][0], Group((request,), key.components(), (key.state,)))
     for backend_id, numbers in joint.items():
         together = JointKey(backend_id, tuple((requests[number].method, places[number][0]) for number in numbers))
         states = tuple(keys[number].state for number in numbers)
-        units[together.digest()] = Unit(tuple(requests[number] for number in numbers), together.components(), states)
+        groups[together.digest()] = Group(tuple(requests[number] for number in numbers), together.components(), states)
         for index, number in enumerate(numbers):
             places[number] = (together.digest(), index)
-    return units, places
+    return groups, places
 
 
-def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[PreprocessResult]]:
-    stored = {key: read_unit(store, key, unit) for key, unit in units.items()}
+def read_groups(store: Store, groups: Mapping[str, Group]) -> dict[str, list[PreprocessResult]]:
+    stored = {key: read_group(store, key, group) for key, group in groups.items()}
     return {key: results for key, results in stored.items() if results is not None}
 
 
 def call_backends(
-    units: Mapping[str, Unit], find: FindStepsFor | None = None
+    groups: Mapping[str, Group], find: FindStepsFor | None = None
 ) -> Iterator[tuple[str, list[PreprocessResult]]]:
     # those of one backend in one call: it may lower several at a time
-    by_backend: dict[str, dict[str, Unit]] = {}
-    for key, unit in units.items():
-        by_backend.setdefault(unit.requests[0].spec.backend_id, {})[key] = unit
-    for group in by_backend.values():
-        results = iter(call_backend([request for unit in group.values() for request in unit.requests], find))
-        for key, unit in group.items():
-            yield key, [next(results) for _ in unit.requests]
+    by_backend: dict[str, dict[str, Group]] = {}
+    for key, group in groups.items():
+        by_backend.setdefault(group.requests[0].spec.backend_id, {})[key] = group
+    for together in by_backend.values():
+        results = iter(call_backend([request for group in together.values() for request in group.requests], find))
+        for key, group in together.items():
+            yield key, [next(results) for _ in group.requests]
 
 
 def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
@@ -187,9 +187,9 @@ def state_of(request: Request) -> str:
     return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
 
 
-def refuse_changed_weights(unit: Unit) -> None:
+def refuse_changed_weights(group: Group) -> None:
     # eager would compute with the same wrong weights, so no comparison would notice
-    for request, before in zip(unit.requests, unit.states, strict=True):
+    for request, before in zip(group.requests, group.states, strict=True):
         if state_of(request) != before:
             raise BackendError(
                 f"the backend `{request.spec.backend_id}` changed the model's weights",
@@ -199,8 +199,8 @@ def refuse_changed_weights(unit: Unit) -> None:
             )
 
 
-def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> None:
-    for request, result in zip(unit.requests, results, strict=True):
+def refuse_unknown_handles(group: Group, results: Sequence[PreprocessResult]) -> None:
+    for request, result in zip(group.requests, results, strict=True):
         handles = [handle for several in (result.debug_handle_map or {}).values() for handle in several]
         if max(handles, default=0) > len(request.local.handles):
             raise BackendError(
@@ -288,18 +288,18 @@ def check_result(backend_id: str, result: object, method: str) -> None:
         )
 
 
-def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | None:
-    method, backend_id = unit.requests[0].method, unit.requests[0].spec.backend_id
-    subject = "all partitions" if unit.joint else f"a partition of `{method}`"
+def read_group(store: Store, key: str, group: Group) -> list[PreprocessResult] | None:
+    method, backend_id = group.requests[0].method, group.requests[0].spec.backend_id
+    subject = "all partitions" if group.joint else f"a partition of `{method}`"
     value = store.get(key, f"{subject} for the backend `{backend_id}`")
     if value is None:
         return None
-    values = value.get("results", []) if unit.joint else [value]
+    values = value.get("results", []) if group.joint else [value]
     results = [result for stored in values if (result := read_result(store, stored)) is not None]
-    return results if len(results) == len(values) == len(unit.requests) else None
+    return results if len(results) == len(values) == len(group.requests) else None
 
 
-def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessResult]) -> None:
+def write_group(store: Store, key: str, group: Group, results: Sequence[PreprocessResult]) -> None:
     # what JSON cannot hold is made anew each time
     if not all(map(is_storable, results)):
         return
@@ -310,8 +310,8 @@ def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessR
         if result.data_store_output is not None
         for buffer in result.data_store_output.buffers
     ]
-    value = {"results": values} if unit.joint else values[0]
-    store.put(key, unit.components, value, [*(result.processed_bytes for result in results), *buffers])
+    value = {"results": values} if group.joint else values[0]
+    store.put(key, group.components, value, [*(result.processed_bytes for result in results), *buffers])
 
 
 def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
