@@ -13,9 +13,8 @@ from support.scenarios import Project, sha256
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.entries import entry_of
-from hatch_lower.build.spread.part_requests import may_ask, request_part
 from hatch_lower.build.spread.protocol import write_request
-from hatch_lower.build.spread.requests import Asked, ask_again, requests_of, take_answer
+from hatch_lower.build.spread.requests import Asked, ask_again, may_ask, request_part, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.units import find_units, recipe_units
 

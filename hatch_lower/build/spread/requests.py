@@ -1,4 +1,4 @@
-"""The build's own side: requests for recipes, and what becomes of the answers."""
+"""The build's own side: requests for recipes and their parts, and what becomes of the answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.lookup import add_entry, readable_entries, shared_key, stats_path
 from hatch_lower.build.spread.entries import Entries, Entry, write_entries
 from hatch_lower.build.spread.facts import facts_here, facts_wanted
+from hatch_lower.build.spread.parts import ASKED, PART
 from hatch_lower.build.spread.protocol import (
     ENTRIES,
     KNOWN,
     Facts,
+    Need,
     UnitAnswer,
     UnitRequest,
     WrongAnswerError,
@@ -109,12 +111,41 @@ def ask_again(asked: Asked, entries: Iterable[Entry] = ()) -> Asked:
     """Return a request for the same unit with results that it needs; all that it comes to is to be brought."""
     # known keys are left out: what the build was believed to have, it may have lost
     bundle = write_entries(entries)
+    attachments = {role: data for role, data in given(asked).items() if role != KNOWN}
+    request = replace(asked.request, secret=new_secret(), bring_all=True)
+    return carrying(replace(asked, request=request), {**attachments, ENTRIES: bundle})
+
+
+def may_ask(asked: Asked, before: Iterable[str] = ()) -> Asked:
+    """Return a request whose unit may ask for parts, but for those of some keys, for which it has asked before."""
+    return carrying(asked, {**given(asked), ASKED: b"".join(map(bytes.fromhex, before))})
+
+
+def may_not_ask(asked: Asked) -> Asked:
+    """Return a request whose unit makes all that is missing itself."""
+    return carrying(asked, {role: data for role, data in given(asked).items() if role != ASKED})
+
+
+def can_ask(asked: Asked) -> bool:
+    return ASKED in given(asked)
+
+
+def request_part(asked: Asked, need: Need, blob: bytes) -> Asked:
+    """Return the request for a part that the unit of another request needs; `blob` came with its answer."""
+    request = replace(
+        asked.request, name=need.name, kind="part", key=need.key, secret=new_secret(), body=need.body, bring_all=True
+    )
+    return carrying(replace(asked, request=request), {PART: blob})
+
+
+def given(asked: Asked) -> dict[str, bytes]:
     roles = [attachment.role for attachment in asked.request.attachments]
-    given = {**dict(zip(roles, asked.attachments, strict=True)), ENTRIES: bundle}
-    given.pop(KNOWN, None)
-    attachments = tuple(attach(role, data) for role, data in given.items())
-    request = replace(asked.request, secret=new_secret(), attachments=attachments, bring_all=True)
-    return replace(asked, request=request, attachments=tuple(given.values()))
+    return dict(zip(roles, asked.attachments, strict=True))
+
+
+def carrying(asked: Asked, attachments: Mapping[str, bytes]) -> Asked:
+    attached = tuple(attach(role, data) for role, data in attachments.items())
+    return replace(asked, request=replace(asked.request, attachments=attached), attachments=tuple(attachments.values()))
 
 
 def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> tuple[str, ...]:

@@ -13,10 +13,20 @@ from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.part_requests import can_ask, may_ask, may_not_ask, request_part
 from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
 from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
-from hatch_lower.build.spread.requests import Asked, NotSharedError, ask_again, error_of, requests_of, take_answer
+from hatch_lower.build.spread.requests import (
+    Asked,
+    NotSharedError,
+    ask_again,
+    can_ask,
+    error_of,
+    may_ask,
+    may_not_ask,
+    request_part,
+    requests_of,
+    take_answer,
+)
 from hatch_lower.build.spread.run_unit import run_unit
 from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler
 from hatch_lower.build.spread.units import Unit, find_units

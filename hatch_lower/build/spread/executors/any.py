@@ -18,9 +18,15 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.build.spread.executors.futures import reply_future
 from hatch_lower.build.spread.executors.jobs import JobExecutor, has_jobs
-from hatch_lower.build.spread.pool import LostConnectionError, NoWorkerError, Reply, RunUnit, Shared
+from hatch_lower.build.spread.pool import (
+    LostConnectionError,
+    NoWorkerError,
+    Reply,
+    RunUnit,
+    Shared,
+    reply_future,
+)
 from hatch_lower.cache.locks import make_held
 from hatch_lower.errors import ExecutorError
 

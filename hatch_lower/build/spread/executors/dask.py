@@ -16,8 +16,15 @@ from typing import Any
 
 import distributed
 
-from hatch_lower.build.spread.executors.futures import reply_future
-from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, RunUnit, Shared
+from hatch_lower.build.spread.pool import (
+    LostConnectionError,
+    LostWorkerError,
+    NoWorkerError,
+    Reply,
+    RunUnit,
+    Shared,
+    reply_future,
+)
 from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0

@@ -17,8 +17,15 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hatch_lower.build.spread.executors.futures import reply_future
-from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, RunUnit, Shared
+from hatch_lower.build.spread.pool import (
+    LostConnectionError,
+    LostWorkerError,
+    NoWorkerError,
+    Reply,
+    RunUnit,
+    Shared,
+    reply_future,
+)
 from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0
