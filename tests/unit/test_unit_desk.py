@@ -14,14 +14,24 @@ from support.simulated import Make, RecordingWatcher, SimulatedEngine
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import write_answer
+from hatch_lower.build.spread.entries import entry_of, read_entries
 from hatch_lower.build.spread.parts import ASKED
 from hatch_lower.build.spread.pool import Reply
-from hatch_lower.build.spread.protocol import Lack, Need, UnitAnswer, UnitRequest, WrongAnswerError, read_request
+from hatch_lower.build.spread.protocol import (
+    ENTRIES,
+    Lack,
+    Need,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    read_request,
+)
 from hatch_lower.build.spread.scheduler import Scheduler
 from hatch_lower.build.spread.spread import MOST_ASKED, UnitDesk
 from hatch_lower.build.spread.units import find_units, recipe_units
 from hatch_lower.cache.entry import Keep, Record
-from hatch_lower.canonical import sha256_bytes
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import CaptureError, ExecutorError, LowerError, ProcessError
 from hatch_lower.events import Event
 
@@ -201,6 +211,28 @@ def test_a_unit_that_needs_other_parts_each_time_is_made_without_them_in_the_end
     assert {event.detail for event in reporter.events} == {
         "it asked for other parts 16 times, and is made without any more"
     }
+
+
+def test_what_was_made_before_a_unit_asks_for_parts_travels_with_it_again(
+    context: BuildContext, tmp_path: Path
+) -> None:
+    (unit,) = [unit for unit in recipe_units(find_units(context, shared=False)) if unit.recipe == "default"]
+    desk = UnitDesk(context, [unit])
+    (work,) = desk.works
+    request = read_request(desk.request(work, divisible=True)[0])
+    components = {"kind": "partition"}
+    key, part = digest_of(components), sha256_bytes(b"part")
+    there = Store(tmp_path / "worker", "on", pytest.fail)
+    there.put(key, components, "made before", [b"blob"])
+    need = Need(part, "part", "a partition", {"make": "partition"}, sha256_bytes(b"part"))
+    answer = UnitAnswer(request.name, request.key, "worker", "needs", entries=(key,), needs=(need,))
+    data = write_answer(answer, [entry for entry in [entry_of(there, key)] if entry], request.secret, [b"part"])
+    assert [each.key for each in desk.read(work, Reply("worker", data)).needs] == [part]
+    request_again, attachments = desk.request(work, divisible=True)
+    roles = [attachment.role for attachment in read_request(request_again).attachments]
+    sent = attachments[roles.index(ENTRIES)]
+    assert isinstance(sent, bytes)
+    assert list(read_entries(sent).entries) == [key]
 
 
 def asking_though_it_may_not(request: UnitRequest, worker: str) -> bytes:

@@ -116,13 +116,13 @@ def run_unit(
     try:
         with held_folder(PREFIX) as folder:
             log.hide(folder)
-            keys, entries = make_unit(asked, attachments, folder, log, poll)
-            return finish(replace(blank, entries=keys), entries)
+            keys, entries, needed = make_unit(asked, attachments, folder, log, poll)
+            if needed is None:
+                return finish(replace(blank, entries=keys), entries)
+            return finish(replace(blank, outcome="needs", entries=keys, needs=needed.needs), entries, needed.beside)
     except LacksError as error:
         lacks = tuple(replace(lack, found=log.without_paths(lack.found)) for lack in error.lacks)
         return finish(replace(blank, outcome="refused", lacks=lacks))
-    except NeedsError as error:
-        return finish(replace(blank, outcome="needs", needs=error.needs), beside=error.beside)
     except OSError as error:  # what is the matter with this machine need not be with another one
         found = log.without_paths(f"{error.strerror or error} {error.filename or ''}").strip()
         return finish(replace(blank, outcome="refused", lacks=(Lack("the folder of a unit", "", found),)))
@@ -133,8 +133,12 @@ def run_unit(
 
 def make_unit(
     asked: UnitRequest, attachments: Sequence[bytes], folder: Path, log: Log, poll: Callable[[], None]
-) -> tuple[tuple[str, ...], list[Entry]]:
-    """Return the keys of what a unit came to, and those entries of it that the build has no other way to get."""
+) -> tuple[tuple[str, ...], list[Entry], NeedsError | None]:
+    """Return the keys of what a unit came to, and those entries of it that the build has no other way to get.
+
+    If it needs parts, the error says so, and the rest is what was made before it did.
+    """
+    needed = None
     try:
         given = attached(asked, attachments)
         taken = read_entries(given[ENTRIES]) if ENTRIES in given else None
@@ -150,14 +154,14 @@ def make_unit(
     if taken is not None:
         for key in taken.entries:
             replace(place.store, remote=taken).find(key)
-    if asked.kind == "recipe":
-        make_recipe(asked, given, place)
-    else:
-        run_part(asked, given, place)
+    try:
+        (make_recipe if asked.kind == "recipe" else run_part)(asked, given, place)
+    except NeedsError as error:
+        needed = error
     notes = read_outbox(place.outbox)
     wanted = [key for key, state in notes.items() if asked.bring_all or state == "made"]
     entries = (entry_of(place.store, key, signing_key) for key in sorted(wanted) if key not in known)
-    return tuple(sorted(notes)), [entry for entry in entries if entry is not None]
+    return tuple(sorted(notes)), [entry for entry in entries if entry is not None], needed
 
 
 def key_to_sign_with(asked: UnitRequest) -> SigningKey | None:

@@ -74,7 +74,9 @@ class UnitDesk:
     def __init__(self, context: BuildContext, units: Sequence[Unit]) -> None:
         self._context = context
         self._asked: dict[str, Asked] = {}  # what was last asked, by key
-        self._sent: dict[str, list[str]] = {}  # keys of what a unit has asked for, which travels with it from then on
+        # what travels with a unit from then on: keys of what it has asked for, and of what was made before it asked
+        self._sent: dict[str, list[str]] = {}
+        self._kept: dict[str, set[str]] = {}
         self._times: Counter[str] = Counter()  # that a unit has asked, by key
         self._wrong: set[str] = set()  # units that were answered wrongly
         self._brings = False  # whether the shared cache is not relied on any more: it may be lost to this build alone
@@ -90,7 +92,8 @@ class UnitDesk:
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         asked, sent = self._asked[work.key], self._sent.get(work.key, [])
         if sent or work.key in self._wrong or self._brings:
-            found = [entry_of(self._context.store, key) for key in sent]
+            keys = [*sent, *sorted(self._kept.get(work.key, ()))]
+            found = [entry_of(self._context.store, key) for key in keys]
             asked = ask_again(asked, [entry for entry in found if entry is not None])
         if self._times[work.key] >= MOST_ASKED:
             asked = may_not_ask(asked)
@@ -140,6 +143,7 @@ class UnitDesk:
                     self._asked[need.key] = request_part(asked, need, entries.blob(need.blob))
                 yield Work(need.key, need.name, (), None, work.group)
         sent += [need.key for need in new]
+        self._kept.setdefault(work.key, set()).update(entries.entries)
         self._times[work.key] += 1
         if self._times[work.key] == MOST_ASKED:
             text = f"it asked for other parts {MOST_ASKED} times, and is made without any more"
