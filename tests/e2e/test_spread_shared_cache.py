@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from support.cache_server import CacheServer, cache_server
 from support.clusters import cluster
+from support.dav import dav_server
 from support.scenarios import Project, only, sha256
 from support.venv import Finished
 
-from hatch_lower.cache.remote.action_result import decode_action_result
-from hatch_lower.cache.remote.client import ENVELOPE
-from hatch_lower.cache.remote.envelope import read_envelope
 from hatch_lower.cache.remote.signing import new_key_pair
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
@@ -53,18 +51,12 @@ def made_elsewhere(done: Finished) -> list[str]:
 
 def sent(server: CacheServer) -> Counter[str]:
     """Return how often each entry was sent, by path, but for costs: those are measured again."""
-    paths = (each["path"] for each in server.requests() if each["method"] == "PUT" and "/ac/" in each["path"])
-    return Counter(path for path in paths if kind_of(server, path) != "cost")
+    return Counter(path for path in server.sent() if server.kind_of(path) != "cost")
 
 
-def kind_of(server: CacheServer, path: str) -> object:
-    files = decode_action_result(server.object("ac", Path(path).name).read_bytes())
-    (envelope,) = (file for file in files if file.path == ENVELOPE)
-    entry, _ = read_envelope(server.object("cas", envelope.sha256).read_bytes())
-    return entry.components.get("kind")
-
-
-def test_workers_that_may_push_send_entries_and_answer_with_keys(
+@pytest.mark.parametrize("who", ["workers", "the build"])
+def test_whoever_may_push_sends_what_workers_made(
+    who: str,
     project: Callable[[str], Project],
     built: Callable[[str], Path],
     server: CacheServer,
@@ -72,35 +64,18 @@ def test_workers_that_may_push_send_entries_and_answer_with_keys(
     tmp_path: Path,
 ) -> None:
     reading, signing = keys
+    pushing = {**reading, **signing, **PUSH}
     scenario = project("two_methods")
-    with cluster(tmp_path / "machine", 2, {**reading, **signing, **PUSH}) as running:
-        done = build(scenario, "a", f"dask:{running.scheduler_address}", reading).check()
+    with cluster(tmp_path / "machine", 2, pushing if who == "workers" else {**reading, **signing}) as running:
+        executor = f"dask:{running.scheduler_address}"
+        done = build(scenario, "a", executor, reading if who == "workers" else pushing).check()
     assert made_elsewhere(done) == UNITS
     assert "answered wrongly" not in done.stderr
     assert set(sent(server).values()) == {1}
     assert sha256(only(scenario.dist / "a", "*.whl")) == sha256(built("two_methods"))
-    # the build may send nothing, so all that is there is of the workers; it got it from there
-    took = [each["path"] for each in server.requests() if each["method"] == "GET"]
-    assert set(sent(server)) <= set(took)
-
-
-def test_what_workers_may_not_push_comes_through_the_engine_and_the_build_sends_it(
-    project: Callable[[str], Project],
-    built: Callable[[str], Path],
-    server: CacheServer,
-    keys: tuple[dict[str, str], dict[str, str]],
-    tmp_path: Path,
-) -> None:
-    reading, signing = keys
-    scenario = project("two_methods")
-    with cluster(tmp_path / "machine", 2, {**reading, **signing}) as running:
-        executor = f"dask:{running.scheduler_address}"
-        done = build(scenario, "a", executor, {**reading, **signing, **PUSH}).check()
-    assert made_elsewhere(done) == UNITS
-    assert set(sent(server).values()) == {1}
-    assert sha256(only(scenario.dist / "a", "*.whl")) == sha256(built("two_methods"))
-    other = build(scenario, "b", "local", {**reading, "HATCH_LOWER_CACHE": "frozen"}).check()
-    assert "two_methods" in other.output
+    if who == "workers":  # all that is there is theirs, and the build got it from there
+        assert set(sent(server)) <= {each["path"] for each in server.requests() if each["method"] == "GET"}
+    build(scenario, "b", "local", {**reading, "HATCH_LOWER_CACHE": "frozen"}).check()
 
 
 def test_workers_without_a_key_refuse_and_the_build_says_which(
@@ -116,14 +91,13 @@ def test_workers_without_a_key_refuse_and_the_build_says_which(
 
 
 def test_processes_of_the_build_send_entries_themselves(
-    project: Callable[[str], Project],
-    built: Callable[[str], Path],
-    server: CacheServer,
-    keys: tuple[dict[str, str], dict[str, str]],
+    project: Callable[[str], Project], built: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    reading, signing = keys
     scenario = project("two_methods")
-    done = build(scenario, "a", "support.pool_units:two_processes", {**reading, **signing, **PUSH}).check()
-    assert made_elsewhere(done) == UNITS
-    assert set(sent(server).values()) == {1}
-    assert sha256(only(scenario.dist / "a", "*.whl")) == sha256(built("two_methods"))
+    with dav_server(tmp_path / "served") as address:
+        shared = {"HATCH_LOWER_REMOTE_CACHE": address, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
+        done = build(scenario, "a", "support.pool_units:two_processes", {**shared, **PUSH}).check()
+        assert made_elsewhere(done) == UNITS
+        build(scenario, "b", "local", {**shared, "HATCH_LOWER_CACHE": "frozen"}).check()
+    for name in ("a", "b"):
+        assert sha256(only(scenario.dist / name, "*.whl")) == sha256(built("two_methods"))

@@ -1,6 +1,6 @@
 """A server of Bazel's HTTP cache protocol for tests: a process of its own, honest or broken in one way.
 
-`python cache_server.py FOLDER FAULT` prints its port. What it was asked is in `FOLDER/requests`, one JSON line each.
+`python cache_server.py FOLDER FAULT PORT` prints its port. What it was asked is in `FOLDER/requests`, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,21 +35,39 @@ class CacheServer:
         path = self.folder / "requests"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def sent(self) -> list[str]:
+        """Return the path of each entry that was sent, as often as it was."""
+        return [each["path"] for each in self.requests() if each["method"] == "PUT" and "/ac/" in each["path"]]
+
+    def kind_of(self, path: str) -> object:
+        """Return the kind of an entry, as its key names it."""
+        from hatch_lower.cache.remote.action_result import decode_action_result
+        from hatch_lower.cache.remote.client import ENVELOPE
+        from hatch_lower.cache.remote.envelope import read_envelope
+
+        files = decode_action_result(self.object("ac", Path(path).name).read_bytes())
+        (envelope,) = (file for file in files if file.path == ENVELOPE)
+        entry, _ = read_envelope(self.object("cas", envelope.sha256).read_bytes())
+        return entry.components.get("kind")
+
     def object(self, kind: str, name: str) -> Path:
         """Return the file of an object."""
         return self.folder / kind / name
 
 
 @contextlib.contextmanager
-def cache_server(folder: Path, fault: str = "") -> Iterator[CacheServer]:
-    """Run a server over a folder; `fault` is one of `FAULTS`, with `-cas` after it if action results are to be good."""
+def cache_server(folder: Path, fault: str = "", port: int = 0) -> Iterator[CacheServer]:
+    """Run a server over a folder, at a port or any.
+
+    `fault` is one of `FAULTS`, with `-cas` after it if action results are to be good.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, str(folder), fault]
+    command = [sys.executable, __file__, str(folder), fault, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        port = process.stdout.readline().strip()
+        named = process.stdout.readline().strip()
         try:
-            yield CacheServer(f"http://127.0.0.1:{port}", folder)
+            yield CacheServer(f"http://127.0.0.1:{named}", folder)
         finally:
             process.kill()
 
@@ -180,8 +198,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, fault: str, elsewhere: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, folder: Path, fault: str, elsewhere: str, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.folder, self.fault, self.elsewhere = folder, fault, elsewhere
 
     def handle_error(self, *arguments: object) -> None:
@@ -190,6 +208,6 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     served, _, other = sys.argv[2].partition("=")
-    server = Server(Path(sys.argv[1]), served, other or "http://127.0.0.1:9")
+    server = Server(Path(sys.argv[1]), served, other or "http://127.0.0.1:9", int(sys.argv[3]))
     print(server.server_address[1], flush=True)
     server.serve_forever()

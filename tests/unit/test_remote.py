@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.cache_server import FAULTS, CacheServer, cache_server
+from support.dav import dav_server
 
 from hatch_lower.cache.partition import FIELDS
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
@@ -590,6 +591,25 @@ def test_an_object_store_that_speaks_s3(tmp_path: Path) -> None:
             process.kill()
 
 
+def test_a_webdav_server_serves_it_as_it_is(tmp_path: Path) -> None:
+    with dav_server(tmp_path / "served") as address:
+        give_and_take(address, tmp_path)
+
+
+def give_and_take(address: str, folder: Path) -> None:
+    """Put an entry into a shared cache and read it again, by two stores."""
+    signing_key, trusted = keys()
+    policy = RemotePolicy(address, push=True, signing_key=signing_key, trusted=trusted)
+    big = os.urandom(3 << 20)
+    first, warnings = store_at(folder / "a", policy)
+    put(first, NATIVE, blobs=(*BLOBS, big))
+    store, more = store_at(folder / "b", policy)
+    assert store.get(KEY, "x") == NATIVE
+    assert store.read_blob(sha256_bytes(big)) == big
+    assert store.get(OTHER_KEY, "x") is None
+    assert warnings + more == []
+
+
 def test_nginx_with_webdav_serves_it_as_it_is(tmp_path: Path) -> None:
     nginx = shutil.which("nginx", path=os.defpath + os.pathsep + "/usr/sbin" + os.pathsep + os.environ.get("PATH", ""))
     if nginx is None:
@@ -618,16 +638,7 @@ def test_nginx_with_webdav_serves_it_as_it_is(tmp_path: Path) -> None:
                     break
                 except OSError:
                     time.sleep(0.05)
-            signing_key, trusted = keys()
-            policy = RemotePolicy(f"http://127.0.0.1:{port}/team", push=True, signing_key=signing_key, trusted=trusted)
-            big = os.urandom(3 << 20)
-            first, warnings = store_at(tmp_path / "a", policy)
-            put(first, NATIVE, blobs=(*BLOBS, big))
-            store, more = store_at(tmp_path / "b", policy)
-            assert store.get(KEY, "x") == NATIVE
-            assert store.read_blob(sha256_bytes(big)) == big
-            assert store.get(OTHER_KEY, "x") is None
-            assert warnings + more == []
+            give_and_take(f"http://127.0.0.1:{port}/team", tmp_path)
         finally:
             process.terminate()
             process.wait(20)
