@@ -7,7 +7,7 @@ import sys
 import types
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.pipeline.real_inputs import RealInputs
+from support.kept_events import Events
 
 SOURCE = """\
 import torch
@@ -71,27 +72,6 @@ BRANCHING = SOURCE.replace(
     f"{LAST_LINE}\n        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))",
 )
 """With control flow, which costs several times as much to export."""
-
-
-@dataclass
-class Events:
-    """Keeps the events that it is told of."""
-
-    seen: list[Event] = field(default_factory=list)
-
-    def report(self, event: Event) -> None:
-        self.seen.append(event)
-
-    def close(self) -> None:
-        pass
-
-    def stages(self) -> set[str]:
-        """Return the stages that ran to their end."""
-        return {event.stage for event in self.seen if event.state == "end"}
-
-    def notes(self) -> list[str]:
-        """Return the notes."""
-        return [event.detail for event in self.seen if event.state == "note"]
 
 
 def settings_of(

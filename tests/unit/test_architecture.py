@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.exports import Events
+from support.kept_events import Events
 
 from hatch_lower.exir.backend.registry import backend_record, tools_named
 from hatch_lower.format.record import Architecture, BackendRecord

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from support.exports import Events, Workshop, files_of, packaged, settings_of, write_folder, write_wheel
+from support.exports import Workshop, files_of, packaged, settings_of, write_folder, write_wheel
 from support.installed import update_entries
+from support.kept_events import Events
 from support.lowered import install
 from support.quantised import mlp, quantised
 from support.without_torch import run_without_torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.exports import Events
+from support.kept_events import Events
 
 from hatch_lower.build.costs import StageSeconds, keep_costs
 from hatch_lower.cache.recipes import cost_key, put_cost, read_cost

@@ -7,23 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support.kept_events import Events
 
 from hatch_lower.events import CollapsedOutput, Event, LineReporter, LiveReporter, NullReporter, event_from_json, stage
 
 CLEAR = "\r\x1b[2K"
-
-
-class Recorder:
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def report(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -45,10 +33,10 @@ def test_an_event_survives_json() -> None:
 
 
 def test_a_stage_reports_its_start_and_its_end() -> None:
-    recorder = Recorder()
+    recorder = Events()
     with stage(recorder, "edge", "digits", "default", "embed") as detail:
         detail("12 nodes")
-    start, end = recorder.events
+    start, end = recorder.seen
     assert start == Event("edge", "start", "digits", "default", "embed")
     assert (end.state, end.detail, end.subject()) == ("end", "12 nodes", "digits/default.embed")
     assert end.seconds >= 0
@@ -56,10 +44,10 @@ def test_a_stage_reports_its_start_and_its_end() -> None:
 
 
 def test_a_stage_that_raises_has_no_end() -> None:
-    recorder = Recorder()
+    recorder = Events()
     with pytest.raises(ValueError, match="no"), stage(recorder, "edge", "digits"):
         raise ValueError("no")
-    assert [event.state for event in recorder.events] == ["start"]
+    assert [event.state for event in recorder.seen] == ["start"]
 
 
 def test_the_line_reporter_writes_finished_stages_and_notes() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import Events
+from support.kept_events import Events
 from torch.export import Dim, ExportedProgram
 from torch.fx.traceback import annotate, preserve_node_meta
 

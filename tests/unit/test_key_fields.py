@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from support.backends import RecordingWeightsBackend
-from support.exports import Events, key_of, settings_of
+from support.exports import key_of, settings_of
+from support.kept_events import Events
 
 import hatch_lower
 from hatch_lower.cache.key import ExportKey, PartitionKey

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from support.backends import TagBy, everything
-from support.exports import Events, write_folder
+from support.exports import write_folder
+from support.kept_events import Events
 from torch.export import ExportedProgram
 
 from hatch_lower.build.protocol import Asking

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.exports import Events, Workshop, files_of, settings_of
+from support.exports import Workshop, files_of, settings_of
+from support.kept_events import Events
 from support.quantised import conv_net, mlp, quantised, quiet, x86_quantizer, xnnpack_quantizer
 
 from hatch_lower.backends.reference.compile import ReferenceBackend

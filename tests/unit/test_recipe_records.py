@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.backends import Versioned
-from support.exports import Events, Workshop, files_of, key_of, settings_of
+from support.exports import Workshop, files_of, key_of, settings_of
+from support.kept_events import Events
 
 from hatch_lower.cache.recipes import RecipeRecord, find_recipe, put_recipe, recipe_key
 from hatch_lower.cache.store import Store, open_store

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -356,42 +356,60 @@ def test_a_file_that_was_not_sent_is_named_with_the_setting(shop: BuildContext) 
     )
 
 
+class Sleeping:
+    """A unit that never ends by itself."""
+
+    def __init__(self, context: BuildContext, note: Path) -> None:
+        self.asked = asked_of(build_again(context), "sleeping")
+        self._note = note
+
+    def processes(self) -> list[int]:
+        """Return the process that exports and the one that it has started; none before they are there."""
+        pids = self._note.read_text().split() if self._note.exists() else []
+        return [int(pid) for pid in pids] if len(pids) == 2 else []
+
+    def run(self, still_wanted: Callable[[], bool]) -> UnitAnswer:
+        data = run_unit(write_request(self.asked.request), *self.asked.attachments, still_wanted=still_wanted)
+        return answered(self.asked, data)
+
+    def await_end(self) -> None:
+        wait_for(lambda: not any(map(is_running, self.processes())), "the processes to end")
+
+
+@pytest.fixture
+def sleeping(shop: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sleeping:
+    monkeypatch.setenv("SHOP_PIDS", str(tmp_path / "pids"))
+    return Sleeping(shop, tmp_path / "pids")
+
+
 def test_a_unit_that_nobody_wants_any_more_is_ended_with_all_that_it_started(
-    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sleeping: Sleeping, temporary: Path
 ) -> None:
-    pids = tmp_path / "pids"
-    monkeypatch.setenv("SHOP_PIDS", str(pids))
-    asked = asked_of(build_again(shop), "sleeping")
     seen: list[float] = []
 
     def still_wanted() -> bool:
-        if not seen and pids.exists() and len(pids.read_text().split()) == 2:
+        if not seen and sleeping.processes():
             seen.append(time.monotonic())
         return not seen
 
-    answer = answered(asked, run_unit(write_request(asked.request), *asked.attachments, still_wanted=still_wanted))
+    answer = sleeping.run(still_wanted)
     assert time.monotonic() - seen[0] < 5
     assert answer.error is not None
     assert answer.error["what"] == "the unit was cancelled"
-    wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
+    sleeping.await_end()
     assert not list(temporary.iterdir())
 
 
-def test_a_unit_that_is_killed_alone_says_so(
-    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pids = tmp_path / "pids"
-    monkeypatch.setenv("SHOP_PIDS", str(pids))
-    asked = asked_of(build_again(shop), "sleeping")
+def test_a_unit_that_is_killed_alone_says_so(sleeping: Sleeping, temporary: Path) -> None:
     killed: list[int] = []
 
     def kill() -> bool:
-        if not killed and pids.exists() and len(pids.read_text().split()) == 2:
-            killed.append(int(pids.read_text().split()[0]))
+        if not killed and sleeping.processes():
+            killed.append(sleeping.processes()[0])
             os.kill(killed[0], signal.SIGKILL)
         return True
 
-    answer = answered(asked, run_unit(write_request(asked.request), *asked.attachments, still_wanted=kill))
+    answer = sleeping.run(kill)
     assert killed
     assert answer.outcome == "killed"
     assert answer.error is not None
@@ -399,18 +417,14 @@ def test_a_unit_that_is_killed_alone_says_so(
     assert not list(temporary.iterdir())
 
 
-def test_what_a_killed_worker_has_started_ends_with_it(
-    shop: BuildContext, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pids = tmp_path / "pids"
-    monkeypatch.setenv("SHOP_PIDS", str(pids))
-    asked = asked_of(build_again(shop), "sleeping")
+def test_what_a_killed_worker_has_started_ends_with_it(sleeping: Sleeping, temporary: Path) -> None:
+    asked = sleeping.asked
     worker = get_context("spawn").Process(target=run_unit, args=(write_request(asked.request), *asked.attachments))
     worker.start()
-    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the model's code")
+    wait_for(sleeping.processes, "the model's code")
     worker.kill()
     worker.join()
-    wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the processes to end")
+    sleeping.await_end()
     assert list(temporary.glob(f"{PREFIX}*"))
     with held_folder(PREFIX) as folder:
         assert list(temporary.glob(f"{PREFIX}*")) == [folder]

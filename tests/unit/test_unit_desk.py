@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.elsewhere import context_of
+from support.kept_events import Events
 from support.scenarios import copy_project
 from support.simulated import Make, RecordingWatcher, SimulatedEngine
 
@@ -33,7 +34,6 @@ from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import CaptureError, ExecutorError, LowerError, ProcessError
-from hatch_lower.events import Event
 
 Answer = Callable[[UnitRequest, str], bytes]
 
@@ -137,13 +137,13 @@ def test_workers_that_all_refuse_are_named_with_what_they_lack(context: BuildCon
 
 
 def test_the_error_of_a_unit_names_its_worker_and_its_log_arrives(context: BuildContext) -> None:
-    reporter = Kept()
+    reporter = Events()
     with pytest.raises(LowerError) as caught:
         spread(replace(context, reporter=reporter), first_worker(failing), workers=1)
     assert isinstance(caught.value, CaptureError)
     assert caught.value.where == "two_methods, on the worker worker-0"
     assert (caught.value.found, caught.value.hint) == ("a loop", "unroll it")
-    assert [event.detail for event in reporter.events] == ["a line of the model"]
+    assert [event.detail for event in reporter.seen] == ["a line of the model"]
 
 
 def killed(request: UnitRequest, worker: str) -> bytes:
@@ -201,14 +201,14 @@ def test_a_unit_that_needs_other_parts_each_time_is_made_without_them_in_the_end
         answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
         return 1.0, write_answer(answer, (), request.secret, beside=[data])
 
-    reporter = Kept()
+    reporter = Events()
     given_up, lines = spread(replace(context, reporter=reporter), make, workers=4)
     assert given_up == {}
     names = ["two_methods/default", "two_methods/portable"]
     assert Counter(asked) == dict.fromkeys(names, MOST_ASKED)
     assert {line.partition(" made on ")[0] for line in lines} >= set(names)
-    assert sorted(event.model for event in reporter.events) == names
-    assert {event.detail for event in reporter.events} == {
+    assert sorted(event.model for event in reporter.seen) == names
+    assert {event.detail for event in reporter.seen} == {
         "it asked for other parts 16 times, and is made without any more"
     }
 
@@ -249,16 +249,3 @@ def test_parts_that_a_unit_may_not_ask_for_are_a_wrong_answer(context: BuildCont
     request, _ = desk.request(work, divisible=False)
     with pytest.raises(WrongAnswerError, match="it asks for parts, and may not"):
         desk.read(work, Reply("worker", asking_though_it_may_not(read_request(request), "worker")))
-
-
-class Kept:
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def report(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
