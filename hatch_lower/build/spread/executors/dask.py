@@ -159,7 +159,7 @@ class DaskPool:
             worker = getattr(error.last_worker, "address", "")
             times = int(getattr(error, "allowed_failures", 0)) + 1
             # Dask counts what waited on a worker with what ran there
-            return LostWorkerError(f"{times} workers ended while they made it, or had it to make", worker, 2)
+            return LostWorkerError(f"{times} workers that had it ended", worker, 2)
         if isinstance(error, CancelledError | OSError):
             if self._client.status != "running":
                 return LostConnectionError("its scheduler does not answer")
