@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hatch_lower.bench.temporary import undisturbed
 from hatch_lower.build.process import is_over
+from hatch_lower.build.signals import undisturbed
 from hatch_lower.errors import ProcessError
 
 Tell = Callable[[str], None]  # is told what is done, a line at a time

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Literal, NoReturn
+from typing import Literal
 
+from hatch_lower.build.signals import ending_on_sigterm, undisturbed
 from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
 
@@ -29,7 +27,6 @@ if sys.platform != "win32":
 
 PREFIX = "hatch-lower-bench-"
 FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills it; there once that is done
-TERMINATED = 128 + signal.SIGTERM  # the exit status of a command that was ended by this signal, as shells say it
 
 
 @contextmanager
@@ -91,38 +88,3 @@ def flock(descriptor: int, how: Literal["alone", "alone or not at all", "beside 
     if sys.platform != "win32":
         kinds = {"alone": fcntl.LOCK_EX, "beside others": fcntl.LOCK_SH}
         fcntl.flock(descriptor, kinds.get(how, fcntl.LOCK_EX | fcntl.LOCK_NB))
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM, with which a CI job is cancelled, end this process as an exception does: whatever is open closes."""
-    if not in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # an outer block has done it, or the program that called this has its own way
-        return
-    signal.signal(signal.SIGTERM, exit_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let nobody interrupt a block that removes what was made: a second Ctrl-C would leave it behind."""
-    if not in_main_thread():  # signals arrive in the main thread
-        yield
-        return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def exit_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(TERMINATED)
-
-
-def in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -94,7 +94,7 @@ def bench(
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
     from hatch_lower.bench import statistics
     from hatch_lower.bench.gate import Task, run
-    from hatch_lower.bench.temporary import ending_on_sigterm
+    from hatch_lower.build.signals import ending_on_sigterm
     from hatch_lower.cli.bench_text import report_lines
 
     try:

@@ -74,7 +74,7 @@ def profile(
     from hatch_lower.bench.profile.exports import export_text, format_of
     from hatch_lower.bench.profile.instrumented import find_sources, needs_timers
     from hatch_lower.bench.profile.profile import ProfileTask, make_profile
-    from hatch_lower.bench.temporary import ending_on_sigterm
+    from hatch_lower.build.signals import ending_on_sigterm
     from hatch_lower.cli.profile_text import profile_lines
     from hatch_lower.runtime.processor import physical_cores
 

@@ -101,22 +101,29 @@ ONCE = """    marker = Path(os.environ["SLOW_MARKER"])
 """
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", "processes"])
-def test_ctrl_c_ends_what_runs_on_workers(
-    engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("engine", "ended_by"),
+    [*((engine, signal.SIGINT) for engine in ("dask", "ray", "processes")), ("processes", signal.SIGTERM)],
+)
+def test_ctrl_c_ends_what_runs_on_workers_and_so_does_sigterm(
+    engine: str,
+    ended_by: signal.Signals,
+    project: Callable[[str], Project],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     executor = executor_of(engine, request)
     slow, marker = project("slow"), tmp_path / "marker"
     variables = {"SLOW_MARKER": str(marker), "HATCH_LOWER_EXECUTOR": executor, "PYTHONPATH": str(TESTS), **RAY}
     process = start(slow, variables)
     wait_for(marker.exists, "the export began", process)
-    if engine == "processes":  # as a terminal does
-        os.killpg(process.pid, signal.SIGINT)
+    if engine == "processes" and ended_by == signal.SIGINT:  # as a terminal does
+        os.killpg(process.pid, ended_by)
     else:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ended_by)
     output = "".join(process.communicate(timeout=PATIENCE))
-    assert process.returncode == 130, output
-    assert "hatch-lower: interrupted" in output
+    assert process.returncode == 128 + ended_by, output
+    assert ("hatch-lower: interrupted" in output) == (ended_by == signal.SIGINT)
     wait_for(lambda: not with_variable("SLOW_MARKER", str(marker)), "all that runs to end")
     assert not is_running(int(marker.read_text()))
     assert slow.left_behind() == []
