@@ -81,7 +81,9 @@ def local(team: Team, shared: Shared) -> str:
     return (shared.once("wheel-of-two-models", make) / "digest").read_text()
 
 
-@pytest.mark.parametrize("shards", [["2/2", "1/2"], ["2/3", "3/3", "1/3"]], ids=len)
+@pytest.mark.parametrize(
+    "shards", [pytest.param(["2/2", "1/2"], marks=pytest.mark.long), ["2/3", "3/3", "1/3"]], ids=len
+)
 def test_the_wheel_of_shards_in_any_order_and_number_is_that_of_one_machine(
     team: Team, local: str, shards: list[str]
 ) -> None:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 # kinds of entries whose values grow: what exports have read, and what recipes took
 REWRITTEN = frozenset({"manifest", "unit", "cost"})
-KILLS, MODELS, WORKERS = (20, 10, 3) if LONG else (3, 2, 2)
+KILLS, MODELS, WORKERS = (20, 10, 3) if LONG else (3, 1, 2)
 MOST_SECONDS = 400.0
 
 

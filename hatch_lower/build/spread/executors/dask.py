@@ -48,10 +48,10 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
             if not address:
                 options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
                 cluster = no_warnings(distributed.LocalCluster, processes=True, **options)
-                opened.callback(closed, cluster)
+                opened.callback(close_quietly, cluster)
             options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
             client = no_warnings(distributed.Client, cluster or address, **options)
-            opened.callback(closed, client)
+            opened.callback(close_quietly, client)
             return DaskPool(run_unit, client, opened.pop_all())
         except (OSError, ValueError, RuntimeError, TypeError) as error:
             raise ExecutorError(
@@ -81,7 +81,7 @@ def no_warnings(make: Callable[..., Any], *arguments: Any, **options: Any) -> An
         return make(*arguments, **options)
 
 
-def closed(opened: Any) -> None:
+def close_quietly(opened: Any) -> None:
     with contextlib.suppress(Exception):
         no_warnings(opened.close, timeout=CLOSE_SECONDS)
 
