@@ -7,6 +7,7 @@ is measured. An engine has two workers on this machine. Units that only wait are
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
+os.environ["PYTHONPATH"] = sys.path[0]  # workers import it too
 
 from support.pool_units import make_request, run_unit  # noqa: E402
 from support.simulated import (  # noqa: E402
