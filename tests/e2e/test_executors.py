@@ -165,6 +165,14 @@ def test_the_only_node_of_ray_cannot_be_avoided(ray_cluster: None, tmp_path: Pat
     pool.close(cancel=False)
 
 
+def test_an_address_that_is_not_there_ends_no_connection_of_others(ray_cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    with pytest.raises(ExecutorError, match="the cluster of Ray cannot be reached"):
+        executor("ray:127.0.0.1:1", tmp_path)()
+    assert ray.is_initialized()
+
+
 def test_what_ray_changes_in_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from hatch_lower.build.spread.executors.ray import remember_process

@@ -58,8 +58,8 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     compiler = find_compiler(environment)
     if not library_version or not compiler or SEPARATORS & set(str(folder)):
         return None
-    remove_abandoned(folder, f"{UNFINISHED}*")
     try:
+        remove_abandoned(folder, f"{UNFINISHED}*")
         name = digest_of([SOURCE.read_text(), compiler, FLAGS, platform.machine(), library_version])
         path = next((path for path in sorted(folder.glob(f"{name}-*.so")) if is_own(path) and is_whole(path)), None)
         if path is None:

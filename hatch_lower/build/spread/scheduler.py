@@ -140,6 +140,7 @@ class Scheduler:
     def _connect(self) -> Pool | None:
         """Return an engine; if it was lost and cannot be had again, all that is left is given up."""
         self._connections += 1
+        self._unserved.clear()  # other workers may have come
         try:
             return self._open_pool()
         except ExecutorError as error:

@@ -43,7 +43,8 @@ LOST = (
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool:
     """Connect to a cluster; without an address to the one that Ray's own settings name, or to one's own."""
-    if ray.is_initialized() and not address:
+    others = ray.is_initialized()  # whoever called this build has a connection, which stays
+    if others and not address:
         return RayPool(run_unit, lambda: None)
     address = address or os.environ.get("RAY_ADDRESS", "")
     restore = remember_process()
@@ -58,7 +59,8 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
         options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
     except Exception as error:  # Ray raises that itself if a node does not start in time
-        leave()
+        if not others:
+            leave()
         raise ExecutorError(
             "the cluster of Ray cannot be reached" if address else "a cluster of Ray cannot be started",
             where=where,
@@ -78,7 +80,7 @@ def remember_process() -> Callable[[], None]:
         os.environ.pop(LEFT_BEHIND, None)
         if value is not None:
             os.environ[LEFT_BEHIND] = value
-        if threading.current_thread() is threading.main_thread():
+        if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
     return restore
