@@ -342,11 +342,15 @@ def test_plans_with_everything_in_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "net/default.json", "net/default.debug.json"])
-def test_the_commands_show_a_changed_document_or_one_error(package: Package, tmp_path: Path, name: str) -> None:
+def test_the_commands_show_a_changed_document_or_one_error(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     from click.testing import CliRunner
 
     from hatch_lower.cli import main
 
+    # half a second for each command that shows a recipe: torch has ten thousand files
+    monkeypatch.setattr("hatch_lower.build.installation.installed_size", len)
     wheel = tmp_path / "net-1.0-py3-none-any.whl"
     shown = 0
 
