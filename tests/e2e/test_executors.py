@@ -276,8 +276,11 @@ def test_a_scheduler_of_dask_that_goes_is_a_lost_connection(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_scheduler_that_is_not_there_is_an_error(engine: str, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there_is_an_error(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("distributed" if engine == "dask" else "ray")
+    monkeypatch.setattr(f"hatch_lower.build.spread.executors.{engine}.CONNECT_SECONDS", 1.0)
     with pytest.raises(ExecutorError) as caught:
         executor(f"{engine}:127.0.0.1:1", tmp_path)()
     assert "cannot be reached" in caught.value.what
