@@ -1,7 +1,7 @@
 """From a method that computes something else than eager to what in it is wrong, on one page.
 
 ```text
-localise_method   each input, by eager and by torch (`reference`), and every unit alone on these values (`units`)
+localise_method   each input, by eager and by torch (`reference`), and every segment alone on these values (`segments`)
 inside            of the first partition that is off: which operations (`search`, over the probes of `partition`)
 ```
 """
@@ -40,7 +40,7 @@ from hatch_lower.pipeline.localise.partition import (
 from hatch_lower.pipeline.localise.pieces import Piece, Runner
 from hatch_lower.pipeline.localise.reference import state_values, user_values
 from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
-from hatch_lower.pipeline.localise.units import Off, Units
+from hatch_lower.pipeline.localise.segments import Off, Segments
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.torch_private import trees
 
@@ -96,12 +96,12 @@ def localise_method(subject: Subject, cases: Sequence[Case], seconds: float) -> 
     """Return what is wrong in a method, found within about so many seconds: a backend's call is not interrupted."""
     progress = Progress(subject, Limits(time.monotonic() + seconds))
     room = room_of(subject.program)
-    units = Units(subject.program, room, subject.folder, subject.store)
+    segments = Segments(subject.program, room, subject.folder, subject.store)
     for case in cases:
         if varies(case):
             return progress.finding("random", case=case.name)
     for case in cases:
-        finding = in_case(progress, units, case, room)
+        finding = in_case(progress, segments, case, room)
         if finding is not None:
             return finding
     names = ", ".join(case.name for case in cases)
@@ -121,16 +121,16 @@ def varies(case: Case) -> bool:
     return any(measure.distance(one, other).is_wrong for one, other in zip(first, second, strict=True))
 
 
-def in_case(progress: Progress, units: Units, case: Case, room: int) -> Finding | None:
+def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Finding | None:
     """Return what is wrong for some inputs."""
     measure = Measure(progress.subject.tolerance)
-    state = units.fresh_state()
+    state = segments.fresh_state()
     eager = case.new_eager()
     for number in range(1, CALLS + 1 if state else 2):
         name = case.name if number == 1 else f"{case.name}, call {number}"
         results: list[Any] = []
-        off = units.first_off(case.leaves, state, measure, results)
-        if off is not None and (delegate := off.unit.delegate) is None:
+        off = segments.first_off(case.leaves, state, measure, results)
+        if off is not None and (delegate := off.segment.delegate) is None:
             node, distance = off.distances[0]
             operation = progress.subject.origin(node)
             held = sorted({module.backend_id for module in held_by(progress.subject.program, node)})
@@ -195,7 +195,7 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
     results = user_values(program)
     returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes one of the results
     wrong = [number[value] for value in returned if value in number]
-    facts: dict[str, Any] = {"backend": module.backend_id, "partition": off.unit.number}
+    facts: dict[str, Any] = {"backend": module.backend_id, "partition": off.segment.number}
     if not wrong:  # it returns what it was given
         return progress.finding("partition", **facts, **told(off.distances[0][1]))
     found = find_wrong(order, min(wrong), probe)
