@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -347,10 +348,11 @@ def test_the_commands_show_a_changed_document_or_one_error(
 ) -> None:
     from click.testing import CliRunner
 
+    from hatch_lower.build import installation
     from hatch_lower.cli import main
 
-    # half a second for each command that shows a recipe: torch has ten thousand files
-    monkeypatch.setattr("hatch_lower.build.installation.installed_size", len)
+    # once, and not half a second for each recipe that a command shows: torch has ten thousand files
+    monkeypatch.setattr(installation, "installed_size", cache(installation.installed_size))
     wheel = tmp_path / "net-1.0-py3-none-any.whl"
     shown = 0
 
