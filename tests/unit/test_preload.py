@@ -617,6 +617,14 @@ def test_where_it_cannot_be_built_there_is_none(tmp_path: Path) -> None:
     assert built_library(tmp_path / "file", PLAIN) is None
 
 
+def test_a_cache_folder_that_cannot_be_listed_fails_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path, pattern: str) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("hatch_lower.build.inputs.preload.remove_abandoned", refuse)
+    assert built_library(tmp_path, PLAIN) is None
+
+
 def test_what_a_killed_process_has_left_of_a_library_goes(library: Path, tmp_path: Path) -> None:
     left = tmp_path / "v1" / "preload" / f"{UNFINISHED}left"
     left.mkdir(parents=True)
