@@ -49,6 +49,7 @@ def pytest_collection_finish() -> None:
     quick.keep_what_is_imported()
     quick.leave_annotations_unevaluated()
     quick.remember_decomposable_operators()
+    quick.remember_overrides()
 
 
 @pytest.fixture(scope="session")
