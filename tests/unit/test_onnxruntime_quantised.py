@@ -46,9 +46,26 @@ def reasons(lowered: LoweredProgram) -> list[str]:
     return list(lowered.reasons["forward"].values())
 
 
-def operators(lowered: LoweredProgram) -> Counter[str]:
+def model_of(lowered: LoweredProgram) -> onnx.GraphProto:
     (delegate,) = get_lowered_backend_modules(lowered.programs["forward"].graph_module)
-    return Counter(node.op_type for node in onnx.load_from_string(delegate.processed_bytes).graph.node)
+    return onnx.load_from_string(delegate.processed_bytes).graph
+
+
+def operators(lowered: LoweredProgram) -> Counter[str]:
+    return Counter(node.op_type for node in model_of(lowered).node)
+
+
+def right_operands(lowered: LoweredProgram) -> list[str]:
+    """Return the names of what products of integers take on the right: integers and zero points."""
+    graph = model_of(lowered)
+    makers = {name: node for node in graph.node for name in node.output}
+    found = []
+    for node in graph.node:
+        if node.op_type == "MatMulInteger":
+            found += [node.input[1], node.input[3]]
+        if node.op_type == "Conv":
+            found += makers[node.input[1]].input[::2]
+    return found
 
 
 def kernels(folder: Path) -> Counter[str]:
@@ -142,18 +159,78 @@ def test_a_weight_is_one_byte_a_number_in_the_file_of_constants(tmp_path: Path) 
 def test_sums_of_the_greatest_products_do_not_saturate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int
 ) -> None:
-    # on this processor, in the way that others need as well
+    # on this processor, in its own way and in that of processors without the instruction
+    own = torch.cpu._is_vnni_supported()
     layers = [(nn.Linear(64, 8), (8, 64)), (nn.Conv2d(16, 8, 2), (8, 16, 2, 2))]
     for number, (layer, shape) in enumerate(layers):
         eager = Quantised(layer, torch.full(shape, sign * 127, dtype=torch.int8))
         x = torch.full((2, 64) if number == 0 else (1, 16, 4, 4), 200.0)
         folder = save_program(lower(eager, x), tmp_path / str(number))
         assert float(eager(x).abs().max()) > 200_000
-        for has in (True, False):
+        for has in {own, False}:
             monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
             found = kernels(folder)
             assert found["QLinearConv"] if number else found["MatMulInteger"] + found["MatMulIntegerToFloat"]
             torch.testing.assert_close(hatch_lower.load(folder)(x), eager(x), rtol=1e-6, atol=0)
+
+
+class Twice(nn.Module):
+    """Two products of bytes with one weight, or with equal ones, and one zero point."""
+
+    def __init__(self, *shape: int, tied: bool, per_channel: bool) -> None:
+        super().__init__()
+        self.per_channel = per_channel
+        weight = torch.full(shape, 127, dtype=torch.int8)
+        weight[0] = -128
+        self.register_buffer("first", weight)
+        self.register_buffer("second", weight if tied else weight.clone())
+        self.register_buffer("scales", torch.full(shape[:1], 2.0**-9))
+        self.register_buffer("zeros", torch.zeros(shape[0], dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in (self.first, self.second):
+            x = rounded(x, 1.0)
+            if self.per_channel:
+                given = ops.dequantize_per_channel(weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+            else:
+                given = ops.dequantize_per_tensor(weight, 2.0**-9, 0, -128, 127, torch.int8)
+            x = nn.functional.linear(x, given) if given.dim() == 2 else nn.functional.conv2d(x, given)
+        return rounded(x, 1.0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1, 1)], ids=["linear", "convolution"])
+def test_products_with_the_same_weight_and_zero_point_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], *, tied: bool, per_channel: bool
+) -> None:
+    eager = Twice(*shape, tied=tied, per_channel=per_channel)
+    x = torch.randint(-128, 128, (2, 16, *shape[2:])).float()
+    lowered = lower(eager, x)
+    names = right_operands(lowered)
+    assert len(set(names)) == len(names) == 4
+    folder = save_program(lowered, tmp_path / "saved")
+    # where ONNX Runtime takes the sign from constants that two products share, it refuses the model
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    found = kernels(folder)
+    assert found["QLinearConv"] + found["MatMulInteger"] + found["MatMulIntegerToFloat"] == 2
+    assert torch.equal(hatch_lower.load(folder)(x), eager(x))
+
+
+def test_what_a_call_gives_to_the_right_of_a_product_has_no_sign(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            facts = 1.0, 0, -128, 127, torch.int8
+            both = [ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *facts), *facts) for x in (query, key)]
+            return both[0] @ both[1]
+
+    query, key = torch.full((2, 4, 64), 127.0), torch.full((2, 64, 8), -128.0)
+    lowered = lower(Attention(), query, key)
+    literals = {each.name: each.data_type for each in model_of(lowered).initializer}
+    _, zero_point = right_operands(lowered)
+    assert literals[zero_point] == onnx.TensorProto.UINT8
+    folder = save_program(lowered, tmp_path / "saved")
+    assert torch.equal(hatch_lower.load(folder)(query, key), Attention()(query, key))
 
 
 def test_sums_of_bytes_are_exact_where_a_processor_lacks_the_instruction(

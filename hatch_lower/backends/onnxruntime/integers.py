@@ -9,11 +9,16 @@ left in the result. Where not, an operand is dequantised by arithmetic that it d
 
 A convolution of integers it makes of a bias of integers only. It is told not to round biases, for with them it rounds
 weights that are float; so the bias of such a convolution is rounded here.
+
+A processor without an instruction for sums of products of bytes sums those of one with a sign and one without in 16
+bits, which overflow. There ONNX Runtime takes the sign from weights when it loads a model; of what is known in a call
+only it is taken here. It cannot do so for a weight, or a zero point, of two products: each gets its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,21 +58,62 @@ class Factor:
         return (rank - 1 - axis if self.turned else axis) == dim % rank
 
 
-def multiply_integers(graph: ir.Graph) -> None:
+def multiply_integers(graph: ir.Graph, constants: Set[int]) -> None:
+    """Write products of quantised operands as products of integers.
+
+    Args:
+        constants: the `id` of each of the graph's inputs that stands for a constant.
+    """
+    varying = values_of_calls(graph, constants)
     for node in list(graph):
+        if node.op_type == "MatMulInteger" and id(node.inputs[1]) in varying:
+            Place(graph, node).take_sign()
         if node.op_type not in ("Gemm", "MatMul", "Conv") or node.domain:
             continue
         left, right = factor_of(node, 0), factor_of(node, 1)
         if left is None or right is None:
             continue
+        varies = id(right.integers) in varying
         if node.op_type == "Conv":
-            known = is_convolution_of_integers(left, right)
+            known = is_convolution_of_integers(left, right) and not varies
             if known and has_bias(node) and is_quantised(node.outputs[0]):
                 Place(graph, node).round_bias(left, right)
-        elif known := is_product_of_integers(node, left, right):
-            Place(graph, node).write_product(left, right)
+        elif known := is_product_of_integers(node, left, right) and (not varies or right.is_scaled_along(None)):
+            Place(graph, node).write_product(left, right, varies=varies)
         if not known:
             Place(graph, right.source).spell_out()
+    separate_weights(graph)
+
+
+def values_of_calls(graph: ir.Graph, constants: Set[int]) -> set[int]:
+    """Return the `id` of each value that inputs of a call decide on."""
+    found = {id(value) for value in graph.inputs} - constants
+    for node in graph:
+        if any(id(value) in found for value in node.inputs):
+            found.update(map(id, node.outputs))
+    return found
+
+
+def separate_weights(graph: ir.Graph) -> None:
+    taken: set[int] = set()
+    for node in list(graph):
+        if node.op_type == "MatMulInteger":
+            owner, positions = node, (1, 3)
+        elif node.op_type == "Conv" and (weight := factor_of(node, 1)) is not None:
+            owner, positions = weight.source, (0, 2)
+            if id(owner) in taken:
+                owner = Place(graph, node).copy_maker(owner)
+                node.replace_input_with(1, owner.outputs[0])
+            taken.add(id(owner))
+        else:
+            continue
+        for position in positions:
+            value = owner.inputs[position] if position < len(owner.inputs) else None
+            if value is None:
+                continue
+            if id(value) in taken:
+                owner.replace_input_with(position, Place(graph, owner).copy_value(value))
+            taken.add(id(value))
 
 
 def factor_of(node: ir.Node, position: int) -> Factor | None:
@@ -141,10 +187,11 @@ class Place:
         result.type, result.shape = before.type, before.shape
         ir.convenience.replace_all_uses_with(before, result)
 
-    def write_product(self, left: Factor, right: Factor) -> None:
+    def write_product(self, left: Factor, right: Factor, *, varies: bool) -> None:
         node = self._node
         first, zero_point = self._unsigned(left)
-        product = self._add("MatMulInteger", first, self._taken(right), zero_point, right.source.inputs[2])
+        second = self._unsigned(right) if varies else (self._taken(right), right.source.inputs[2])
+        product = self._add("MatMulInteger", first, second[0], zero_point, second[1])
         scale = self._add("Mul", left.source.inputs[1], right.source.inputs[1])
         result = self._add("Mul", self._add("Cast", product, to=int(ir.DataType.FLOAT)), scale)
         if has_bias(node):
@@ -159,6 +206,34 @@ class Place:
         steps = self._add("Round", self._add("Div", self._node.inputs[2], scale))
         integers = self._add("Cast", steps, to=int(ir.DataType.INT32))
         self._node.replace_input_with(2, self._add("DequantizeLinear", integers, scale, axis=0))
+
+    def take_sign(self) -> None:
+        """Make the second operand of a product of integers without zero point one without a sign."""
+        node = self._node
+        wide = self._add("Cast", node.inputs[1], to=int(ir.DataType.INT32))
+        moved = self._add("Add", wide, self._literal(np.int32(128)))
+        second = self._add("Cast", moved, to=int(ir.DataType.UINT8))
+        zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+        product = self._add("MatMulInteger", node.inputs[0], second, zero_point, self._literal(np.uint8(128)))
+        before = node.outputs[0]
+        product.type, product.shape = before.type, before.shape
+        ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [before], [product])
+
+    def copy_maker(self, maker: ir.Node) -> ir.Node:
+        attributes = list(maker.attributes.values())
+        node = ir.Node("", maker.op_type, maker.inputs, attributes, metadata_props=dict(maker.metadata_props))
+        self._graph.insert_before(self._node, node)
+        node.outputs[0].type, node.outputs[0].shape = maker.outputs[0].type, maker.outputs[0].shape
+        return node
+
+    def copy_value(self, value: ir.Value) -> ir.Value:
+        """Return a value that ONNX Runtime makes a constant of its own of when it loads the model."""
+        if value.const_value is not None:
+            return self._literal(value.const_value.numpy(), f"of {len(self._graph.initializers)}")
+        maker = value.producer()
+        if maker is not None:
+            return self.copy_maker(maker).outputs[0]
+        return self._add("Reshape", value, self._literal(np.array(list(value.shape or ()), dtype=np.int64)))
 
     def _unsigned(self, factor: Factor) -> tuple[ir.Value, ir.Value | None]:
         # the first operand without a sign: of the processors' instructions, few take two with one
@@ -190,9 +265,9 @@ class Place:
         rank = len(factor.shape)
         return self._add("Transpose", value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
-    def _literal(self, number: Any) -> ir.Value:
+    def _literal(self, number: Any, owner: str = "") -> ir.Value:
         tensor = ir.tensor(np.asarray(number))
-        name = f"literal {tensor.dtype.name} {number}"
+        name = f"literal {tensor.dtype.name} {number} {owner}"
         if name not in self._graph.initializers:
             value = ir.Value(
                 name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.numpy().shape), const_value=tensor

@@ -26,6 +26,8 @@ BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
 WEIGHT_ROUNDING = "WeightBiasQuantization"
+# make one of equal constants, of which ONNX Runtime cannot take the sign then
+JOINING = ("ConstantSharing", "CommonSubexpressionElimination")
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -72,9 +74,8 @@ class OnnxruntimeDelegate(Delegate):
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
             # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.
-            session = onnxruntime.InferenceSession(
-                model, options, providers=providers, disabled_optimizers=[WEIGHT_ROUNDING]
-            )
+            disabled = [WEIGHT_ROUNDING, *(() if multiplies_bytes() else JOINING)]
+            session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
         except Exception as error:
             raise ProgramError(
                 "ONNX Runtime refuses a model",
