@@ -71,8 +71,13 @@ def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
         get_symmetric_quantization_config,
     )
 
+    class WithoutNorms(XNNPACKQuantizer):
+        """It looks for no batch norm, which no model of a test has: that exports 12 graphs each time, for 3 s."""
+
+        SUPPORTED_PATTERNS = tuple(each for each in XNNPACKQuantizer.SUPPORTED_PATTERNS if "_bn" not in each.name)
+
     config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
-    return XNNPACKQuantizer().set_global(config)
+    return WithoutNorms().set_global(config)
 
 
 @quiet()
