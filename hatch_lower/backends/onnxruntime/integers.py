@@ -18,7 +18,7 @@ only it is taken here. It cannot do so for a weight, or a zero point, of two pro
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,62 +58,63 @@ class Factor:
         return (rank - 1 - axis if self.turned else axis) == dim % rank
 
 
-def multiply_integers(graph: ir.Graph, constants: Set[int]) -> None:
+def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
     """Write products of quantised operands as products of integers.
 
     Args:
-        constants: the `id` of each of the graph's inputs that stands for a constant.
+        constants: those of the graph's inputs that stand for a constant.
     """
-    varying = values_of_calls(graph, constants)
+    known = known_at_load(graph, constants)
     for node in list(graph):
-        if node.op_type == "MatMulInteger" and id(node.inputs[1]) in varying:
+        if node.op_type == "MatMulInteger" and node.inputs[1] not in known:
             Place(graph, node).take_sign()
         if node.op_type not in ("Gemm", "MatMul", "Conv") or node.domain:
             continue
         left, right = factor_of(node, 0), factor_of(node, 1)
         if left is None or right is None:
             continue
-        varies = id(right.integers) in varying
+        varies = right.integers not in known
         if node.op_type == "Conv":
-            known = is_convolution_of_integers(left, right) and not varies
-            if known and has_bias(node) and is_quantised(node.outputs[0]):
+            exact = is_convolution_of_integers(left, right) and not varies
+            if exact and has_bias(node) and is_quantised(node.outputs[0]):
                 Place(graph, node).round_bias(left, right)
-        elif known := is_product_of_integers(node, left, right) and (not varies or right.is_scaled_along(None)):
+        elif exact := is_product_of_integers(node, left, right) and (not varies or right.is_scaled_along(None)):
             Place(graph, node).write_product(left, right, varies=varies)
-        if not known:
+        if not exact:
             Place(graph, right.source).spell_out()
-    separate_weights(graph)
+    separate_operands(graph)
 
 
-def values_of_calls(graph: ir.Graph, constants: Set[int]) -> set[int]:
-    """Return the `id` of each value that inputs of a call decide on."""
-    found = {id(value) for value in graph.inputs} - constants
+def known_at_load(graph: ir.Graph, constants: Collection[ir.Value]) -> set[ir.Value]:
+    """Return the values on which no input of a call decides."""
+    known = {*graph.initializers.values(), *constants}
     for node in graph:
-        if any(id(value) in found for value in node.inputs):
-            found.update(map(id, node.outputs))
-    return found
+        if all(value is None or value in known for value in node.inputs):
+            known.update(node.outputs)
+    return known
 
 
-def separate_weights(graph: ir.Graph) -> None:
-    taken: set[int] = set()
+def separate_operands(graph: ir.Graph) -> None:
+    """Give each product of integers a right operand, and its zero point, that no other has."""
+    taken: set[ir.Node | ir.Value] = set()
     for node in list(graph):
         if node.op_type == "MatMulInteger":
             owner, positions = node, (1, 3)
         elif node.op_type == "Conv" and (weight := factor_of(node, 1)) is not None:
             owner, positions = weight.source, (0, 2)
-            if id(owner) in taken:
+            if owner in taken:
                 owner = Place(graph, node).copy_maker(owner)
                 node.replace_input_with(1, owner.outputs[0])
-            taken.add(id(owner))
+            taken.add(owner)
         else:
             continue
         for position in positions:
             value = owner.inputs[position] if position < len(owner.inputs) else None
             if value is None:
                 continue
-            if id(value) in taken:
+            if value in taken:
                 owner.replace_input_with(position, Place(graph, owner).copy_value(value))
-            taken.add(id(value))
+            taken.add(value)
 
 
 def factor_of(node: ir.Node, position: int) -> Factor | None:

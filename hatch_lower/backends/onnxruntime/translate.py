@@ -67,10 +67,9 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     with quiet():
         optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
     allow_zero_sizes(graph)
-    bindable = set(map(id, constants.values()))
     if multiplies:
-        multiply_integers(graph, bindable)
-    join_transposes(model, bindable, fuses=fuses)
+        multiply_integers(graph, constants.values())
+    join_transposes(model, set(map(id, constants.values())), fuses=fuses)
     common.RemoveUnusedNodesPass()(model)
     rename(graph, [*inputs, *constants])
     bound = [
