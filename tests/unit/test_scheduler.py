@@ -262,6 +262,20 @@ def test_an_engine_that_is_lost_is_connected_to_again() -> None:
     assert "the executor was lost: connection closed" in watcher.lines
 
 
+def test_a_worker_is_waited_for_anew_after_the_engine_was_lost() -> None:
+    seconds = {"refused": 1.0, "long": 8.0, "longer": 20.0}
+
+    def make(worker: str, key: str) -> tuple[float, bytes]:
+        return seconds[key], b"refused" if key == "refused" and not worker.endswith("new") else b"made"
+
+    engine = SimulatedEngine(2, make)
+    engine.at(12.0, engine.disconnect)  # no worker takes the unit since the ninth second
+    engine.at(15.0, lambda: engine.kill("worker-1"))
+    desk = SimulatedDesk(works := [Work(key, key, group=key[:1]) for key in seconds])
+    assert scheduler_of(engine, desk).run(works) == {}
+    assert sorted(desk.made) == sorted(seconds)
+
+
 def test_an_engine_that_stays_away_leaves_the_rest_to_the_local_build() -> None:
     engine = SimulatedEngine(2, lambda worker, key: (1.0, LostConnectionError("gone")))
     given_up = scheduler_of(engine, SimulatedDesk(EQUAL)).run(EQUAL)
