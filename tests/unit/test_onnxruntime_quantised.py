@@ -167,7 +167,7 @@ def test_sums_of_the_greatest_products_do_not_saturate(
         x = torch.full((2, 64) if number == 0 else (1, 16, 4, 4), 200.0)
         folder = save_program(lower(eager, x), tmp_path / str(number))
         assert float(eager(x).abs().max()) > 200_000
-        for has in {own, False}:
+        for has in sorted({own, False}):
             monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
             found = kernels(folder)
             assert found["QLinearConv"] if number else found["MatMulInteger"] + found["MatMulIntegerToFloat"]
@@ -210,14 +210,14 @@ def test_products_with_the_same_weight_and_zero_point_have_their_own(
     names = right_operands(lowered)
     assert len(set(names)) == len(names) == 4
     folder = save_program(lowered, tmp_path / "saved")
-    # where ONNX Runtime takes the sign from constants that two products share, it refuses the model
+    # ONNX Runtime refuses a model if it makes a constant unsigned that two products share
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     found = kernels(folder)
     assert found["QLinearConv"] + found["MatMulInteger"] + found["MatMulIntegerToFloat"] == 2
     assert torch.equal(hatch_lower.load(folder)(x), eager(x))
 
 
-def test_what_a_call_gives_to_the_right_of_a_product_has_no_sign(tmp_path: Path) -> None:
+def test_a_right_operand_that_a_call_computes_is_unsigned(tmp_path: Path) -> None:
     class Attention(nn.Module):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             facts = 1.0, 0, -128, 127, torch.int8
@@ -231,6 +231,18 @@ def test_what_a_call_gives_to_the_right_of_a_product_has_no_sign(tmp_path: Path)
     assert literals[zero_point] == onnx.TensorProto.UINT8
     folder = save_program(lowered, tmp_path / "saved")
     assert torch.equal(hatch_lower.load(folder)(query, key), Attention()(query, key))
+
+
+def test_equal_operations_of_a_float_model_are_joined_on_any_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Equal(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.sin(x) + 1, torch.sin(x) * 2
+
+    folder = save_program(lower(Equal(), torch.ones(3)), tmp_path / "saved")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    assert kernels(folder)["Sin"] == 1
 
 
 def test_sums_of_bytes_are_exact_where_a_processor_lacks_the_instruction(

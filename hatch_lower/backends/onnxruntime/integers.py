@@ -10,9 +10,10 @@ left in the result. Where not, an operand is dequantised by arithmetic that it d
 A convolution of integers it makes of a bias of integers only. It is told not to round biases, for with them it rounds
 weights that are float; so the bias of such a convolution is rounded here.
 
-A processor without an instruction for sums of products of bytes sums those of one with a sign and one without in 16
-bits, which overflow. There ONNX Runtime takes the sign from weights when it loads a model; of what is known in a call
-only it is taken here. It cannot do so for a weight, or a zero point, of two products: each gets its own.
+A processor without VNNI adds products of a signed and an unsigned byte in 16 bits, which overflow. On such a processor
+ONNX Runtime makes constant weights unsigned when it loads a model. It does not do so with an operand that a call
+computes: that operand is made unsigned here. It refuses a model in which two products share a weight or a zero point:
+each product gets its own here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 LONGEST = 1 << 15  # sums of so many products of two bytes do not overflow
+BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
     known = known_at_load(graph, constants)
     for node in list(graph):
         if node.op_type == "MatMulInteger" and node.inputs[1] not in known:
-            Place(graph, node).take_sign()
+            Place(graph, node).make_right_unsigned()
         if node.op_type not in ("Gemm", "MatMul", "Conv") or node.domain:
             continue
         left, right = factor_of(node, 0), factor_of(node, 1)
@@ -86,10 +88,12 @@ def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
 
 
 def known_at_load(graph: ir.Graph, constants: Collection[ir.Value]) -> set[ir.Value]:
-    """Return the values on which no input of a call decides."""
+    """Return the values that no input of a call changes."""
     known = {*graph.initializers.values(), *constants}
     for node in graph:
-        if all(value is None or value in known for value in node.inputs):
+        # a branch or body also takes values that are no inputs of its node
+        has_body = any(attribute.type in BODIES for attribute in node.attributes.values())
+        if not has_body and all(value is None or value in known for value in node.inputs):
             known.update(node.outputs)
     return known
 
@@ -208,8 +212,8 @@ class Place:
         integers = self._add("Cast", steps, to=int(ir.DataType.INT32))
         self._node.replace_input_with(2, self._add("DequantizeLinear", integers, scale, axis=0))
 
-    def take_sign(self) -> None:
-        """Make the second operand of a product of integers without zero point one without a sign."""
+    def make_right_unsigned(self) -> None:
+        """Replace a product whose right operand is signed, and has no zero point, by one with an unsigned operand."""
         node = self._node
         wide = self._add("Cast", node.inputs[1], to=int(ir.DataType.INT32))
         moved = self._add("Add", wide, self._literal(np.int32(128)))
@@ -228,7 +232,7 @@ class Place:
         return node
 
     def copy_value(self, value: ir.Value) -> ir.Value:
-        """Return a value that ONNX Runtime makes a constant of its own of when it loads the model."""
+        """Return an equal value, which is another constant once ONNX Runtime has loaded the model."""
         if value.const_value is not None:
             return self._literal(value.const_value.numpy(), f"of {len(self._graph.initializers)}")
         maker = value.producer()
@@ -237,7 +241,7 @@ class Place:
         return self._add("Reshape", value, self._literal(np.array(list(value.shape or ()), dtype=np.int64)))
 
     def _unsigned(self, factor: Factor) -> tuple[ir.Value, ir.Value | None]:
-        # the first operand without a sign: of the processors' instructions, few take two with one
+        # on the left, since few processors have instructions for two signed operands
         scale, zero_point = factor.source.inputs[1:3]
         if zero_point is None or factor.dtype == ir.DataType.UINT8:
             return self._taken(factor), zero_point

@@ -26,8 +26,9 @@ BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
 WEIGHT_ROUNDING = "WeightBiasQuantization"
-# make one of equal constants, of which ONNX Runtime cannot take the sign then
+# They let products share equal constants. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
 JOINING = ("ConstantSharing", "CommonSubexpressionElimination")
+OF_INTEGERS = (b"DequantizeLinear", b"MatMulInteger")
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -74,7 +75,8 @@ class OnnxruntimeDelegate(Delegate):
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
             # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.
-            disabled = [WEIGHT_ROUNDING, *(() if multiplies_bytes() else JOINING)]
+            joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
+            disabled = [WEIGHT_ROUNDING, *(() if joins else JOINING)]
             session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
         except Exception as error:
             raise ProgramError(
