@@ -41,7 +41,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.steps import FindSteps, Step
 
-VERSION = "6"
+VERSION = "7"
 
 
 class AotiBackend(BackendDetails):

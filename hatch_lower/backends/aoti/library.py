@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from hatch_lower.backends.aoti.record import Generated
-from hatch_lower.backends.aoti.toolchain import Compiler
+from hatch_lower.backends.aoti.toolchain import EXPORTED, EXPORTS, INTERFACE, Compiler
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
 from hatch_lower.torch_private.inductor import interface_path
@@ -36,7 +36,7 @@ __asm__(
 """
 
 
-INTERFACE, WRAPPER, KERNELS = "interface.cpp", "wrapper.cpp", "kernels.cpp"
+WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
 
 
 class Source(NamedTuple):
@@ -80,6 +80,7 @@ class LibraryPool:
     def __init__(self, compiler: Compiler, folder: Path, made: Mapping[Source, bytes] = {}) -> None:
         self._compiler = compiler
         self._folder = folder
+        (folder / EXPORTS).write_text(EXPORTED)
         self._made = made
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold a worker of theirs

@@ -28,6 +28,10 @@ ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", r
 # of an ELF file's header: its type, and the table of sections' place, the size of its entries, and their number
 ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
+INTERFACE = "interface.cpp"  # what all libraries have in common
+EXPORTS = "exports.map"  # a file in the folder where libraries are linked
+# What is looked up in a library. Names of the C++ library, which are all else that it would export, take a fifth of it.
+EXPORTED = "{ global: AOTInductor*; hatch_lower_*; local: *; };\n"
 ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
 
 
@@ -54,6 +58,10 @@ class Compiler:
             *(word for argument in options.get_passthrough_args() for word in argument.split()),
             *self._prefix_maps(options),
             f"-frandom-seed={source}",
+            # most of a library is what no call passes through
+            *(["-Os"] if source == INTERFACE else []),
+            "-ffunction-sections",
+            "-fdata-sections",
             "-w",
             "-c",
             "-o",
@@ -82,6 +90,8 @@ class Compiler:
             *(f"-{flag}" for flag in options.get_ldflags()),
             f"-L{Path(torch.__file__).parent / 'lib'}",
             *(f"-l{library}" for library in options.get_libraries()),
+            "-Wl,--gc-sections",
+            f"-Wl,--version-script={EXPORTS}",
             "-Wl,--build-id=none",
             "-Wl,-s",
             "-Wl,-z,noexecstack",
