@@ -112,12 +112,11 @@ def lower_methods(
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
     # a delegate that holds or copies its state cannot share it with other methods; one that is bound to constants can
     shared = shared_state(programs.values())
-    owners = {name for name, backend in backends.items() if backend.copies_constants or not backend.weight_free}
     plans = {
         method: plan_partitions(
             result.tagged_exported_program,
             result.partition_tags,
-            lambda backend_id, state: state in shared and backend_id in owners,
+            lambda backend_id, constant: storage_key(constant) in shared and backends[backend_id].copies(constant),
         )
         for method, result in tagged.items()
     }

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import BackendError
@@ -72,7 +73,7 @@ class BackendDetails(ABC):
 
     copies_constants: ClassVar[bool] = False
     """Whether the engine of a weight-free backend may copy what it is bound to. Then state that methods share stays in
-    the program: a change would not reach the copy."""
+    the program: a change would not reach the copy. If it copies some constants only, override `copies`."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,6 +82,11 @@ class BackendDetails(ABC):
             parents = ", ".join(base.__name__ for base in cls.__bases__)
             msg = f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly"
             raise TypeError(msg)
+
+    @classmethod
+    def copies(cls, constant: torch.Tensor) -> bool:
+        """Return whether a delegate of this backend may hold a copy of a constant, which may be without contents."""
+        return cls.copies_constants or not cls.weight_free
 
     @staticmethod
     @abstractmethod

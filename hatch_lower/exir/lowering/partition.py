@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
@@ -18,7 +19,6 @@ from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec
 from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_of, constant_placeholders
 from hatch_lower.exir.graph.surgery import attribute_of, output_values
-from hatch_lower.exir.graph.tensors import storage_key
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +51,12 @@ class Plan:
 
 
 def plan_partitions(
-    program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, int], bool]
+    program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, torch.Tensor], bool]
 ) -> Plan:
     """Group tagged nodes, decide the ownership of constants, and order everything.
 
     Args:
-        kept: whether state must stay outside a backend's delegates; takes the backend's id and the state's storage key.
+        kept: whether a constant must stay outside a backend's delegates, by the backend's id.
 
     Raises:
         PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
@@ -199,7 +199,7 @@ def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, i
 
 
 def decide_ownership(
-    program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, int], bool]
+    program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, torch.Tensor], bool]
 ) -> None:
     """Give every partition the tagged constants that it uses; one that several use is owned by each, and shared."""
     # A buffer that the program changes is owned only by a partition that holds all its users and computes its new
@@ -215,8 +215,8 @@ def decide_ownership(
         if node.meta.get(DELEGATION_TAG) is None:
             continue
         owners = {member[user].tag: member[user] for user in node.users if user in member}
-        place = storage_key(constant_of(program, spec))
-        if any(kept(partition.spec.backend_id, place) for partition in owners.values()):
+        constant = constant_of(program, spec)
+        if any(kept(partition.spec.backend_id, constant) for partition in owners.values()):
             continue
         value = new_values.get(spec.target)
         if value is not None:
