@@ -108,6 +108,20 @@ def interface_path() -> Path:
     return Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
 
 
+def byte_convolution() -> OpOverload[..., Any]:
+    """Return the operator that convolves bytes without a sign, with weights as `packed_weight` gives them."""
+    return torch.ops.onednn.qconv_pointwise.tensor
+
+
+def packed_weight(
+    weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> torch.Tensor:
+    """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions."""
+    ones = torch.ones(len(weight))  # scales and zero points are given in each call: the layout is the same for all
+    packed: torch.Tensor = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, 0, stride, padding, dilation, 1, None)
+    return packed
+
+
 def open_library(path: Path) -> Any:
     """Return what runs a compiled library; it raises a `RuntimeError` if that cannot be opened."""
     return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)

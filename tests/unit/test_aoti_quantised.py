@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.call_map import call_facts
 from hatch_lower.errors import ProgramError
-from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.delegate import executorch_call_delegate
+from hatch_lower.exir.graph.state import constant_of, constant_placeholders, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.format.plan import read_plan
@@ -33,6 +36,7 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.requirements import cpu_flags
+from hatch_lower.torch_private.inductor import packed_weight
 
 pytestmark = pytest.mark.torch
 
@@ -42,14 +46,18 @@ ops = torch.ops.quantized_decomposed
 
 def edge_of(module: nn.Module, *args: Tensor, shapes: Any = None) -> ExportedProgram:
     program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-    return to_edge(program, keep=[torch.ops.aten.linear.default])
+    return to_edge(program, keep=[torch.ops.aten.linear.default, torch.ops.aten.conv2d.default])
 
 
 def written(program: ExportedProgram, *, multiplies: bool = True) -> tuple[Any, list[str]]:
     """Return what inductor is given, with the program's weights, to call it as it is, and its operators."""
     copied = AotiCopy(program, multiplies=multiplies)
     tensors = [constant_of(program, spec) for spec in constant_specs(program)]
-    module = GraphModule(dict(zip(copied.attributes, tensors, strict=True)), copied.graph)
+    given = {f"c{place}": tensor for place, tensor in enumerate(tensors)}
+    for name, packed in copied.packed.items():
+        given[name] = packed_weight(tensors[packed.constant], **asdict(packed.places))
+    assert given.keys() == copied.attributes.keys()
+    module = GraphModule(given, copied.graph)
     return module, [str(node.target) for node in copied.graph.nodes if node.op == "call_function"]
 
 
@@ -161,12 +169,127 @@ def test_one_size_may_be_known_at_run_time_only() -> None:
     assert "aten._int_mm.default" not in written(edge_of(eager, torch.randn(2, 3, 16), shapes=both))[1]
 
 
+class Convolution(nn.Module):
+    """A convolution, quantised with zero points on both sides. Without VNNI, too, no sum of its products saturates."""
+
+    def __init__(self, dtype: torch.dtype = torch.uint8, *, groups: int = 1, bias: bool = True, **where: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.given, self.where = (torch.iinfo(dtype).min, torch.iinfo(dtype).max, dtype), where
+        self.groups = groups
+        self.register_buffer("weight", torch.randint(-63, 64, (6, 4 // groups, 3, 2), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(6) + 0.5)
+        self.register_buffer("zeros", torch.tensor([0, 3, -7, 128, 1000, 0]))
+        self.bias = nn.Parameter(torch.randn(6)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.05, 11, *self.given), 0.05, 11, *self.given)
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        return F.conv2d(x, weight, self.bias, groups=self.groups, **self.where)
+
+
+CONVOLVED = "onednn.qconv_pointwise.tensor"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize(
+    "where",
+    [{}, {"stride": 2, "bias": False}, {"padding": (2, 1), "stride": (1, 3)}, {"dilation": (1, 2), "padding": 1}],
+)
+def test_zero_points_of_a_convolution_are_accounted_for(dtype: torch.dtype, where: dict[str, Any]) -> None:
+    eager = Convolution(dtype, **where)
+    for x in (torch.randn(2, 4, 9, 8), torch.randn(0, 4, 9, 8)):
+        function, operators = written(edge_of(eager, x))
+        assert CONVOLVED in operators
+        torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-2)
+
+
+def test_sizes_of_a_convolution_may_be_known_at_run_time_only() -> None:
+    eager = Convolution(padding=1)
+    shapes = {"x": {0: torch.export.Dim("rows", min=1, max=9), 2: torch.export.Dim("height", min=4, max=99)}}
+    function, operators = written(edge_of(eager, torch.randn(2, 4, 9, 8), shapes=shapes))
+    assert CONVOLVED in operators
+    for x in (torch.randn(1, 4, 5, 8), torch.randn(9, 4, 17, 8)):
+        torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-2)
+
+
+def test_a_convolution_that_oneDNN_has_not_is_in_floating_point() -> None:  # noqa: N802
+    class Wide(Convolution):  # its zero point is of no byte
+        def forward(self, x: Tensor) -> Tensor:
+            x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.05, 300, *self.given), 0.05, 300, *self.given)
+            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+            return F.conv2d(x, weight, self.bias)
+
+    class Changing(Convolution):  # a copy of its weights would stay what they were
+        def forward(self, x: Tensor) -> Tensor:
+            result = super().forward(x)
+            self.weight.add_(1)
+            return result
+
+    x = torch.randn(2, 4, 9, 8)
+    for eager in (Convolution(groups=2), Wide(), Changing()):
+        assert CONVOLVED not in written(edge_of(eager, x))[1]
+    assert CONVOLVED not in written(edge_of(Convolution(), x[0]))[1]  # without a dimension for several
+
+
+def test_weights_that_another_method_changes_are_not_copied() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Convolution()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    class Change(Both):
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer.weight.add_(1)
+            return x + 1
+
+    x = torch.randn(2, 4, 9, 8)
+    using, changing = Both(), Change()
+    changing.layer = using.layer
+    programs = {
+        name: to_edge(torch.export.export(module, (x,), strict=False), keep=[torch.ops.aten.conv2d.default])
+        for name, module in (("forward", using), ("change", changing))
+    }
+    partitioner = AotiBackend.partitioner({})
+    lowered = lower_methods(programs, dict.fromkeys(programs, partitioner))
+    (call,) = (node for node in lowered["forward"].program.graph.nodes if node.target is executorch_call_delegate)
+    assert "layer.weight" in {
+        str(spec.target)
+        for node, spec in constant_placeholders(lowered["forward"].program).items()
+        if node in call.all_input_nodes
+    }
+
+
 def test_processors_that_may_saturate_compute_in_floating_point() -> None:
     assert [name for name, isa in ISAS.items() if isa.multiplies] == [VNNI]
     eager, x = Layer(), torch.randn(3, 16)
     function, operators = written(edge_of(eager, x), multiplies=False)
     assert "aten._int_mm.default" not in operators
     torch.testing.assert_close(function(x)[0], eager(x).detach())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512_vnni" not in cpu_flags(Path("/proc/cpuinfo")), reason="the processor has no VNNI")
+def test_a_compiled_convolutional_net_gives_eagers_numbers(tmp_path: Path) -> None:
+    module, (x,) = conv_net(16)
+    eager = quantised(module, (x,))
+    partitioner = AotiBackend.partitioner({"isa": VNNI})
+    exported = torch.export.export(eager, (x,), strict=False)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner]).to_executorch()
+    folder = save_program(lowered, tmp_path / "saved")
+    (plan,) = folder.rglob("default.json")
+    (entry,) = read_plan(plan.read_bytes(), "plan").delegates
+    assert [given["padding"] for given in entry.info["packed"].values()] == [[1, 1], [1, 1]]
+    model = hatch_lower.load(folder)
+    found = model(x)
+    assert number_difference(eager(x).detach(), found, Tolerance(quantised=True))[0] == ""
+    assert found.stride() == eager(x).stride()
+    with torch.no_grad():
+        for _ in range(3):  # what a layout of weights holds is not used up
+            assert torch.equal(model.clone()(x), found)
 
 
 @pytest.mark.slow
@@ -186,6 +309,23 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     weights = sum(parameter.numel() for parameter in module.parameters())
     constants = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert constants < 1.2 * weights
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"constant": 1}, "constant 1 of 1"),
+        ({"stride": [1]}, "a convolution with {'stride': [1], 'padding': [0, 0], 'dilation': [1, 1]}"),
+        ({"dilation": [1, 0]}, "a convolution with {'stride': [1, 1], 'padding': [0, 0], 'dilation': [1, 0]}"),
+        ({"padding": [-1, 0]}, "a convolution with {'stride': [1, 1], 'padding': [-1, 0], 'dilation': [1, 1]}"),
+    ],
+)
+def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any], found: str) -> None:
+    packed = {"constant": 0, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], **changed}
+    info = {"constants": 1, "bound": [], "openmp": [], "packed": {"p0": packed}, **call_facts(0, [], [])}
+    with pytest.raises(ProgramError) as caught:
+        AotiDelegate.load(DelegateBlob(tmp_path / "net.so", info), [torch.zeros(1, 1, 1, 1, dtype=torch.int8)])
+    assert caught.value.found == found
 
 
 def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from hatch_lower.backends.aoti.library import KERNELS, LibraryPool, Source, Sour
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
+from hatch_lower.backends.aoti.quantised import packs
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
@@ -40,6 +41,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.steps import FindSteps, Step
+from hatch_lower.format.codec import encode
 
 VERSION = "7"
 
@@ -48,6 +50,10 @@ class AotiBackend(BackendDetails):
     """Lowers a partition with AOTInductor; its delegate is `hatch_lower.backends.aoti.run:AotiDelegate`."""
 
     weight_free: ClassVar[bool] = True
+
+    @classmethod
+    def copies(cls, constant: torch.Tensor) -> bool:
+        return packs(constant)
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -172,6 +178,11 @@ def step_of(compiler: Compiler, source: Source, versions: Mapping[str, str]) -> 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:
     symbols = read_symbols(library)
     openmp = check_openmp(symbols)
+    packed = {
+        name: {"constant": given.constant, **encode(given.places)}
+        for name, given in copied.packed.items()
+        if name in generated.bound
+    }
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(copied, generated),
@@ -179,8 +190,9 @@ def make_result(copied: AotiCopy, generated: Generated, library: bytes, options:
         requirements=(torch_requirement(torch.__version__, symbols),),
         target=Target(platform.system(), platform.machine(), options.isa.name),
         info={
-            "constants": len(copied.attributes),
-            "bound": list(generated.bound),
+            "constants": copied.constants,
+            "bound": [place for place in range(copied.constants) if f"c{place}" in generated.bound],
+            **({"packed": packed} if packed else {}),
             "openmp": openmp,
             **({"multiplies": True} if copied.multiplies else {}),
             **({TIMERS: True} if options.timers else {}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,7 +22,10 @@ from hatch_lower.backends.aoti.quantised import (
     CHOOSE,
     DEQUANTISE,
     Operand,
+    Places,
     operands_of,
+    places_of,
+    write_convolution,
     write_dequantise,
     write_parameters,
     write_product,
@@ -29,7 +33,7 @@ from hatch_lower.backends.aoti.quantised import (
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
-from hatch_lower.exir.graph.state import constant_of, stand_ins
+from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
 from hatch_lower.torch_private.programs import FakeTensorMode
 from hatch_lower.torch_private.symbols import ValueRanges, source_of_size
 
@@ -49,7 +53,12 @@ class AotiCopy(PartitionCopy):
         super().__init__(program)
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        self.attributes: dict[str, object] = {}
+        self.attributes: dict[str, torch.Tensor] = {}
+        # stand-ins for weights that are laid out at load, and which constants these are, for what convolution
+        self.packed: dict[str, Packed] = {}
+        self.constants = len(constants)
+        changed = mutated_targets(self.program)
+        self._weights = {node: place for place, (node, spec) in enumerate(constants) if spec.target not in changed}
         # the example of each placeholder
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
@@ -96,8 +105,10 @@ class AotiCopy(PartitionCopy):
         if target is DEQUANTISE and not kwargs:
             return write_dequantise(partial(self._write, index), *args)
         operands = operands_of(node) if self._may_multiply else None
-        if operands is not None:
+        if operands is not None and target is torch.ops.aten.linear.default:
             return self._write_product(node, operands, index)
+        if operands is not None and operands[1].integers in self._weights:
+            return self._write_convolution(node, operands, index)
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:
@@ -116,6 +127,25 @@ class AotiCopy(PartitionCopy):
         bias = named_arguments(node).get("bias")
         write = partial(self._write, index)
         return write_product(write, left, right, None if bias is None else self.values[bias], rows, length, width)
+
+    def _write_convolution(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
+        self.multiplies = True
+        left, right = (operand.mapped(self.values) for operand in operands)
+        weight = operands[1].integers
+        packed = Packed(self._weights[weight], places_of(node))
+        name = f"p{len(self.packed)}"
+        self.packed[name] = packed
+        self.attributes[name] = torch.empty(weight.meta["val"].shape, dtype=torch.int8)
+        bias = named_arguments(node).get("bias")
+        return write_convolution(
+            partial(self._write, index),
+            left,
+            replace(right, integers=self.graph.create_node("get_attr", name, name=name)),
+            None if bias is None else self.values[bias],
+            packed.places,
+            weight.meta["val"].shape,
+            signed=operands[0].integers.meta["val"].dtype is torch.int8,
+        )
 
     def _write(self, index: int, target: Any, *args: Any, **kwargs: Any) -> Node:
         return self._call(target, args, kwargs, f"n{index}_{len(self.graph.nodes)}", index)
@@ -136,6 +166,14 @@ class AotiCopy(PartitionCopy):
         # a constant is bound to the program's own memory
         target = self.values[self.placeholders[str(spec.target)]]
         self.graph.call_function(torch.ops.aten.copy_.default, (target, self.values[value]))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A constant, by its position, that is laid out for a convolution when a library is loaded."""
+
+    constant: int
+    places: Places
 
 
 class FakeInputs:

@@ -1,7 +1,8 @@
-"""What PT2E writes, for inductor: parameters of a quantisation, and linear layers over integers."""
+"""What PT2E writes, for inductor: parameters of a quantisation, linear layers and convolutions over integers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.torch_private.inductor import byte_convolution
 from hatch_lower.torch_private.quantised import quantized_decomposed
 
 aten = torch.ops.aten
@@ -19,7 +21,8 @@ DEQUANTISE = quantized_decomposed.dequantize_per_tensor.default
 PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
-LONGEST = 1 << 14  # so many products of bytes fit into 32 bits
+LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
+LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
 Call = Callable[..., Node]  # writes a call of an operator
 
@@ -75,8 +78,12 @@ class Operand:
 
 
 def operands_of(node: Node) -> tuple[Operand, Operand] | None:
-    """Return the operands of a linear layer, if both are dequantised and it can be computed with integers."""
-    if torch_operator(node.target) is not aten.linear.default:
+    """Return the operands of a layer, if both are dequantised and it can be computed with integers.
+
+    A layer is linear or a convolution: weights have two dimensions or four.
+    """
+    dimensions = LAYERS.get(torch_operator(node.target))
+    if dimensions is None:
         return None
     left, right = (argument if isinstance(argument, Node) else None for argument in node.args[:2])
     if left is None or right is None or torch_operator(left.target) not in PER_TENSOR:
@@ -85,12 +92,32 @@ def operands_of(node: Node) -> tuple[Operand, Operand] | None:
         return None
     factor, weight = operand_of(left), operand_of(right)
     values, given = factor.integers.meta["val"], weight.integers.meta["val"]
-    is_weight = given.dtype is torch.int8 and given.dim() == 2 and named_arguments(right)["axis"] in (0, -2)
-    fits = isinstance(given.shape[-1], int) and 0 < given.shape[-1] <= LONGEST and values.dim() >= 2
-    rows = [size if isinstance(size, int) else -1 for size in values.shape[:-1]]
-    known = len(rows) == 1 or (rows.count(-1) <= 1 and 0 not in rows)
+    sizes = given.shape[1:]
+    is_weight = given.dtype is torch.int8 and given.dim() == dimensions
+    is_weight = is_weight and named_arguments(right)["axis"] in (0, -dimensions)
+    fits = is_weight and all(isinstance(size, int) and size > 0 for size in sizes) and math.prod(sizes) <= LONGEST
     is_given = values.dtype in BYTES and node.meta["val"].dtype is torch.float32
-    return (factor, weight) if is_weight and fits and known and is_given else None
+    known = fits and (knows_rows(values) if dimensions == 2 else knows_places(node, factor, weight))
+    return (factor, weight) if known and is_given else None
+
+
+def packs(constant: torch.Tensor) -> bool:
+    """Return whether a constant may be the weights of a convolution over integers, which are copied at load."""
+    return constant.dtype is torch.int8 and constant.dim() == LAYERS[aten.conv2d.default]
+
+
+def knows_rows(values: torch.Tensor) -> bool:
+    rows = [size if isinstance(size, int) else -1 for size in values.shape[:-1]]
+    return len(rows) == 1 or (len(rows) > 1 and rows.count(-1) <= 1 and 0 not in rows)
+
+
+def knows_places(node: Node, factor: Operand, weight: Operand) -> bool:
+    """Return whether the weights of a convolution can be laid out at load, and the rest of it is known here."""
+    limits = torch.iinfo(factor.integers.meta["val"].dtype)
+    # Of channels that are convolved apart there is little to multiply; oneDNN's zero points are of 32 bits.
+    in_range = isinstance(factor.zero_point, int) and limits.min <= factor.zero_point <= limits.max
+    is_whole = named_arguments(node).get("groups", 1) == 1 and factor.integers.meta["val"].dim() == 4
+    return in_range and is_whole and weight.integers.op == "placeholder"
 
 
 def operand_of(node: Node) -> Operand:
@@ -131,3 +158,49 @@ def write_product(
         return result
     sizes = [size if isinstance(size, int) else -1 for size in rows]
     return call(aten.reshape.default, result, [*sizes, width])
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a convolution looks: what the layout of its weights depends on, besides their sizes."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def places_of(node: Node) -> Places:
+    given = named_arguments(node)
+    pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    return Places(*(tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs))
+
+
+def write_convolution(
+    call: Call, left: Operand, right: Operand, bias: Any, places: Places, sizes: Sequence[int], *, signed: bool
+) -> Node:
+    """Write a convolution over integers, with operands of the graph that is written.
+
+    Args:
+        right: its integers are the weights as oneDNN lays them out at load.
+        sizes: of the weights.
+        signed: whether the left integers have a sign, with which oneDNN takes none.
+    """
+    values, zero_point = left.integers, left.zero_point
+    if signed:
+        values = call(aten.add.Tensor, call(aten._to_copy.default, values, dtype=torch.int16), 128)
+        values, zero_point = call(aten._to_copy.default, values, dtype=torch.uint8), zero_point + 128
+    scale = call(aten.full.default, [1], left.scale, dtype=torch.float32)
+    zero = call(aten.full.default, [1], zero_point, dtype=torch.int32)
+    none = call(aten.full.default, [sizes[0]], 0, dtype=torch.int32)
+    factors = call(aten._to_copy.default, right.scale, dtype=torch.float32)
+    where = [list(pair) for pair in (places.stride, places.padding, places.dilation)]
+    given = (values, scale, zero, right.integers, factors, none, bias, *where, 1)
+    result = call(byte_convolution(), *given, 1.0, 0, torch.float32, "none", [], "")  # of float32, nothing behind it
+    # (x - a) (w - b) = (x - a) w - (x - a) b: oneDNN knows a, and nothing of the weights is known here
+    sums = call(aten.sum.dim_IntList, values, [1], True, dtype=torch.int32)
+    sums = call(aten.sub.Tensor, sums, zero_point * sizes[1])
+    ones = call(aten.full.default, [1, 1, *sizes[2:]], 1.0, dtype=torch.float32)
+    sums = call(aten._to_copy.default, sums, dtype=torch.float32)
+    sums = call(aten.convolution.default, sums, ones, None, *where, False, [0, 0], 1)
+    factors = call(aten.mul.Tensor, call(aten.mul.Tensor, factors, left.scale), right.zero_point)
+    return call(aten.sub.Tensor, result, call(aten.mul.Tensor, sums, call(aten.view.default, factors, [-1, 1, 1])))

@@ -17,7 +17,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.torch_private import inductor
 
-CONSTANT = re.compile(r"c(\d+)")
+CONSTANT = re.compile(r"[cp]\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Generated:
     wrapper: str
     # C++ of the kernels; empty if every operation is a call of libtorch
     kernels: str
-    # the constants that the code knows, by their position in the partition; equal ones are known once
-    bound: tuple[int, ...]
+    # the constants that the code knows, by their names in `AotiCopy.attributes`; equal ones are known once
+    bound: frozenset[str]
     # kernel or libtorch call to the indices of the operations that it computes
     origins: Mapping[str, tuple[int, ...]]
 
@@ -95,18 +95,15 @@ def refuse_extern(extern: str | None) -> None:
     )
 
 
-def bound_constants(graph: Any) -> tuple[int, ...]:
-    positions = []
+def bound_constants(graph: Any) -> frozenset[str]:
     for name in graph.constants:
-        match = CONSTANT.fullmatch(name)
-        if match is None:
+        if not CONSTANT.fullmatch(name):
             raise BackendError(
                 "inductor made a constant of its own, which a weight-free library cannot hold",
                 found=f"`{name}`, {graph.constants[name].dtype}, shape {tuple(graph.constants[name].shape)}",
                 hint="leave the operation that makes it out with the backend's option `exclude`",
             )
-        positions.append(int(match[1]))
-    return tuple(sorted(positions))
+    return frozenset(graph.constants)
 
 
 def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:

@@ -16,10 +16,14 @@ from torch import Tensor
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.torch_private.inductor import open_library
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
+from hatch_lower.torch_private.inductor import open_library, packed_weight
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
+
+# How a call becomes one of the library, positions of its constants, those that are laid out for convolutions, names of
+# its OpenMP libraries, and whether it multiplies integers
+Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, list[int]]]], list[str], bool]
 
 
 class AotiDelegate(Delegate):
@@ -51,7 +55,7 @@ class AotiDelegate(Delegate):
 
 def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor], CallMap]:
     """Return what runs a library, bound to its constants, and how a call becomes one of it."""
-    call, bound, openmp, multiplies = read_info(blob, len(constants))
+    call, bound, packed, openmp, multiplies = read_info(blob, len(constants))
     if multiplies and not sums_integers():
         raise ProgramError(
             "a compiled partition multiplies integers, and torch's sums of them overflow in this process",
@@ -73,6 +77,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[Any, 
     except RuntimeError as error:
         raise refusal(blob.path, str(error)) from error
     tensors = {f"c{index}": constants[index].detach() for index in bound}
+    tensors |= {name: pack(blob, constants[weight].detach(), where) for name, (weight, where) in packed.items()}
     names = set(runner.get_constant_names_to_original_fqns())
     if names != set(tensors):
         raise ProgramError(
@@ -96,6 +101,13 @@ def sums_integers() -> bool:
     )
 
 
+def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, list[int]]) -> Tensor:
+    """Return the weights of a convolution over integers as oneDNN lays them out: a copy."""
+    if weight.dtype is not torch.int8 or weight.dim() != 4:
+        raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")
+    return packed_weight(weight, **where)
+
+
 def refusal(library: Path, message: str) -> ProgramError:
     found = message.splitlines()[0]
     hint = "install the torch version that the wheel requires, or build the wheel again"
@@ -105,16 +117,21 @@ def refusal(library: Path, message: str) -> ProgramError:
     return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
 
 
-def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], list[str], bool]:
-    """How a call becomes one of the library, positions of its constants, names of its OpenMP libraries, and whether it
-    multiplies integers.
-    """
-
-    def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str], bool]:
+def read_info(blob: DelegateBlob, constants: int) -> Info:
+    def read(info: Mapping[str, Any]) -> Info:
         call, bound, openmp = read_call_map(info, AotiDelegate.arrays), list(info["bound"]), list(info["openmp"])
         require(info["constants"] == constants, f"{constants} constants for a partition with {info['constants']}")
         require(all(0 <= place < constants for place in bound), f"constants {bound} of {constants}")
         require(all(map(is_openmp, openmp)), f"OpenMP libraries {openmp}")
-        return call, bound, openmp, bool(info.get("multiplies"))
+        packed = {name: read_packed(given, constants) for name, given in info.get("packed", {}).items()}
+        return call, bound, packed, openmp, bool(info.get("multiplies"))
 
     return read_facts(blob, "aoti", read)
+
+
+def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, list[int]]]:
+    where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation")}
+    require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
+    require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")
+    require(min(where["stride"] + where["dilation"]) > 0 <= min(where["padding"]), f"a convolution with {where}")
+    return given["constant"], where
