@@ -114,11 +114,15 @@ def byte_convolution() -> OpOverload[..., Any]:
 
 
 def packed_weight(
-    weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    weight: torch.Tensor, zero_point: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> torch.Tensor:
-    """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions."""
-    ones = torch.ones(len(weight))  # scales and zero points are given in each call: the layout is the same for all
-    packed: torch.Tensor = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, 0, stride, padding, dilation, 1, None)
+    """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions.
+
+    With a layout for another zero point the numbers are the same, but each call lays them out again.
+    """
+    ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
+    pack = torch.ops.onednn.qconv_prepack
+    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, 1, None)
     return packed
 
 

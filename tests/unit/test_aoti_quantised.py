@@ -321,7 +321,7 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     ],
 )
 def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any], found: str) -> None:
-    packed = {"constant": 0, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], **changed}
+    packed = {"constant": 0, "zero_point": 0, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], **changed}
     info = {"constants": 1, "bound": [], "openmp": [], "packed": {"p0": packed}, **call_facts(0, [], [])}
     with pytest.raises(ProgramError) as caught:
         AotiDelegate.load(DelegateBlob(tmp_path / "net.so", info), [torch.zeros(1, 1, 1, 1, dtype=torch.int8)])

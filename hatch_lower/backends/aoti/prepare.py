@@ -23,6 +23,7 @@ from hatch_lower.backends.aoti.quantised import (
     DEQUANTISE,
     Operand,
     Places,
+    is_signed,
     operands_of,
     places_of,
     write_convolution,
@@ -124,15 +125,15 @@ class AotiCopy(PartitionCopy):
         self.multiplies = True
         left, right = (operand.mapped(self.values) for operand in operands)
         (*rows, length), (width, _) = (operand.integers.meta["val"].shape for operand in operands)
-        bias = named_arguments(node).get("bias")
-        write = partial(self._write, index)
-        return write_product(write, left, right, None if bias is None else self.values[bias], rows, length, width)
+        bias, dtype = named_arguments(node).get("bias"), operands[0].integers.meta["val"].dtype
+        bias = None if bias is None else self.values[bias]
+        return write_product(partial(self._write, index), left, right, bias, rows, length, width, dtype)
 
     def _write_convolution(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
         self.multiplies = True
         left, right = (operand.mapped(self.values) for operand in operands)
         weight = operands[1].integers
-        packed = Packed(self._weights[weight], places_of(node))
+        packed = Packed(self._weights[weight], places_of(node, operands[0]))
         name = f"p{len(self.packed)}"
         self.packed[name] = packed
         self.attributes[name] = torch.empty(weight.meta["val"].shape, dtype=torch.int8)
@@ -144,7 +145,7 @@ class AotiCopy(PartitionCopy):
             None if bias is None else self.values[bias],
             packed.places,
             weight.meta["val"].shape,
-            signed=operands[0].integers.meta["val"].dtype is torch.int8,
+            signed=is_signed(operands[0]),
         )
 
     def _write(self, index: int, target: Any, *args: Any, **kwargs: Any) -> Node:

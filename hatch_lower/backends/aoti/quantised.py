@@ -127,7 +127,14 @@ def operand_of(node: Node) -> Operand:
 
 
 def write_product(
-    call: Call, left: Operand, right: Operand, bias: Any, rows: Sequence[Any], length: int, width: int
+    call: Call,
+    left: Operand,
+    right: Operand,
+    bias: Any,
+    rows: Sequence[Any],
+    length: int,
+    width: int,
+    dtype: torch.dtype,
 ) -> Node:
     """Write a linear layer over integers, with operands of the graph that is written.
 
@@ -136,10 +143,14 @@ def write_product(
     values = left.integers
     if len(rows) != 1:
         values = call(aten.reshape.default, values, [-1, length])
-    total = call(aten._int_mm.default, values, call(aten.permute.default, right.integers, [1, 0]))
+    # One row more has the sums of the weights: adding them up otherwise takes longer than the product.
+    ones = call(aten.full.default, [1, length], 1, dtype=dtype)
+    total = call(aten.cat.default, [values, ones])
+    total = call(aten._int_mm.default, total, call(aten.permute.default, right.integers, [1, 0]))
     # the rest in 64 bits: nothing bounds a zero point
     total = call(aten._to_copy.default, total, dtype=torch.int64)
-    sums = call(aten.sum.dim_IntList, right.integers, [1], dtype=torch.int64)
+    sums = call(aten.slice.Tensor, total, 0, -1)
+    total = call(aten.slice.Tensor, total, 0, 0, -1)
     zeros = call(aten._to_copy.default, right.zero_point, dtype=torch.int64)
     first, scale = left.zero_point, left.scale
     if isinstance(first, Node):
@@ -162,17 +173,23 @@ def write_product(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a convolution looks: what the layout of its weights depends on, besides their sizes."""
+    """What the layout of a convolution's weights depends on, besides their sizes."""
 
+    zero_point: int  # of bytes without a sign
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
 
-def places_of(node: Node) -> Places:
+def places_of(node: Node, left: Operand) -> Places:
     given = named_arguments(node)
     pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    return Places(*(tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs))
+    where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
+    return Places(left.zero_point + (128 if is_signed(left) else 0), *where)
+
+
+def is_signed(operand: Operand) -> bool:
+    return bool(operand.integers.meta["val"].dtype is torch.int8)
 
 
 def write_convolution(
@@ -185,10 +202,12 @@ def write_convolution(
         sizes: of the weights.
         signed: whether the left integers have a sign, with which oneDNN takes none.
     """
-    values, zero_point = left.integers, left.zero_point
+    values, zero_point = left.integers, places.zero_point
+    # of integers, inductor's loops have no vectors
+    numbers = call(aten._to_copy.default, values, dtype=torch.float32)
     if signed:
-        values = call(aten.add.Tensor, call(aten._to_copy.default, values, dtype=torch.int16), 128)
-        values, zero_point = call(aten._to_copy.default, values, dtype=torch.uint8), zero_point + 128
+        numbers = call(aten.add.Tensor, numbers, 128)
+        values = call(aten._to_copy.default, numbers, dtype=torch.uint8)
     scale = call(aten.full.default, [1], left.scale, dtype=torch.float32)
     zero = call(aten.full.default, [1], zero_point, dtype=torch.int32)
     none = call(aten.full.default, [sizes[0]], 0, dtype=torch.int32)
@@ -197,10 +216,8 @@ def write_convolution(
     given = (values, scale, zero, right.integers, factors, none, bias, *where, 1)
     result = call(byte_convolution(), *given, 1.0, 0, torch.float32, "none", [], "")  # of float32, nothing behind it
     # (x - a) (w - b) = (x - a) w - (x - a) b: oneDNN knows a, and nothing of the weights is known here
-    sums = call(aten.sum.dim_IntList, values, [1], True, dtype=torch.int32)
-    sums = call(aten.sub.Tensor, sums, zero_point * sizes[1])
+    sums = call(aten.sub.Tensor, call(aten.sum.dim_IntList, numbers, [1], True), zero_point * sizes[1])
     ones = call(aten.full.default, [1, 1, *sizes[2:]], 1.0, dtype=torch.float32)
-    sums = call(aten._to_copy.default, sums, dtype=torch.float32)
     sums = call(aten.convolution.default, sums, ones, None, *where, False, [0, 0], 1)
     factors = call(aten.mul.Tensor, call(aten.mul.Tensor, factors, left.scale), right.zero_point)
     return call(aten.sub.Tensor, result, call(aten.mul.Tensor, sums, call(aten.view.default, factors, [-1, 1, 1])))

@@ -23,7 +23,7 @@ ONEDNN = "ONEDNN_MAX_CPU_ISA"
 
 # How a call becomes one of the library, positions of its constants, those that are laid out for convolutions, names of
 # its OpenMP libraries, and whether it multiplies integers
-Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, list[int]]]], list[str], bool]
+Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, Any]]], list[str], bool]
 
 
 class AotiDelegate(Delegate):
@@ -101,7 +101,7 @@ def sums_integers() -> bool:
     )
 
 
-def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, list[int]]) -> Tensor:
+def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor:
     """Return the weights of a convolution over integers as oneDNN lays them out: a copy."""
     if weight.dtype is not torch.int8 or weight.dim() != 4:
         raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")
@@ -129,9 +129,9 @@ def read_info(blob: DelegateBlob, constants: int) -> Info:
     return read_facts(blob, "aoti", read)
 
 
-def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, list[int]]]:
+def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, Any]]:
     where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation")}
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
     require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")
     require(min(where["stride"] + where["dilation"]) > 0 <= min(where["padding"]), f"a convolution with {where}")
-    return given["constant"], where
+    return given["constant"], {"zero_point": int(given["zero_point"]), **where}
