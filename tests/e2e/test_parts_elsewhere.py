@@ -41,7 +41,8 @@ def make(context: BuildContext, asked: Asked, run: Callable[..., bytes], made: C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two_methods", pytest.param("mixed", marks=pytest.mark.long)])
+@pytest.mark.long  # `test_spread` compares the wheel of parts that an executor has had made
+@pytest.mark.parametrize("name", ["two_methods", "mixed"])
 def test_a_wheel_of_parts_that_were_made_elsewhere_is_the_same(
     name: str, project: Callable[[str], Project], built: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""Builds whose units an executor makes: the wheel is that of a local build, whatever happens to the workers."""
+"""Builds whose units an executor makes: the wheel is that of a local build, whatever happens to the workers.
+
+What each executor itself does is tried without builds, in `test_executors`; some builds are for long runs therefore.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,10 @@ def made_elsewhere(done: Finished) -> list[str]:
 
 
 UNITS = ["again/default", "again/portable", "two_methods/default", "two_methods/portable"]
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", "processes"])
+@pytest.mark.parametrize("engine", ["dask", "ray", pytest.param("processes", marks=LONG)])
 def test_the_wheel_is_that_of_a_local_build(
     engine: str, scenario: Project, local: str, request: pytest.FixtureRequest
 ) -> None:
@@ -103,7 +107,12 @@ ONCE = """    marker = Path(os.environ["SLOW_MARKER"])
 
 @pytest.mark.parametrize(
     ("engine", "ended_by"),
-    [*((engine, signal.SIGINT) for engine in ("dask", "ray", "processes")), ("processes", signal.SIGTERM)],
+    [
+        ("dask", signal.SIGINT),
+        pytest.param("ray", signal.SIGINT, marks=LONG),
+        ("processes", signal.SIGINT),
+        ("processes", signal.SIGTERM),
+    ],
 )
 def test_ctrl_c_ends_what_runs_on_workers_and_so_does_sigterm(
     engine: str,
@@ -150,7 +159,7 @@ def start_once_slow(slow: Project, marker: Path, executor: str) -> subprocess.Po
     return start(slow, {**variables, "HATCH_VERBOSE": "1"})
 
 
-@pytest.mark.parametrize("engine", ["dask", "processes"])
+@pytest.mark.parametrize("engine", [pytest.param("dask", marks=LONG), "processes"])
 def test_a_worker_that_is_killed_costs_no_unit(
     engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

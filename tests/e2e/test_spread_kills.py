@@ -1,4 +1,8 @@
-"""Builds whose workers are killed again and again, while the shared cache and the scheduler come and go."""
+"""Builds whose workers are killed again and again, while the shared cache and the scheduler come and go: for long runs.
+
+Each of it by itself is in short ones: `test_spread` and `test_executors` kill workers and close schedulers,
+`test_scheduler` kills twenty in simulated time, and `test_run_unit` finds what killed ones have left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from typing import Any
 import pytest
 from support.cache_server import cache_server
 from support.clusters import cluster
-from support.effort import LONG
 from support.processes import start, wait_for, with_variable
 from support.proxy import proxy
 from support.scenarios import Project, only, sha256
@@ -26,11 +29,11 @@ from support.scenarios import Project, only, sha256
 from hatch_lower.build.inputs.preload import UNFINISHED
 from hatch_lower.cache.remote.signing import new_key_pair
 
-pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+pytestmark = [pytest.mark.isolated, pytest.mark.slow, pytest.mark.long]
 
 # kinds of entries whose values grow: what exports have read, and what recipes took
 REWRITTEN = frozenset({"manifest", "unit", "cost"})
-KILLS, MODELS, WORKERS = (20, 10, 3) if LONG else (3, 1, 2)
+KILLS, MODELS, WORKERS = 20, 10, 3
 MOST_SECONDS = 400.0
 
 

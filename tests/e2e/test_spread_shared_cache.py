@@ -54,7 +54,8 @@ def sent(server: CacheServer) -> Counter[str]:
     return Counter(path for path in server.sent() if server.kind_of(path) != "cost")
 
 
-@pytest.mark.parametrize("who", ["workers", "the build"])
+# that a build sends what it is given is in `test_run_unit`, too
+@pytest.mark.parametrize("who", ["workers", pytest.param("the build", marks=pytest.mark.long)])
 def test_whoever_may_push_sends_what_workers_made(
     who: str,
     project: Callable[[str], Project],

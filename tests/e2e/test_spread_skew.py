@@ -116,6 +116,7 @@ def test_workers_without_a_compiler_refuse_what_is_compiled(
     assert len(re.findall(r": has no C\+\+ compiler, where .+ is wanted; has no linker, where ", said)) == 2
 
 
+@pytest.mark.long  # `test_executors` has two on one cluster without building
 def test_two_builds_share_a_cluster(
     project: Callable[[str], Project], built: Callable[[str], Path], scheduler: Any, tmp_path: Path
 ) -> None:
