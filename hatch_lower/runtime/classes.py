@@ -189,8 +189,16 @@ def reason_against(kind: type, keys: list[str]) -> str:
 def is_written(kind: type, base: type, name: str) -> bool:
     # a method that `dataclass` makes has no file: nobody wrote it
     method = inspect.getattr_static(kind, name, None)
-    generated = inspect.isfunction(method) and method.__code__.co_filename == "<string>"
+    made = without_renaming(method) if name == "__init__" and is_output_class(kind) else method
+    generated = inspect.isfunction(made) and made.__code__.co_filename == "<string>"
     return method is not inspect.getattr_static(base, name, None) and not generated
+
+
+def without_renaming(method: object) -> object:
+    """Return what transformers wraps since 5.24: its wrapper gives old names of keyword arguments new ones."""
+    by = method.__globals__.get("__name__") if inspect.isfunction(method) else None
+    known = any(base.partition(":")[0] == by for base in OUTPUT_BASES)
+    return getattr(method, "__wrapped__", method) if known else method
 
 
 def object_maker(kind: type, keys: list[str]) -> Maker:

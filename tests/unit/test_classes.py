@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,10 @@ import pytest
 import torch
 from support.lowered import install
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import ModelOutput
 
 from hatch_lower.format.tree import Container, Leaf
+from hatch_lower.runtime import classes
 from hatch_lower.runtime.classes import NoClassError, find_maker, owner_of
 from hatch_lower.runtime.containers import Record, choose_builder, replaced_in
 
@@ -301,6 +305,22 @@ def test_an_output_of_transformers_is_what_its_constructor_would_have_made() -> 
     assert len(made.to_tuple()) == 2
     made.pooler_output = torch.zeros(1)
     assert made["pooler_output"] is made.pooler_output
+
+
+def test_a_constructor_that_others_than_transformers_wrap_is_one_of_its_own() -> None:
+    @dataclass
+    class Output(ModelOutput):
+        state: torch.Tensor | None = None
+
+    assert classes.reason_against(Output, ["state"]) == ""
+    made = Output.__init__
+
+    @functools.wraps(made)
+    def doing_more(self: Output, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+
+    type.__setattr__(Output, "__init__", doing_more)
+    assert classes.reason_against(Output, ["state"]) == "has a `__init__` of its own"
 
 
 @pytest.mark.parametrize(
