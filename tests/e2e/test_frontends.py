@@ -42,9 +42,8 @@ def frontend_command(frontend: str, project: Project) -> list[str | Path]:
     }[frontend]
 
 
-FRONTENDS = ("hatch", "pip", "uv") if LONG else ("uv",)
-"""Each sets other variables for Python. `examples/run`, a part of `.ci/run`, builds with `hatch`; `test_reproducible`
-with `pip`, which finds what is installed."""
+FRONTENDS = ("hatch", "pip", "uv") if LONG else ("pip", "uv")
+"""Each sets other variables for Python. `examples/run`, a part of `.ci/run`, builds with `hatch`."""
 
 
 def test_isolated_builds_give_the_same_wheel_leave_the_sources_alone_and_export_once(

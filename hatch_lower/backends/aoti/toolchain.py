@@ -30,8 +30,8 @@ ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
 INTERFACE = "interface.cpp"  # what all libraries have in common
 EXPORTS = "exports.map"  # a file in the folder where libraries are linked
-# What is looked up in a library, kernels by `hatch-lower diff`. Names of the C++ library, which are all else that it would
-# export, take a fifth of it.
+# What is looked up in a library, kernels by `hatch-lower diff`. All else that it would export are names of the C++
+# library, which take a fifth of it.
 EXPORTED = "{ global: AOTInductor*; cpp_*; hatch_lower_*; local: *; };\n"
 ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
 
