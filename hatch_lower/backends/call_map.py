@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hatch_lower.runtime.arrays import Arrays, find_arrays
+from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.delegates import DelegateBlob, description_error
 
 Facts = TypeVar("Facts")
@@ -40,16 +40,16 @@ class CallMap:
         self.passes_all = passed == list(range(given))
         self.returns_all = outputs == list(range(len(outputs)))
 
-    def select(self, inputs: list[Any]) -> list[Any]:
+    def select(self, inputs: list[Array]) -> list[Array]:
         return inputs if self.passes_all else [inputs[position] for position in self.passed]
 
-    def arrange(self, inputs: Sequence[object], results: Sequence[Any]) -> Sequence[object]:
+    def arrange(self, inputs: Sequence[object], results: Sequence[Array]) -> Sequence[object]:
         if self.returns_all:
             return results
         return [make_output(output, inputs, results, self.arrays) for output in self.outputs]
 
 
-def make_output(output: Any, inputs: Sequence[object], results: Sequence[Any], arrays: Arrays) -> object:
+def make_output(output: Array, inputs: Sequence[object], results: Sequence[Array], arrays: Arrays) -> object:
     if isinstance(output, int):
         return results[output]
     if "input" in output:
@@ -73,7 +73,7 @@ def result_of(output: object) -> object:
     return output.get("result") if isinstance(output, dict) else output
 
 
-def call_facts(given: int, passed: Sequence[int], outputs: Sequence[object]) -> dict[str, Any]:
+def call_facts(given: int, passed: Sequence[int], outputs: Sequence[object]) -> dict[str, object]:
     return {"inputs": given, "passed": list(passed), "outputs": list(outputs)}
 
 

@@ -205,7 +205,7 @@ class Run:
                 self._answer.refuse(part, error)
         return calls
 
-    def _range(self, part: str, function: Callable[[], Any]) -> None:
+    def _range(self, part: str, function: Callable[[], object]) -> None:
         self._counter.begin()
         try:
             result = function()
@@ -225,7 +225,7 @@ class MethodCall:
         self._leaves = leaves
         self._stateful = stateful  # whether delegates hold state, and begin anew when it is reset
 
-    def prepared(self) -> Callable[[], Any]:
+    def prepared(self) -> Callable[[], object]:
         """Return a call that finds the same state and arguments as every other one."""
         self._loaded.reset()
         if self._stateful:
@@ -236,7 +236,7 @@ class MethodCall:
         for _ in enough(WARM_CALLS):
             self.prepared()()
 
-    def _bound(self) -> Callable[[], Any]:
+    def _bound(self) -> Callable[[], object]:
         args, kwargs = call_arguments(self._method, self._leaves, ARRAYS)
         return functools.partial(self._loaded.methods[self._name], *args, **kwargs)
 

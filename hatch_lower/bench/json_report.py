@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -> Iterator[dict[str, Any]]:
+def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -> Iterator[dict[str, object]]:
     for subject in sorted({subject for side in sides.values() for subject in side.figures}):
         known = {name: side.figures[subject] for name, side in sides.items() if subject in side.figures}
         kept = {
@@ -114,7 +114,7 @@ def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -
         yield {**asdict(subject), "figures": kept}
 
 
-def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, Any]:
+def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, object]:
     subject = series.subject
     way = (subject.size, f"threads={subject.threads}" if subject.threads else "")
     return {
@@ -135,7 +135,7 @@ def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
     return {metric: value for metric, value in found.items() if METRICS[metric].tier == "exact"}
 
 
-def stats_of(seconds: Sequence[float]) -> dict[str, Any]:
+def stats_of(seconds: Sequence[float]) -> dict[str, object]:
     """Return what pytest-benchmark computes of one round at least, by its names."""
     data = sorted(seconds)
     mean, total = statistics.mean(data), sum(seconds)
@@ -175,7 +175,7 @@ def quartile(data: Sequence[float]) -> float:
     return data[at] if part == 0 else (1 - part) * data[at] + part * data[at + 1]
 
 
-def machine_info() -> dict[str, Any]:
+def machine_info() -> dict[str, object]:
     """Return what pytest-benchmark tells of a machine, but for its name."""
     return {
         "processor": platform.processor(),
@@ -191,7 +191,7 @@ def machine_info() -> dict[str, Any]:
     }
 
 
-def processor_info() -> dict[str, Any]:
+def processor_info() -> dict[str, object]:
     names = {"vendor_id": "vendor_id_raw", "model name": "brand_raw"}
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -202,7 +202,7 @@ def processor_info() -> dict[str, Any]:
     return {**found, "arch_string_raw": platform.machine(), "count": os.cpu_count()}
 
 
-def commit_info(project: Path) -> dict[str, Any]:
+def commit_info(project: Path) -> dict[str, object]:
     """Return what pytest-benchmark tells of a commit."""
     commit, time, author_time = (git(project, "show", "-s", "--format=%H %cI %aI") or "unversioned  ").split(" ")
     return {

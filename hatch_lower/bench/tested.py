@@ -75,11 +75,11 @@ class Case:
 class ExampleInputs:
     """Inputs of one call of a method: the packaged check inputs, or others of the sizes that were asked for."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
     changes: bool
     """Whether a call changes its inputs, or the model's state: then each is to be timed with new ones."""
-    renew: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    renew: Callable[[], tuple[tuple[object, ...], dict[str, object]]]
     """Resets the model's state and returns new inputs, as `benchmark.pedantic(…, setup=…)` takes them."""
 
 
@@ -103,7 +103,7 @@ class Loaded:
         method = self.opened.methods[name]
         leaves = input_values(name, method, self.opened.tensors, case.sizes)
 
-        def renew() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def renew() -> tuple[tuple[object, ...], dict[str, object]]:
             self.model.reset()
             args, kwargs = call_arguments(method, leaves, ARRAYS)
             return tuple(args), kwargs

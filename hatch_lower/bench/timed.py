@@ -150,7 +150,7 @@ class CallTask:
 
     def run(self, run: Run) -> None:
         calls = list(self.pending(run.measured, run.is_decided))
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "kind": "calls",
             **common(self.work),
             "sides": {side: str(folder) for side, folder in self.work.folders.items()},
@@ -167,7 +167,7 @@ class CallTask:
             run.measured.setdefault((subject, "call-seconds"), Observations()).add(processes)
 
 
-def common(work: Work) -> dict[str, Any]:
+def common(work: Work) -> dict[str, object]:
     return {
         "model": work.model,
         "recipe": work.recipe,

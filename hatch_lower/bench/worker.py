@@ -102,7 +102,7 @@ def end_group() -> NoReturn:
     os._exit(1)
 
 
-def answer(request: Request) -> Mapping[str, Any]:
+def answer(request: Request) -> Mapping[str, object]:
     try:
         for path in request["sides"].values():
             if reason := refusal(Path(path), request["model"], request["recipe"]):
@@ -115,7 +115,7 @@ def answer(request: Request) -> Mapping[str, Any]:
         return {"error": ProgramError("a model cannot be measured", found=found).to_json()}
 
 
-def measure_load(request: Request) -> Mapping[str, Any]:
+def measure_load(request: Request) -> Mapping[str, object]:
     """Measure the load of one side, its first calls, and the memory that both add."""
     opened = open_model(request["sides"]["A"], request["model"], request["recipe"])
     tensors = check_tensors(request)
@@ -146,7 +146,7 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def measure_calls(request: Request) -> Mapping[str, Any]:
+def measure_calls(request: Request) -> Mapping[str, object]:
     """Measure calls of all sides, which take turns: what else the machine does meets each of them alike."""
     model, recipe = request["model"], request["recipe"]
     set_threads(request["threads"])
@@ -173,7 +173,7 @@ def measure_calls(request: Request) -> Mapping[str, Any]:
     return {"calls": series, "no eager": refusal}
 
 
-def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
+def load_eager(model: str, paths: Sequence[str], export: str) -> object:
     from hatch_lower.runtime.eager import make_eager
 
     sys.path[:0] = paths
@@ -258,13 +258,13 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
             return
 
 
-def measure_profile(request: Request) -> Mapping[str, Any]:
+def measure_profile(request: Request) -> Mapping[str, object]:
     from hatch_lower.bench.profile.measure import measure
 
     return measure(request)
 
 
-KINDS: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
+KINDS: Mapping[str, Callable[[Request], Mapping[str, object]]] = {
     "calls": measure_calls,
     "load": measure_load,
     "profile": measure_profile,

@@ -106,5 +106,5 @@ def shorten_sockets(folder: str) -> None:
         from multiprocessing.process import current_process
 
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        config: dict[str, object] = current_process()._config  # type: ignore[attr-defined]
-        config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
+        process: Any = current_process()
+        process._config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
@@ -94,7 +94,7 @@ class LoweredRecipe:
         named = {labels.get(file.path, file.path): file for file in self.entry.delegates}
         return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what is shown and compared of every recipe, as JSON; `size` is that of its own files."""
         return {
             "backends": list(self.entry.backends),

@@ -69,7 +69,7 @@ class LookupResult(Frozen):
     store: Store
     result: ModelResult | None  # the one that still holds; `None` if there is none
     changes: tuple[Change, ...] = ()  # what is not as it was for the nearest earlier result; empty if there is none
-    stored: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, object] = field(default_factory=dict)
     entry: tuple[RecordedInputs, str] | None = None  # what was read for it, and the key under which it is stored
 
     @property

@@ -218,7 +218,7 @@ def without_description(metadata: str) -> str:
     return metadata.partition("\n\n")[0].rstrip("\n") + "\n"
 
 
-def own_table(config: Mapping[str, Any]) -> dict[str, Any]:
+def own_table(config: Mapping[str, object]) -> dict[str, object]:
     """Return the hook's table without the keys that hatchling itself reads."""
     return {key: value for key, value in config.items() if key not in RESERVED_KEYS}
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -185,7 +186,8 @@ def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) ->
             found=f"a value of type `{type(value).__name__}`",
             hint="name a method of the module with `Method(attribute=…)`",
         )
-    return value  # type: ignore[no-any-return]
+    method: Callable[..., object] = value
+    return method
 
 
 def submodule_call(module: torch.nn.Module) -> Callable[..., object]:
@@ -194,7 +196,8 @@ def submodule_call(module: torch.nn.Module) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         return module(*args, **kwargs)
 
-    call.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    described: Any = call
+    described.__signature__ = inspect.signature(module.forward)
     return call
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hatch_lower.errors import ProgramError
 
@@ -14,7 +14,7 @@ PROFILE_SCHEMA = 1
 TEXTS = ("source", "module", "op", "engine")
 
 
-def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Return the profile in a file, of a model whose methods and recipes are among `methods`: model to both by name."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: refuse(path, name))
@@ -39,7 +39,7 @@ def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dic
     return {"model": model, "method": method, "recipes": read}
 
 
-def read_recipe(path: Path, name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
+def read_recipe(path: Path, name: str, recipe: Mapping[str, object]) -> dict[str, object]:
     rows = recipe.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         refuse(path, f"no list `rows` of objects for the recipe `{name}`")
@@ -49,14 +49,14 @@ def read_recipe(path: Path, name: str, recipe: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def text_of(path: Path, row: Mapping[str, Any], key: str) -> str:
+def text_of(path: Path, row: Mapping[str, object], key: str) -> str:
     value = row.get(key) or ""
     if not isinstance(value, str):
         refuse(path, f"{value!r:.40} instead of a text for `{key}`")
     return value
 
 
-def seconds_of(path: Path, row: Mapping[str, Any]) -> float:
+def seconds_of(path: Path, row: Mapping[str, object]) -> float:
     value = row.get("seconds")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         refuse(path, f"{value!r:.40} instead of a number of seconds")

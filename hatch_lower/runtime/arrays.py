@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.mapped import Stored
 
 LIBRARIES = ("torch", "numpy")
+
+Array: TypeAlias = Any  # a tensor of torch, or an array of NumPy
 
 
 class Operators(Protocol):
@@ -41,7 +43,7 @@ class Arrays(ABC):
 
     name: ClassVar[str]
     noun: ClassVar[str]  # what people call one, with its article
-    kind: ClassVar[type[Any]]
+    kind: ClassVar[type[Array]]
     # code for operators that ask for sizes: the array itself answers faster than the operator
     size_templates: ClassVar[Mapping[str, str]]
 
@@ -52,48 +54,48 @@ class Arrays(ABC):
         """Return the context in which constants are made and state is written."""
 
     @abstractmethod
-    def span(self, storage: Storage, content: memoryview) -> Any:
+    def span(self, storage: Storage, content: memoryview) -> Array:
         """Return a storage of one dimension over its bytes, which live as long as the array."""
 
     @abstractmethod
-    def view(self, constant: Constant, spans: Mapping[int, Any]) -> Any:
+    def view(self, constant: Constant, spans: Mapping[int, Array]) -> Array:
         """Return a constant over the span of its storage; its bounds were checked when the plan was read."""
 
     @abstractmethod
-    def stored(self, tensor: Stored, where: str) -> Any:
+    def stored(self, tensor: Stored, where: str) -> Array:
         """Return a tensor of a safetensors file over its bytes; sizes that no array has are refused."""
 
     @abstractmethod
-    def of_bytes(self, array: Any, dtype: str) -> Any:
+    def of_bytes(self, array: Array, dtype: str) -> Array:
         """Return the elements of which the last dimension of an array has the bytes."""
 
     @abstractmethod
-    def restrided(self, array: Any, strides: tuple[int, ...]) -> Any:
+    def restrided(self, array: Array, strides: tuple[int, ...]) -> Array:
         """Return an array, or a copy, of these strides."""
 
     @abstractmethod
-    def copy(self, array: Any) -> Any: ...
+    def copy(self, array: Array) -> Array: ...
 
     @abstractmethod
-    def assign(self, target: Any, source: Any) -> None: ...
+    def assign(self, target: Array, source: Array) -> None: ...
 
     @abstractmethod
-    def is_same(self, one: Any, other: Any) -> bool:
+    def is_same(self, one: Array, other: Array) -> bool:
         """Return whether two spans are equal bit by bit, for NaN is not equal to itself."""
 
     @abstractmethod
-    def rows(self, array: Any) -> Iterable[Any]:
+    def rows(self, array: Array) -> Iterable[Array]:
         """Return the rows of an array, each of them contiguous."""
 
     @abstractmethod
-    def stack(self, rows: Sequence[Any]) -> Any: ...
+    def stack(self, rows: Sequence[Array]) -> Array: ...
 
     @abstractmethod
-    def permuted(self, array: Any, order: Sequence[int]) -> Any:
+    def permuted(self, array: Array, order: Sequence[int]) -> Array:
         """Return a view in which the dimensions are in this order."""
 
     @abstractmethod
-    def contiguous_copy(self, array: Any) -> Any: ...
+    def contiguous_copy(self, array: Array) -> Array: ...
 
     # Generated code
 
@@ -142,7 +144,7 @@ class Arrays(ABC):
     # Values
 
     @abstractmethod
-    def plain(self, value: object) -> Any | None:
+    def plain(self, value: object) -> Array | None:
         """Return a value as an array of just `kind`, over the same memory; `None` if it cannot be one."""
 
     @abstractmethod
@@ -150,14 +152,14 @@ class Arrays(ABC):
         """Return why `plain` returns `None`."""
 
     @abstractmethod
-    def dtype_name(self, array: Any) -> str: ...
+    def dtype_name(self, array: Array) -> str: ...
 
     @abstractmethod
-    def kind_mismatch(self, entry: TensorInput, array: Any) -> str:
+    def kind_mismatch(self, entry: TensorInput, array: Array) -> str:
         """Return what is wrong with where an array lies and of what dtype it is, or an empty string."""
 
     @abstractmethod
-    def layout_mismatch(self, array: Any, strides: tuple[int, ...]) -> str:
+    def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:
         """Return why an array that keeps its memory is not one of these strides, or an empty string."""
 
     @abstractmethod
@@ -168,10 +170,10 @@ class Arrays(ABC):
         """Return what to do about an argument that is no array, or an empty string."""
 
     @abstractmethod
-    def device(self, array: Any) -> str: ...
+    def device(self, array: Array) -> str: ...
 
     @abstractmethod
-    def strides(self, array: Any) -> tuple[int, ...]:
+    def strides(self, array: Array) -> tuple[int, ...]:
         """Return an array's strides in elements."""
 
     @abstractmethod
@@ -181,7 +183,7 @@ class Arrays(ABC):
     def describe(self, value: object) -> str:
         if not isinstance(value, self.kind):
             return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
-        array: Any = value
+        array: Array = value
         return f"{self.dtype_name(array)}[{', '.join(str(size) for size in array.shape)}]"
 
 

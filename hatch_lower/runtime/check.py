@@ -15,7 +15,7 @@ from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.format.values import DTYPES
-from hatch_lower.runtime.arrays import Arrays, find_arrays
+from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
 from hatch_lower.runtime.editable import changed_sources, stale_text
 from hatch_lower.runtime.executor import Executor
@@ -118,14 +118,14 @@ def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
     return ""
 
 
-def read_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays) -> Mapping[str, Any]:
+def read_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays) -> Mapping[str, Array]:
     if entry.check is None:
         return {}
     path = folder.locate(entry.check)
     return stored_arrays(ConstantsFile(path, str(path)), str(path), arrays)
 
 
-def stored_arrays(file: ConstantsFile, where: str, arrays: Arrays) -> dict[str, Any]:
+def stored_arrays(file: ConstantsFile, where: str, arrays: Arrays) -> dict[str, Array]:
     return {key: arrays.stored(tensor, f"{where}: {key!r:.80}") for key, tensor in file.contents().items()}
 
 
@@ -133,7 +133,7 @@ def check_method(
     loaded: LoadedModel | Executor,
     plan: Plan,
     name: str,
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, Array],
     tolerance: Tolerance,
     arrays: Arrays,
 ) -> tuple[str, str, Comparison | None]:
@@ -165,11 +165,13 @@ def check_method(
     return "ok", "", comparison
 
 
-def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Any], arrays: Arrays) -> tuple[list[object], str]:
+def input_leaves(
+    name: str, method: MethodPlan, tensors: Mapping[str, Array], arrays: Arrays
+) -> tuple[list[object], str]:
     """Return a method's flat check inputs, or why they are not all there."""
     leaves: list[object] = []
     sizes: dict[str, int] = {}
-    found: dict[int, Any] = {}
+    found: dict[int, Array] = {}
     for index, entry in enumerate(method.inputs):
         if isinstance(entry, TensorInput):
             stored = tensors.get(f"{name}/input/{index}")
@@ -198,7 +200,7 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Any], arra
     return leaves, ""
 
 
-def as_dtype(stored: Any, dtype: str, arrays: Arrays) -> Any:
+def as_dtype(stored: Array, dtype: str, arrays: Arrays) -> Array:
     # a tensor of a dtype that safetensors lacks is kept as bytes
     if DTYPES[dtype].safetensors is not None or arrays.dtype_name(stored) != "uint8" or stored.ndim == 0:
         return stored
@@ -235,14 +237,14 @@ def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
     return choose_builder(tree)(*children)
 
 
-def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Any], arrays: Arrays) -> Iterator[str]:
+def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Array], arrays: Arrays) -> Iterator[str]:
     yield from (constant.dtype for constant in plan.constants.values())
     yield from (arrays.dtype_name(tensor) for key, tensor in tensors.items() if key.startswith(f"{name}/"))
 
 
 class Comparison:
     def __init__(
-        self, name: str, method: MethodPlan, tensors: Mapping[str, Any], tolerance: Tolerance, arrays: Arrays
+        self, name: str, method: MethodPlan, tensors: Mapping[str, Array], tolerance: Tolerance, arrays: Arrays
     ) -> None:
         self.largest_error = 0.0
         self._paths = list(leaf_paths(method.outputs, "output"))
@@ -260,7 +262,7 @@ class Comparison:
                 return f"`{path}`{call}: {found}"
         return ""
 
-    def _leaf_difference(self, path: str, expected: Any, given: Any) -> str:
+    def _leaf_difference(self, path: str, expected: Array, given: Array) -> str:
         kind = self._arrays.kind
         if expected is None or not isinstance(given, kind):
             is_same = expected is None and not isinstance(given, kind)  # numbers are not packaged

@@ -65,7 +65,7 @@ def compile_method(
 
 
 def link_method(
-    code: MethodCode, name: str, constants: Mapping[str, Any], runs: Sequence[Callable[..., Any]], lock: Any
+    code: MethodCode, name: str, constants: Mapping[str, object], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
     names = code.names
     # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
@@ -78,4 +78,5 @@ def link_method(
     function.__name__ = function.__qualname__ = name
     function.__doc__ = code.text
     function.__signature__ = code.signature
-    return function  # type: ignore[no-any-return]
+    linked: Callable[..., object] = function
+    return linked

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hatch_lower.format.inputs import TensorInput
 from hatch_lower.format.values import DTYPES
+from hatch_lower.runtime.arrays import Array
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16, is_common
 
@@ -23,7 +24,7 @@ class Exchange(ABC):
     """What a delegate is given, and what it returns."""
 
     @abstractmethod
-    def given(self, array: Any) -> Any:
+    def given(self, array: Array) -> Array:
         """Return an array of the program as one of the delegate's."""
 
     @abstractmethod
@@ -36,7 +37,7 @@ class Exchange(ABC):
 class ToNumpy(Exchange):
     """A program of tensors, and a delegate of NumPy's arrays."""
 
-    def given(self, array: Tensor) -> Any:
+    def given(self, array: Tensor) -> Array:
         return array_of(array.detach())
 
     def given_code(self, entry: TensorInput, code: str, names: Names) -> str:
@@ -52,7 +53,7 @@ class ToNumpy(Exchange):
 class ToTorch(Exchange):
     """A program of NumPy's arrays, and a delegate of tensors."""
 
-    def given(self, array: Any) -> Tensor:
+    def given(self, array: Array) -> Tensor:
         return tensor_of(array)
 
     def given_code(self, entry: TensorInput, code: str, names: Names) -> str:
@@ -69,14 +70,14 @@ def find_exchange(program: str, delegate: str) -> Exchange | None:
     return ToNumpy() if delegate == "numpy" else ToTorch()
 
 
-def array_of(tensor: Tensor) -> Any:
+def array_of(tensor: Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
     if is_common(name):
         return tensor.numpy()
     return tensor.view(BYTES[tensor.itemsize]).numpy().view(element_dtype(name))
 
 
-def tensor_of(array: Any, dtype: str = "") -> Tensor:
+def tensor_of(array: Array, dtype: str = "") -> Tensor:
     name = dtype or ("bfloat16" if is_bfloat16(array) else array.dtype.name)
     # torch warns about memory that must not be written into
     given = array if array.flags.writeable else array.copy()

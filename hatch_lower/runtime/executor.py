@@ -15,7 +15,7 @@ from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.arrays import LIBRARIES, Arrays, find_arrays
+from hatch_lower.runtime.arrays import LIBRARIES, Array, Arrays, find_arrays
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
 from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
@@ -50,7 +50,7 @@ class Program(Frozen):
     plan: Plan
     codes: Mapping[str, MethodCode]
     arrays: Arrays
-    spans: tuple[Any, ...]  # the packaged contents of each storage
+    spans: tuple[Array, ...]  # the packaged contents of each storage
     kinds: tuple[type[Delegate], ...]  # of each delegate
     exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` where it computes with the same arrays
     blobs: tuple[DelegateBlob, ...]  # of each delegate
@@ -68,7 +68,7 @@ class Executor:
 
     # calls may run side by side in several threads; where the program has state, one waits for the other
 
-    def __init__(self, program: Program, state: Mapping[int, Any], parent: Executor | None = None) -> None:
+    def __init__(self, program: Program, state: Mapping[int, Array], parent: Executor | None = None) -> None:
         self._program = program
         self._state = state
         self._lock = Lock()
@@ -111,7 +111,7 @@ class Executor:
     def source(self, name: str) -> str:
         return self._program.codes[name].source
 
-    def _view_constants(self, parent: Executor | None) -> dict[str, Any]:
+    def _view_constants(self, parent: Executor | None) -> dict[str, Array]:
         # the parent's where they cannot change, else views of this instance's state
         program = self._program
         spans = {**dict(enumerate(program.spans)), **self._state}
@@ -177,7 +177,7 @@ class Executor:
 
 def execute_plan(
     plan: Plan,
-    spans: Sequence[Any],
+    spans: Sequence[Array],
     delegates: Mapping[str, type[Delegate]],
     folder: Path,
     *,

@@ -9,10 +9,13 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.runtime.numbers import library_of, no_warnings, widest
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.arrays import Array
 
 # numbers: torch gives more to several threads, whose start takes longer than the work
 PIECE = 1 << 15
@@ -31,7 +34,7 @@ class Measured:
     rows: int = 0
     same_rows: int = 0
 
-    def add(self, expected: Any, given: Any) -> None:
+    def add(self, expected: Array, given: Array) -> None:
         """Take a pair of arrays of one floating-point or complex dtype and one shape."""
         ranked = "complex" not in str(expected.dtype) and expected.ndim > 0 and expected.shape[-1] > 1
         with no_warnings(library_of(expected)):
@@ -51,7 +54,7 @@ class Measured:
             self.same_rows / self.rows if self.rows else None,
         )
 
-    def _add_piece(self, one: Any, other: Any) -> None:
+    def _add_piece(self, one: Array, other: Array) -> None:
         signal, given = product(one, one), product(other, other)
         if not (math.isfinite(signal) and math.isfinite(given)):  # the one test that costs nothing else
             library = library_of(one)
@@ -79,7 +82,7 @@ class Measured:
             self.relative = max(self.relative, min(float((error / size).max()), sys.float_info.max))
 
 
-def pieces(expected: Any, given: Any, row: int) -> Iterator[tuple[Any, Any]]:
+def pieces(expected: Array, given: Array, row: int) -> Iterator[tuple[Array, Array]]:
     """Yield rows of both, in the widest dtype."""
     if not math.prod(expected.shape):
         return
@@ -89,7 +92,7 @@ def pieces(expected: Any, given: Any, row: int) -> Iterator[tuple[Any, Any]]:
         yield widest(one[begin : begin + count]), widest(other[begin : begin + count])
 
 
-def product(one: Any, other: Any) -> float:
+def product(one: Array, other: Array) -> float:
     """Return the inner product of two vectors; of complex ones, as vectors of twice as many numbers."""
     if "complex" in str(one.dtype):
         return product(one.real, other.real) + product(one.imag, other.imag)

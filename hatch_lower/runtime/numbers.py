@@ -11,7 +11,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.arrays import Array
 
 # how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
 # and 65000 (bfloat16) times that of float32, most of which both sides share
@@ -51,7 +54,7 @@ class Tolerance:
         return self.rtols.get(name, self.rtol), self.atols.get(name, self.atol)
 
 
-def wrong_places(expected: Any, given: Any, tolerance: Tolerance) -> Any:
+def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
     """Return where two arrays of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
     if not is_inexact(expected):
         return expected != given
@@ -66,7 +69,7 @@ def wrong_places(expected: Any, given: Any, tolerance: Tolerance) -> Any:
     return wrong
 
 
-def steps_apart(expected: Any, given: Any) -> tuple[float, float]:
+def steps_apart(expected: Array, given: Array) -> tuple[float, float]:
     """Return by how many steps of 8 bits two arrays differ at most, and on average."""
     library = library_of(expected)
     with no_warnings(library):
@@ -77,7 +80,7 @@ def steps_apart(expected: Any, given: Any) -> tuple[float, float]:
     return float(error.max()) / step, float(error.mean()) / step
 
 
-def number_difference(expected: Any, given: Any, tolerance: Tolerance) -> tuple[str, float]:
+def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tuple[str, float]:
     """Return how two arrays of one dtype and shape differ beyond the tolerance, or "", and the largest difference."""
     count = math.prod(expected.shape)
     wrong = int(wrong_places(expected, given, tolerance).sum())
@@ -105,19 +108,19 @@ def number_difference(expected: Any, given: Any, tolerance: Tolerance) -> tuple[
     ), largest
 
 
-def is_inexact(array: Any) -> bool:
+def is_inexact(array: Array) -> bool:
     """Return whether the elements are floating-point or complex numbers."""
     name = str(array.dtype)
     return "float" in name or "complex" in name
 
 
-def widest(array: Any) -> Any:
+def widest(array: Array) -> Array:
     library = library_of(array)
     dtype = library.complex128 if "complex" in str(array.dtype) else library.float64
     return array.detach().to(dtype) if hasattr(array, "detach") else array.astype(dtype)
 
 
-def library_of(array: Any) -> Any:
+def library_of(array: Array) -> Array:
     # where no tensor can be, torch need not be installed; where it is, NumPy need not
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(array, torch.Tensor) else sys.modules["numpy"]

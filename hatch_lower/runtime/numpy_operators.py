@@ -168,14 +168,14 @@ def sym_numel(self: Array) -> int:
     return self.size
 
 
-def item(self: Array) -> Any:
+def item(self: Array) -> object:
     if self.size != 1:
         msg = f"an array of {self.size} elements is no number"
         raise RuntimeError(msg)
     return self.item()
 
 
-def assert_scalar(self: Any, assert_msg: str) -> None:
+def assert_scalar(self: object, assert_msg: str) -> None:
     if not self:
         raise RuntimeError(assert_msg)
 

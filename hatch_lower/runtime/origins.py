@@ -266,7 +266,7 @@ class FilesOrigin:
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, object] = {}
         if urlsplit(url).scheme in ("s3", "s3a"):
             timeouts = {"connect_timeout": limits.silence, "read_timeout": limits.silence}
             self._options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}

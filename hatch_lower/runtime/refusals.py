@@ -46,7 +46,7 @@ class Refusals:
             hint="pass the arguments that were given as examples at the export, no more and no fewer",
         )
 
-    def refuse_values(self, *values: Any) -> NoReturn:
+    def refuse_values(self, *values: object) -> NoReturn:
         self.check_values(*values)
         self._refuse(0, values[0], "it does not fit the other arguments")
 
@@ -75,18 +75,18 @@ class Refusals:
         if reason:
             self._refuse(index, value, reason)
 
-    def as_array(self, index: int, value: object) -> Any:
+    def as_array(self, index: int, value: object) -> object:
         plain = self._arrays.plain(value)
         if plain is None:
             self._refuse(index, value, self._arrays.foreign_reason(value))
         return plain
 
-    def keep_layout(self, index: int, value: Any, strides: tuple[int, ...]) -> None:
+    def keep_layout(self, index: int, value: object, strides: tuple[int, ...]) -> None:
         # it cannot be copied into other strides
         if reason := self._arrays.layout_mismatch(value, strides):
             self._refuse(index, value, f"{reason}: the method changes this tensor in place")
 
-    def _mismatch(self, entry: TensorInput, value: Any) -> str:
+    def _mismatch(self, entry: TensorInput, value: object) -> str:
         if not isinstance(value, self._arrays.kind):
             return f"not {self._arrays.noun}"
         if reason := self._arrays.kind_mismatch(entry, value):
@@ -186,7 +186,7 @@ class OutputCheck:
         )
 
 
-def difference_of(arrays: Arrays, output: Any, expected: TensorInput, sizes: Mapping[str, int]) -> str:
+def difference_of(arrays: Arrays, output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
     if not isinstance(output, arrays.kind):
         return f"`{type(output).__name__}` instead of {arrays.noun}"
     dtype, device = arrays.dtype_name(output), arrays.device(output)

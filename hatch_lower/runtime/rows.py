@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from hatch_lower.errors import InputError
-from hatch_lower.runtime.arrays import Arrays
+from hatch_lower.runtime.arrays import Array, Arrays
 
-Step: TypeAlias = Callable[..., tuple[Any, ...]]
+Step: TypeAlias = Callable[..., tuple[Array, ...]]
 
 
 def map_rows(
-    arrays: Arrays, where: str, step: Step, tensors: Sequence[Any], extra: Sequence[object]
-) -> tuple[Any, ...]:
+    arrays: Arrays, where: str, step: Step, tensors: Sequence[Array], extra: Sequence[object]
+) -> tuple[Array, ...]:
     # `step` returns a tuple of tensors of the same shapes for each row, or `None` in their place
     return stack(arrays, [step(*row, *extra) for row in rows_of(arrays, where, tensors)])
 
@@ -23,7 +23,7 @@ def scan_rows(
     where: str,
     step: Step,
     carried: Sequence[object],
-    tensors: Sequence[Any],
+    tensors: Sequence[Array],
     extra: Sequence[object],
 ) -> tuple[object, ...]:
     count = len(carried)
@@ -35,7 +35,7 @@ def scan_rows(
     return (*carried, *stack(arrays, outputs))
 
 
-def rows_of(arrays: Arrays, where: str, tensors: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def rows_of(arrays: Arrays, where: str, tensors: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
     # each row is contiguous, for so torch traced the graph that takes it
     lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):
@@ -49,6 +49,6 @@ def rows_of(arrays: Arrays, where: str, tensors: Sequence[Any]) -> Iterator[tupl
     return zip(*map(arrays.rows, tensors), strict=True)
 
 
-def stack(arrays: Arrays, rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+def stack(arrays: Arrays, rows: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
     # what is stacked shares no memory with any row
     return tuple(None if column[0] is None else arrays.stack(column) for column in zip(*rows, strict=True))

@@ -56,7 +56,7 @@ def overload_name(operator: OpOverload[..., Any]) -> str:
     return str(operator._overloadname)
 
 
-def packet_name(packet: OpOverloadPacket[..., Any]) -> str:
+def packet_name(packet: OpOverloadPacket[..., object]) -> str:
     """Return `aten.add` of all overloads of it."""
     return str(packet._qualified_op_name).replace("::", ".")
 
@@ -69,13 +69,16 @@ def compiled_function(operator: OpOverload[..., Any]) -> Callable[..., object]:
 
 def is_registered(operator: OpOverload[..., Any]) -> bool:
     """Return whether the dispatcher knows an operator: what only TorchScript has, it does not."""
-    return bool(torch._C._dispatch_has_kernel(operator.name()))  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel(dispatcher_name(operator)))
 
 
 def has_composite_kernel(operator: OpOverload[..., Any]) -> bool:
     """Return whether an operator is composed of others by code in C++."""
-    name = operator.name()  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(dispatcher_name(operator), COMPOSITE))
+
+
+def dispatcher_name(operator: OpOverload[..., Any]) -> str:
+    return str(operator.name())  # type: ignore[no-untyped-call]
 
 
 def parse_schema(text: str) -> torch.FunctionSchema:

@@ -86,7 +86,7 @@ def lift_constants(program: ExportedProgram) -> None:
     program._constants.update(lift_constants_pass(program.graph_module, program.graph_signature, ConstantAttrMap()))
 
 
-def order_kwargs(kwargs: dict[str, Any], spec: Any) -> dict[str, Any]:
+def order_kwargs(kwargs: dict[str, object], spec: Any) -> dict[str, object]:
     """Return arguments in the order in which the program was exported with them."""
     return reorder_kwargs(kwargs, spec)
 

@@ -101,7 +101,7 @@ def symbolic(expression: sympy.Basic, environment: Any, kind: type, hint: Any) -
     return classes[kind](SymNode(expression, environment, kind, hint))
 
 
-def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, Any]) -> Any:
+def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:
     """Return an expression of Python's operators applied to what its symbols stand for."""
     return sympy_interp(PythonReferenceAnalysis, dict(values), expression)
 

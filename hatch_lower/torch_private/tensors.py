@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -19,6 +18,6 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def own_tensors(module: torch.nn.Module) -> Iterator[Mapping[str, Any]]:
+def own_tensors(module: torch.nn.Module) -> Iterator[Mapping[str, object]]:
     """Yield the parameters, the buffers and the plain attributes of a module, without those of its submodules."""
     yield from (module._parameters, module._buffers, module.__dict__)

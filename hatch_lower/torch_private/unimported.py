@@ -16,13 +16,15 @@ CACHE_FOLDER = "torch._inductor.runtime.cache_dir_utils"
 def called_by_tracer(function: Function) -> Function:
     """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`."""
     # this is what `torch._dynamo.assume_constant_result` does
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    marked: Any = function
+    marked._dynamo_marked_constant = True
     return function
 
 
 def refused_by_tracer(function: Function) -> Function:
     """Let dynamo say that it cannot follow a function."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    marked: Any = function
+    marked._torchdynamo_disable = True
     return function
 
 

@@ -69,7 +69,7 @@ def recording() -> Iterator[list[Generated]]:
     """Collect what inductor hands to its C++ compile step, instead of compiling it, and let it copy no constant."""
     records: list[Generated] = []
 
-    def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
+    def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: object) -> str:
         refuse_extern(extern)
         records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"

@@ -23,7 +23,7 @@ ONEDNN = "ONEDNN_MAX_CPU_ISA"
 
 # How a call becomes one of the library, positions of its constants, those that are laid out for convolutions, names of
 # its OpenMP libraries, and whether it multiplies integers
-Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, Any]]], list[str], bool]
+Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, object]]], list[str], bool]
 
 
 class AotiDelegate(Delegate):
@@ -37,7 +37,7 @@ class AotiDelegate(Delegate):
         self._constants = constants  # the library holds no reference to their memory
         self._map = call
         self._is_plain = call.passes_all and call.returns_all
-        self._call: Callable[[list[Tensor]], Sequence[Any]] = runner.run
+        self._call: Callable[[list[Tensor]], Sequence[object]] = runner.run
         # The runner lets one call in at a time itself, but wakes nobody who waits for one that fails.
         self._lock = Lock()
 
@@ -53,7 +53,7 @@ class AotiDelegate(Delegate):
             return self._map.arrange(inputs, self._call(self._map.select(inputs)))
 
 
-def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor], CallMap]:
+def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[object, Sequence[Tensor], CallMap]:
     """Return what runs a library, bound to its constants, and how a call becomes one of it."""
     call, bound, packed, openmp, multiplies = read_info(blob, len(constants))
     if multiplies and not sums_integers():
@@ -129,7 +129,7 @@ def read_info(blob: DelegateBlob, constants: int) -> Info:
     return read_facts(blob, "aoti", read)
 
 
-def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, Any]]:
+def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, object]]:
     where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation")}
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
     require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")

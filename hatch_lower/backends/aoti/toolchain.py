@@ -138,7 +138,7 @@ class Compiler:
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
         return inductor.compiler_options(self.program, compile_only=compile_only, min_optimize=min_optimize)
 
-    def _prefix_maps(self, options: Any) -> list[str]:
+    def _prefix_maps(self, options: object) -> list[str]:
         # they keep absolute paths out of the objects
         return [f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()]
 

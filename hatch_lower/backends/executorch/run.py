@@ -26,7 +26,7 @@ class Pool:
     # process. So all programs are loaded here.
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
     def load(
         self, library: Any, program: Path, weights: Path | None, threads: int | None = None, *, is_timed: bool = False
@@ -121,7 +121,7 @@ def extension() -> Any:
     return _C
 
 
-def runtime(blob: DelegateBlob) -> Any:
+def runtime(blob: DelegateBlob) -> object:
     try:
         return extension()
     except ImportError as error:

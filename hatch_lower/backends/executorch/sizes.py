@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import operator_n
 from hatch_lower.torch_private.operators import OpOverload
 from hatch_lower.torch_private.symbols import ValueRanges, bound_sympy, int_oo
 
-Ranges = Mapping[Any, ValueRanges[Any]]
+Ranges = Mapping[object, ValueRanges[object]]
 
 # a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
 LARGE = 2**31
@@ -103,7 +103,7 @@ def new_shape(node: Node) -> list[Any] | None:
     return view_sizes(node) if shape is None and str(torch_operator(node.target)) in VIEWS else shape
 
 
-def view_sizes(node: Node) -> list[Any]:
+def view_sizes(node: Node) -> list[object]:
     """Return the sizes that a view gives: numbers, nodes, and -1 for what is to be inferred."""
     given: Any = node.args[1]
     return [

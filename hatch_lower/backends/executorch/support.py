@@ -108,8 +108,8 @@ class CachedSignature(ExportGraphSignature):
 @dataclass(frozen=True, slots=True)
 class Rules:
     # XNNPACK's, by operator: for floats, and for these and integers
-    floats: Mapping[str, Any]
-    integers: Mapping[str, Any]
+    floats: Mapping[str, object]
+    integers: Mapping[str, object]
     # names of portable kernels; none where they are not asked for
     kernels: frozenset[str]
 
@@ -260,7 +260,9 @@ def portable_kernels() -> frozenset[str]:
     return frozenset(extension()._get_operator_names())
 
 
-def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
+def why_not_xnnpack(
+    node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, object], *, finite: bool
+) -> str:
     name = str(torch_operator(node.target))
     if name_in_form(copy) not in configs:
         return f"XNNPACK has no kernel for `{name}`"
@@ -320,7 +322,7 @@ def why_not_static(copy: Node) -> str:
     return f"it takes `{name}`, and XNNPACK takes no size or number that is known at run time only" if name else ""
 
 
-def stated(config: Any, copy: Node) -> str:
+def stated(config: object, copy: Node) -> str:
     # ExecuTorch's rule may have said why it refuses the node
     for kind in type(config).__mro__:
         why: Any = getattr(sys.modules[kind.__module__], "why", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -21,19 +21,22 @@ from hatch_lower.torch_private.quantised import quantized_decomposed
 
 # ONNX's own types are wider than what these functions take.
 op: Any = opset20
+Value: TypeAlias = Any  # what an operator gives
 
 # The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
 # `out_dtype` is float32 where it is given: of other results `operators.json` does not have these operators.
 
 
-def quantize_per_tensor(input: FLOAT, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+def quantize_per_tensor(
+    input: FLOAT, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+) -> Value:
     literals = constant(scale, ir.DataType.FLOAT), constant(zero_point, dtype)
     return within(op.QuantizeLinear(input, *literals), quant_min, quant_max, dtype)
 
 
 def quantize_per_tensor_tensor(
     input: FLOAT, scale: TTensor, zero_point: INT64, quant_min: int, quant_max: int, dtype: int
-) -> Any:
+) -> Value:
     quantized = op.QuantizeLinear(input, scalar(scale, ir.DataType.FLOAT), scalar(zero_point, dtype))
     return within(quantized, quant_min, quant_max, dtype)
 
@@ -46,7 +49,7 @@ def dequantize_per_tensor(
     quant_max: int,
     dtype: int,
     out_dtype: int | None = None,
-) -> Any:
+) -> Value:
     return op.DequantizeLinear(input, constant(scale, ir.DataType.FLOAT), constant(zero_point, dtype))
 
 
@@ -58,13 +61,13 @@ def dequantize_per_tensor_tensor(
     quant_max: int,
     dtype: int,
     out_dtype: int | None = None,
-) -> Any:
+) -> Value:
     return op.DequantizeLinear(input, scalar(scale, ir.DataType.FLOAT), scalar(zero_point, dtype))
 
 
 def quantize_per_channel(
     input: FLOAT, scales: TTensor, zero_points: INT64, axis: int, quant_min: int, quant_max: int, dtype: int
-) -> Any:
+) -> Value:
     quantized = op.QuantizeLinear(
         input, op.Cast(scales, to=ir.DataType.FLOAT), op.Cast(zero_points, to=dtype), axis=axis
     )
@@ -80,11 +83,11 @@ def dequantize_per_channel(
     quant_max: int,
     dtype: int,
     out_dtype: int | None = None,
-) -> Any:
+) -> Value:
     return op.DequantizeLinear(input, op.Cast(scales, to=ir.DataType.FLOAT), op.Cast(zero_points, to=dtype), axis=axis)
 
 
-def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dtype: int) -> Any:
+def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dtype: int) -> Value:
     # As eager step by step, for a scale that is off by one bit changes all that is quantised with it.
     zero = constant(0.0, ir.DataType.FLOAT)
     least = op.Min(op.ReduceMin(input, keepdims=0), zero)
@@ -101,7 +104,7 @@ def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dty
     return op.Reshape(op.Cast(scale, to=ir.DataType.DOUBLE), one), op.Reshape(zero_point, one)
 
 
-def multiply_integers(self: TTensor, mat2: TTensor) -> Any:
+def multiply_integers(self: TTensor, mat2: TTensor) -> Value:
     # The first without a sign: ONNX Runtime is slow where both have one.
     if self.dtype == ir.DataType.UINT8:
         return op.MatMulInteger(self, mat2)
@@ -109,15 +112,15 @@ def multiply_integers(self: TTensor, mat2: TTensor) -> Any:
     return op.MatMulInteger(op.Cast(moved, to=ir.DataType.UINT8), mat2, constant(128, ir.DataType.UINT8))
 
 
-def constant(value: float, dtype: int) -> Any:
+def constant(value: float, dtype: int) -> Value:
     return op.Constant(value=ir.tensor(np.array(value, dtype=ir.DataType(dtype).numpy())))
 
 
-def scalar(value: Any, dtype: int) -> Any:
+def scalar(value: Value, dtype: int) -> Value:
     return op.Squeeze(op.Cast(value, to=dtype))
 
 
-def within(quantized: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
+def within(quantized: Value, quant_min: int, quant_max: int, dtype: int) -> Value:
     # ONNX saturates at the limits of the dtype.
     limits = np.iinfo(ir.DataType(dtype).numpy())
     if (quant_min, quant_max) == (limits.min, limits.max):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -14,11 +14,12 @@ from onnxscript.onnx_opset import opset20
 
 # ONNX's own types are wider than what these functions take.
 op: Any = opset20
+Value: TypeAlias = Any  # what an operator gives
 
 # The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
 
 
-def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
+def where(condition: BOOL, self: TTensor, other: TTensor) -> Value:
     # ONNX Runtime selects among neither Booleans nor 16-bit integers.
     if self.dtype == ir.DataType.BOOL:
         return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
@@ -28,7 +29,7 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
     return op.Where(condition, self, other)
 
 
-def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
+def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Value:
     # Eager passes over dimensions that are not of size 1.
     shape: Any = self.shape
     dims = sorted({axis % len(shape) for axis in dim} if shape else ())
@@ -36,14 +37,14 @@ def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
     return op.Squeeze(self, op.Constant(value_ints=ones)) if ones else op.Identity(self)
 
 
-def squeeze_dim(self: TTensor, dim: int) -> Any:
+def squeeze_dim(self: TTensor, dim: int) -> Value:
     # As with several dimensions.
     return squeeze_dims(self, [dim])
 
 
 def variance(
     self: TTensor, dim: Sequence[int] | None = None, correction: float | None = None, keepdim: bool = False
-) -> Any:
+) -> Value:
     # Eager divides by no less than 0 where there are fewer elements than are subtracted.
     shape: Any = self.shape
     rank = len(shape)
@@ -58,7 +59,7 @@ def variance(
     return op.CastLike(op.Div(total, op.Max(op.Sub(count, subtracted), zero)), self)
 
 
-def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
+def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Value:
     # Eager's mean of no elements is NaN, ONNX Runtime's 0.
     shape: Any = self.shape
     if not shape:
@@ -72,7 +73,7 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
     return op.CastLike(op.Div(total, count_elements(self, axes, wide)), self)
 
 
-def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Any:
+def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Value:
     # Of no elements, none is true; the greatest of none is the least number there is.
     shape: Any = self.shape
     truth = op.Cast(self, to=ir.DataType.BOOL)
@@ -91,7 +92,7 @@ def group_norm(
     size: INT64 | None = None,
     group: int = 1,
     eps: float = 1e-5,
-) -> Any:
+) -> Value:
     # The exporter's reshape leaves a size open, which is none where there are no elements.
     groups = op.Constant(value_ints=[group])
     length = op.Div(op.ReduceProd(op.Shape(self, start=1)), groups)
@@ -109,7 +110,7 @@ def group_norm(
     return result, mean, op.Identity(mean)
 
 
-def count_elements(self: Any, axes: Any, like: Any) -> Any:
+def count_elements(self: Value, axes: Value, like: Value) -> Value:
     return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
+
+Opset: TypeAlias = Any  # OpenVINO's operators
+Value: TypeAlias = Any  # what one of them gives
 
 
 class Direct:
     """A call in a prepared graph that knows what it becomes; the frontend finds it by its name."""
 
-    def __init__(self, name: str, write: Callable[..., Any]) -> None:
+    def __init__(self, name: str, write: Callable[..., Value]) -> None:
         self.__name__ = name
         self._write = write
 
     def __str__(self) -> str:
         return self.__name__
 
-    def __call__(self, opset: Any, *inputs: Any) -> Any:
+    def __call__(self, opset: Opset, *inputs: Value) -> Value:
         return self._write(opset, *inputs)
 
-    def convert(self, openvino: Any, context: Any) -> Any:
+    def convert(self, openvino: Any, context: Any) -> Value:
         """Write the operation for a node of the frontend's; name what was written after it."""
         inputs = [context.get_input(place) for place in range(context.get_input_size())]
         result = self(openvino.opset13, *inputs)
@@ -34,10 +37,10 @@ class Direct:
         return result.outputs()
 
 
-def write_slices(dim: int, size: int, rank: int) -> Callable[..., Any]:
+def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
     """Return what writes values to the places in one dimension of a table that an index of a rank names."""
 
-    def write(opset: Any, table: Any, index: Any, values: Any) -> Any:
+    def write(opset: Opset, table: Value, index: Value, values: Value) -> Value:
         sizes = opset.shape_of(table)
         before, after = (
             opset.slice(sizes, *(opset.constant([bound], dtype="int64") for bound in bounds))
@@ -54,10 +57,10 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Any]:
     return write
 
 
-def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Any]:
+def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Value]:
     """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
 
-    def write(opset: Any, value: Any) -> Any:
+    def write(opset: Opset, value: Value) -> Value:
         # `fake_quantize` of numbers that are whole before it: by itself it would round others where a number lies
         # between two, for it rounds to an even number of steps from the least, and eager from zero
         value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
@@ -69,10 +72,10 @@ def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dty
     return write
 
 
-def write_dequantise(scale: float, zero_point: int, *, hidden: bool) -> Callable[..., Any]:
+def write_dequantise(scale: float, zero_point: int, *, hidden: bool) -> Callable[..., Value]:
     """Return what gives the numbers of quantised ones; `hidden`: integers' kernels do not recognise it."""
 
-    def write(opset: Any, value: Any) -> Any:
+    def write(opset: Opset, value: Value) -> Value:
         steps = opset.convert(value, "f32")
         if hidden:
             steps = opset.maximum(steps, number(opset, float("-inf")))
@@ -81,8 +84,8 @@ def write_dequantise(scale: float, zero_point: int, *, hidden: bool) -> Callable
     return write
 
 
-def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Any]:
-    def write(opset: Any, value: Any, scales: Any, zero_points: Any = None) -> Any:
+def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Value]:
+    def write(opset: Opset, value: Value, scales: Value, zero_points: Value = None) -> Value:
         shape = opset.constant([-1 if dim == axis % rank else 1 for dim in range(rank)], dtype="int64")
         steps = opset.convert(value, "f32")
         if zero_points is not None:
@@ -92,5 +95,5 @@ def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Any]:
     return write
 
 
-def number(opset: Any, value: float) -> Any:
+def number(opset: Opset, value: float) -> Value:
     return opset.constant(value, dtype="float32")

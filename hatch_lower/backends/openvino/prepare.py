@@ -122,7 +122,7 @@ class OpenvinoCopy(PartitionCopy):
         if source in self.inputs and isinstance(used.size, int):
             self.indices.add((self.inputs[source], -used.size if counts_back else 0, used.size))
 
-    def _operand(self, value: Any, node: Node) -> Node:
+    def _operand(self, value: object, node: Node) -> Node:
         # a number becomes a constant of the other operand's type
         if isinstance(value, Node):
             return value
@@ -246,7 +246,7 @@ def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
     return write, [each for each in tensors if each is not None]
 
 
-QUANTISING: Mapping[str, Callable[[Node, Mapping[str, Any]], Written]] = MappingProxyType(
+QUANTISING: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = MappingProxyType(
     {
         QUANTISE: quantise,
         DEQUANTISE: dequantise,

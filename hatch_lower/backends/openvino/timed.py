@@ -16,7 +16,7 @@ ORIGINAL = "originalLayersNames"  # of a layer of the compiled model: those of t
 class TimedOpenvinoDelegate(OpenvinoDelegate, TimedDelegate):
     known: Set[str]  # the names of the layers that it was compiled from
 
-    def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
+    def __init__(self, compiled: object, constants: Sequence[object], info: OpenvinoFacts) -> None:
         super().__init__(compiled, constants, info)
         self._count = 0  # of runs
         self._forgotten: Mapping[str, float] = {}

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hatch_lower import __version__
 from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Span
@@ -30,9 +30,9 @@ def export_text(profile: Profile, form: Format) -> str:
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
-def trace_json(profile: Profile) -> dict[str, Any]:
+def trace_json(profile: Profile) -> dict[str, object]:
     """Return trace events: a process for each recipe, an event for each instruction and for what is inside it."""
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for number, (name, recipe) in enumerate(profile.recipes.items(), 1):
         title = {"name": f"{profile.model}.{profile.method}, {name}"}
         events.append({"name": "process_name", "ph": "M", "pid": number, "tid": 1, "args": title})
@@ -43,7 +43,7 @@ def trace_json(profile: Profile) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def trace_events(span: Span, process: int, begin: float) -> Iterator[dict[str, Any]]:
+def trace_events(span: Span, process: int, begin: float) -> Iterator[dict[str, object]]:
     yield {
         "name": title_of(span),
         "cat": span.engine,
@@ -70,7 +70,7 @@ def title_of(span: Span) -> str:
     return f"{span.op}: {span.origins[0].source}" if span.origins[0].source else span.op
 
 
-def speedscope_json(profile: Profile) -> dict[str, Any]:
+def speedscope_json(profile: Profile) -> dict[str, object]:
     """Return a profile for each recipe, in which each row of the table is a sample: module below module, then lines."""
     frames: dict[tuple[str, str, int], int] = {}
     return {
@@ -82,7 +82,7 @@ def speedscope_json(profile: Profile) -> dict[str, Any]:
     }
 
 
-def sampled(name: str, recipe: RecipeProfile, frames: dict[tuple[str, str, int], int]) -> dict[str, Any]:
+def sampled(name: str, recipe: RecipeProfile, frames: dict[tuple[str, str, int], int]) -> dict[str, object]:
     samples: list[list[int]] = []
     weights: list[float] = []
     for row in recipe.rows:
@@ -105,5 +105,5 @@ def sampled(name: str, recipe: RecipeProfile, frames: dict[tuple[str, str, int],
     }
 
 
-def frame_json(name: str, file: str, line: int) -> dict[str, Any]:
+def frame_json(name: str, file: str, line: int) -> dict[str, object]:
     return {"name": name, **({"file": file, "line": line} if file else {})}

@@ -23,7 +23,7 @@ FEWEST, MOST = 10, 500  # calls that are measured
 Request = Mapping[str, Any]
 
 
-def measure(request: Request) -> Mapping[str, Any]:
+def measure(request: Request) -> Mapping[str, object]:
     """Return the nanoseconds of calls of one method, and what of these was in which instruction.
 
     The two sides are the same recipe; one may be built with timers inside.
@@ -134,12 +134,12 @@ class Steps:
             if isinstance(instruction, DelegateCall):
                 self._callers[instruction.delegate].append(number)
 
-    def report(self) -> list[dict[str, Any]]:
+    def report(self) -> list[dict[str, object]]:
         parts = self._parts()
         rows = []
         for number in self._nanoseconds:
             path, instruction = ("", None) if number == RESULTS else self._clock.instructions[number]
-            row: dict[str, Any] = {"path": path, "op": op_of(instruction), "nanoseconds": self._nanoseconds[number]}
+            row: dict[str, object] = {"path": path, "op": op_of(instruction), "nanoseconds": self._nanoseconds[number]}
             row["count"] = self._counts[number]
             if isinstance(instruction, DelegateCall):
                 row["delegate"] = instruction.delegate

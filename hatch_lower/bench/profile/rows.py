@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from hatch_lower.format.debug_map import Origin
 
@@ -71,7 +70,7 @@ class Profile:
         """How often each recipe was called, at least."""
         return min(recipe.calls for recipe in self.recipes.values())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "schema": PROFILE_SCHEMA,
             "model": self.model,
@@ -83,7 +82,7 @@ class Profile:
         }
 
 
-def recipe_json(recipe: RecipeProfile) -> dict[str, Any]:
+def recipe_json(recipe: RecipeProfile) -> dict[str, object]:
     return {
         "seconds": recipe.seconds,
         "rows": [row_json(row) for row in recipe.rows],
@@ -94,7 +93,7 @@ def recipe_json(recipe: RecipeProfile) -> dict[str, Any]:
     }
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: Row) -> dict[str, object]:
     written = asdict(row)
     return written if row.shared else {name: value for name, value in written.items() if name != "shared"}
 

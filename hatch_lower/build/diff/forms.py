@@ -29,7 +29,7 @@ class Form:
     graph: Sequence[Any]  # rows of the nodes
     inputs: Sequence[Any]  # a row for each placeholder
     outputs: Sequence[Any]  # a row for each output
-    symbols: Sequence[Any]  # names and ranges
+    symbols: Sequence[object]  # names and ranges
     sources: Sequence[str] = ()  # for each node `digits/model.py:31`, empty where it has none
     names: Sequence[str] = ()  # of the placeholders, as the author wrote them: `image`, `net.linear.weight`
     arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)  # operator to the names of its arguments
@@ -95,7 +95,7 @@ class Placeholder:
     position: int
     title: str  # `input x`, or `input 0` where the name is not known
     name: str  # as the author wrote it; empty where it is not known
-    row: list[Any]  # its kind, and for a constant how it lies in memory
+    row: list[object]  # its kind, and for a constant how it lies in memory
     value: object  # dtype, shape, strides, device
 
 

@@ -38,7 +38,7 @@ from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import MethodPlan, Plan, signature_text
 from hatch_lower.format.tree import tree_text
 
-Facts = dict[str, Any]
+Facts = dict[str, object]
 MOST_LINES = 40  # lines that are said of one graph or library
 
 

@@ -62,7 +62,7 @@ class Comparison:
 
     def __init__(
         self,
-        before: Sequence[Any],
+        before: Sequence[object],
         after: Sequence[Any],
         sources_before: Sequence[str] = (),
         sources_after: Sequence[str] = (),

@@ -268,7 +268,7 @@ def dataset_ref(model: str, position: int) -> str:
 
 
 def model_card(
-    model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, Any]
+    model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the `modelCard` of a model's component."""
     parameters = {

@@ -77,7 +77,7 @@ def json_specs(values: Mapping[str, object]) -> list[CompileSpec]:
     return [CompileSpec(name, canonical_json(value)) for name, value in values.items()]
 
 
-def spec_values(backend_id: str, specs: Iterable[CompileSpec]) -> dict[str, Any]:
+def spec_values(backend_id: str, specs: Iterable[CompileSpec]) -> dict[str, object]:
     """Return what `json_specs` was given; raise a `BackendError` for a spec that is no JSON."""
     try:
         return {spec.key: json.loads(spec.value) for spec in specs}

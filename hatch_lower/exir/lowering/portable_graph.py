@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -31,6 +31,7 @@ FUNCTIONS: Mapping[str, object] = MappingProxyType(
     {name: function for function, name in reversed(list(PYTHON_FUNCTIONS.items()))}
 )
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Written: TypeAlias = Any  # a value of JSON
 AddTensor = Callable[[torch.Tensor], object]
 GetTensor = Callable[[Any], torch.Tensor]
 
@@ -142,7 +143,7 @@ class GraphReader:
         self._get_tensor = get_tensor
         self._mode = FakeTensorMode(shape_env=sizes.environment, allow_non_fake_inputs=True)
 
-    def graph(self, rows: Any, depth: int = 0) -> tuple[dict[str, object], Graph]:
+    def graph(self, rows: Written, depth: int = 0) -> tuple[dict[str, object], Graph]:
         """Return the attributes of a graph, and the graph itself."""
         if depth > DEPTH_LIMIT:
             raise NotPortableError(f"graphs of more than {DEPTH_LIMIT} levels")
@@ -162,7 +163,7 @@ class GraphReader:
             nodes.append(node)
         return attributes, graph
 
-    def _node(self, graph: Graph, row: Any, nodes: list[Node]) -> Node:
+    def _node(self, graph: Graph, row: Written, nodes: list[Node]) -> Node:
         match row["op"]:
             case "placeholder":
                 return graph.placeholder(row["name"])
@@ -179,14 +180,14 @@ class GraphReader:
                 return node
         raise NotPortableError(f"a node of the kind {row['op']!r:.40}")
 
-    def _attribute(self, row: Any, depth: int) -> object:
+    def _attribute(self, row: Written, depth: int) -> object:
         if not row["target"].isidentifier():
             raise NotPortableError(f"an attribute {row['target']!r:.40}")
         if "graph" in row:
             return GraphModule(*self.graph(row["graph"], depth + 1))
         return self._get_tensor(row["tensor"])
 
-    def _argument(self, written: Any, nodes: list[Node]) -> Any:
+    def _argument(self, written: Written, nodes: list[Node]) -> Written:
         if isinstance(written, list):
             return [self._argument(item, nodes) for item in written]
         if not isinstance(written, dict):
@@ -203,7 +204,7 @@ class GraphReader:
                 return slice(*(self._argument(bound, nodes) for bound in content))
         return self._literal(kind, content)
 
-    def _literal(self, kind: str, content: Any) -> Any:
+    def _literal(self, kind: str, content: Written) -> Written:
         if kind == "number":
             numbers = [float.fromhex(text) for text in content]
             return numbers[0] if len(numbers) == 1 else complex(*numbers)
@@ -215,7 +216,7 @@ class GraphReader:
             return getattr(torch, content)
         raise NotPortableError(f"the {kind} {content!r:.40}")
 
-    def _value(self, written: Any) -> Any:
+    def _value(self, written: Written) -> Written:
         if isinstance(written, list):
             return [self._value(item) for item in written]
         if not isinstance(written, dict):

@@ -27,7 +27,7 @@ CLASSES: Mapping[str, type[sympy.Basic]] = MappingProxyType(
 )
 NAMES: Mapping[type[sympy.Basic], str] = MappingProxyType({kind: name for name, kind in CLASSES.items()})
 # what is one object for all
-CONSTANTS: Mapping[str, Any] = MappingProxyType(
+CONSTANTS: Mapping[str, object] = MappingProxyType(
     {"true": sympy.true, "false": sympy.false, "int_oo": int_oo, "-int_oo": -int_oo, "oo": sympy.oo, "-oo": -sympy.oo}
 )
 KINDS: Mapping[str, type] = MappingProxyType({"int": int, "float": float, "bool": bool})
@@ -85,7 +85,7 @@ class SizeReader:
                 self.ranges[symbol] = allowed
         self.environment = environment_of(facts)
 
-    def value(self, written: Mapping[str, Any]) -> Any:
+    def value(self, written: Mapping[str, object]) -> Any:
         (name,) = written.keys() & KINDS.keys()
         hint = written["hint"]
         expression = read_expression(written[name], self._symbols)

@@ -75,7 +75,7 @@ def write_flatbuffer(places: Sequence[NamedPlace]) -> bytes:
     return bytes(builder.Output())
 
 
-def write_layout(builder: Any, layout: DataLayout) -> tuple[str, int] | None:
+def write_layout(builder: object, layout: DataLayout) -> tuple[str, int] | None:
     number = next((kind for kind in ScalarType if kind.dtype == getattr(torch, layout.dtype)), None)
     if number is None:  # ExecuTorch has none for some dtypes
         return None

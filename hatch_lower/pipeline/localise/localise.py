@@ -77,7 +77,7 @@ class Subject:
     store: Store
     folder: Path
     origin: Callable[[Node], Operation]
-    reproduce: Callable[[Piece, Sequence[Any], LoweredBackendModule, Finding], str] | None = None
+    reproduce: Callable[[Piece, Sequence[object], LoweredBackendModule, Finding], str] | None = None
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
     eager = case.new_eager()
     for number in range(1, CALLS + 1 if state else 2):
         name = case.name if number == 1 else f"{case.name}, call {number}"
-        results: list[Any] = []
+        results: list[object] = []
         off = segments.first_off(case.leaves, state, measure, results)
         if off is not None and (delegate := off.segment.delegate) is None:
             node, distance = off.distances[0]
@@ -171,7 +171,7 @@ def differs(subject: Subject, cases: Sequence[Case]) -> bool:
     return False
 
 
-def told(distance: Distance) -> dict[str, Any]:
+def told(distance: Distance) -> dict[str, object]:
     return {"difference": distance.text, "error": distance.largest if math.isfinite(distance.largest) else None}
 
 
@@ -195,7 +195,7 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
     results = user_values(program)
     returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes one of the results
     wrong = [number[value] for value in returned if value in number]
-    facts: dict[str, Any] = {"backend": module.backend_id, "partition": off.segment.number}
+    facts: dict[str, object] = {"backend": module.backend_id, "partition": off.segment.number}
     if not wrong:  # it returns what it was given
         return progress.finding("partition", **facts, **told(off.distances[0][1]))
     found = find_wrong(order, min(wrong), probe)
@@ -224,7 +224,7 @@ def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
 
 
 def describe(
-    progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, Any], off: Off
+    progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, object], off: Off
 ) -> tuple[Finding, Piece | None]:
     """Return what was found, and the operations as a piece of their own, if it is some of them."""
     operations = tuple(progress.subject.origin(probe.steps[operation].main) for operation in found.operations)

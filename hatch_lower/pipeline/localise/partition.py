@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -53,7 +52,7 @@ class Limits:
 class Call:
     """One call of a partition on eager's own values."""
 
-    inputs: tuple[Any, ...]
+    inputs: tuple[object, ...]
     state: State  # as it was before
 
 
@@ -174,19 +173,19 @@ class PartitionProbe:
         values = [value for index in sorted(set(outputs)) for value in self.steps[index].values]
         return cut_out(self.program, nodes, values)
 
-    def run(self, piece: Piece) -> list[Any]:
+    def run(self, piece: Piece) -> list[object]:
         gc.collect()  # a loaded program is in circles with itself
         with TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder, process_restored():
             runner = Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)
             return runner(self.inputs_of(piece))
 
-    def inputs_of(self, piece: Piece) -> list[Any]:
+    def inputs_of(self, piece: Piece) -> list[object]:
         values = values_at(self.program, self.call.inputs, self.call.state, piece.inputs)
         return [values[node] for node in piece.inputs]
 
-    def compare(self, piece: Piece, given: list[Any], outputs: Sequence[int]) -> frozenset[int]:
+    def compare(self, piece: Piece, given: list[object], outputs: Sequence[int]) -> frozenset[int]:
         number = {value: index for index in outputs for value in self.steps[index].values}
-        results: dict[Node, Any] = dict(zip(piece.outputs, given, strict=True))
+        results: dict[Node, object] = dict(zip(piece.outputs, given, strict=True))
         given.clear()
         found: dict[int, Distance] = {}
         for node, value in evaluate(self.program, self.call.inputs, dict(self.call.state)):

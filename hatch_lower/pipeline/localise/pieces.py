@@ -124,7 +124,7 @@ class Runner:
     def reset(self) -> None:
         self._executor.reset()
 
-    def __call__(self, inputs: Iterable[object]) -> list[Any]:
+    def __call__(self, inputs: Iterable[object]) -> list[object]:
         call: Callable[..., Any] = self._executor.methods[METHOD]
         given = [laid_out(value, expected) for value, expected in zip(inputs, self._expected, strict=True)]
         with torch.no_grad():

@@ -74,7 +74,7 @@ def value_of(program: ExportedProgram, node: Node, values: Mapping[Node, Any], s
     return target(*args, **kwargs)
 
 
-def results_of(program: ExportedProgram, inputs: Sequence[object], state: State) -> tuple[Any, ...]:
+def results_of(program: ExportedProgram, inputs: Sequence[object], state: State) -> tuple[object, ...]:
     """Return what a call of a program returns; `state` becomes what the next call begins with."""
     result: Any = ()
     for node, value in evaluate(program, inputs, state):
@@ -95,10 +95,10 @@ def user_results(program: ExportedProgram, result: Sequence[Any], state: State) 
 
 def values_at(
     program: ExportedProgram, inputs: Sequence[object], state: Mapping[str, torch.Tensor], wanted: Collection[Node]
-) -> dict[Node, Any]:
+) -> dict[Node, object]:
     """Return the values of some nodes."""
     missing = set(wanted)
-    found: dict[Node, Any] = {}
+    found: dict[Node, object] = {}
     for node, value in evaluate(program, inputs, dict(state)):
         if node in missing:
             found[node] = value

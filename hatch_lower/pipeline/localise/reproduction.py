@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,7 +23,7 @@ from hatch_lower.torch_private.programs import Verifier
 
 PROGRAM, INPUTS, OPTIONS, TEST = "program.pt2", "inputs.safetensors", "options.json", "test_reproduction.py"
 
-Reproduce = Callable[[Piece, Sequence[Any], LoweredBackendModule, Finding], str]
+Reproduce = Callable[[Piece, Sequence[object], LoweredBackendModule, Finding], str]
 
 README = """\
 # {title}
@@ -133,7 +132,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
             hint="name a folder that does not exist",
         )
 
-    def write(piece: Piece, inputs: Sequence[Any], module: LoweredBackendModule, finding: Finding) -> str:
+    def write(piece: Piece, inputs: Sequence[object], module: LoweredBackendModule, finding: Finding) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         program = plain_program(piece.program, inputs)
         torch.export.save(program, folder / PROGRAM)
@@ -156,7 +155,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
     return write
 
 
-def plain_program(program: ExportedProgram, inputs: Sequence[Any]) -> ExportedProgram:
+def plain_program(program: ExportedProgram, inputs: Sequence[object]) -> ExportedProgram:
     """Return a program of torch's own operators for inputs of these sizes, which names no file of this machine."""
     copied = copy_program(program, torch_overload, Verifier)
     exported = torch.export.export(copied.module(), tuple(inputs), strict=False)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -104,14 +103,14 @@ class Segments:
         modules = [segment.delegate.original_module for segment in self._segments if segment.delegate is not None]
         return initial_state([self.program, *modules])
 
-    def first_off(self, inputs: Sequence[object], state: State, measure: Measure, results: list[Any]) -> Off | None:
+    def first_off(self, inputs: Sequence[object], state: State, measure: Measure, results: list[object]) -> Off | None:
         """Run a call by torch, and each segment on its values; return the first segment that is off.
 
         `results` are extended by what torch returns, if none is off; then `state` is what the next call begins with.
         """
         before = dict(state)
         last = {node: index for index, segment in enumerate(self._segments) for node in needed(segment)}
-        held: dict[Node, Any] = {}
+        held: dict[Node, object] = {}
         waiting = iter(enumerate(self._segments))
         index, segment = next(waiting, (-1, None))
         for node, value in evaluate(self.program, inputs, state):
@@ -127,7 +126,9 @@ class Segments:
                 index, segment = next(waiting, (-1, None))
         return None
 
-    def _off(self, index: int, segment: Segment, held: dict[Node, Any], state: State, measure: Measure) -> Off | None:
+    def _off(
+        self, index: int, segment: Segment, held: dict[Node, object], state: State, measure: Measure
+    ) -> Off | None:
         with process_restored(), self._runner(index, segment) as (runner, inputs):
             given = runner([held[node] for node in inputs])
         compared = [

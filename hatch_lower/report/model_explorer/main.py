@@ -23,7 +23,7 @@ class HatchLowerAdapter(Adapter):  # type: ignore[misc]
         fileExts=["whl"],
     )
 
-    def convert(self, model_path: str, settings: dict[str, Any]) -> ModelExplorerGraphs:
+    def convert(self, model_path: str, settings: dict[str, object]) -> ModelExplorerGraphs:
         graphs = graphs_of(find_contents(Path(model_path)))
         return {"graphs": [graph_of(model_explorer_graph(graph)) for graph in graphs]}
 

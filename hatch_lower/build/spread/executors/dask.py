@@ -94,7 +94,7 @@ class DaskPool:
         self._client = client
         self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
-        self._shared: dict[Shared, Any] = {}
+        self._shared: dict[Shared, object] = {}
         self._running: dict[Future[Any], frozenset[str] | None] = {}  # and the workers that may run it
         self._threads: dict[str, int] = {}  # by worker
         self._looked = float("-inf")
@@ -140,7 +140,7 @@ class DaskPool:
     def _forget(self, future: Future[Any]) -> None:
         self._running.pop(future, None)
 
-    def _share(self, shared: Shared) -> Any:
+    def _share(self, shared: Shared) -> object:
         if shared not in self._shared:
             self._shared[shared] = no_warnings(self._client.submit, bytes, shared.data, pure=False)
         return self._shared[shared]

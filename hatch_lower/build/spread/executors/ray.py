@@ -56,7 +56,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
 
     try:
         await_port(address)
-        options: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+        options: dict[str, object] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
     except Exception as error:  # Ray raises that itself if a node does not start in time
         if not others:
@@ -103,7 +103,7 @@ class RayPool:
         self._run_unit = run_unit
         self._leave = leave  # what the connection is closed with
         self._task = ray.remote(run_on_ray)
-        self._shared: dict[Shared, Any] = {}
+        self._shared: dict[Shared, object] = {}
         self._running: dict[Future[Any], Any] = {}
         self._nodes: dict[str, int] = {}  # processors by node
         self._names: dict[str, str] = {}  # of nodes
@@ -111,7 +111,7 @@ class RayPool:
         self._look()
 
     def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
-        options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0}
+        options: dict[str, object] = {"num_cpus": 1, "max_retries": 0}
         if avoid:
             allowed = [node for node in self._look() if self._names[node] not in avoid]
             if not allowed:
@@ -156,7 +156,7 @@ class RayPool:
             self._looked = time.monotonic()
         return self._nodes
 
-    def _share(self, shared: Shared) -> Any:
+    def _share(self, shared: Shared) -> object:
         if shared not in self._shared:
             self._shared[shared] = ray.put(shared.data)
         return self._shared[shared]
