@@ -21,11 +21,12 @@ def wheelhouse(shared: Shared) -> Path:
 
 @pytest.fixture(scope="session")
 def clean(shared: Shared, wheelhouse: Path) -> VirtualEnvironment:
-    """An environment with hatch-lower, what its metadata requires, and nothing that builds."""
+    """An environment with hatch-lower, what its metadata and models' wheels require, and nothing that builds."""
 
     def make(folder: Path) -> None:
         environment = make_environment(folder / "venv")
-        environment.install("hatch-lower[cli]", "torch==2.13.*", wheelhouse=wheelhouse)
+        # NumPy is there from the start: a test that installed it with a wheel would do so under another one's feet
+        environment.install("hatch-lower[cli]", "torch==2.13.*", "numpy", wheelhouse=wheelhouse)
 
     return VirtualEnvironment(shared.once("clean", make) / "venv")
 
