@@ -49,7 +49,7 @@ class CallMap:
         return [make_output(output, inputs, results, self.arrays) for output in self.outputs]
 
 
-def make_output(output: Array, inputs: Sequence[object], results: Sequence[Array], arrays: Arrays) -> object:
+def make_output(output: Any, inputs: Sequence[object], results: Sequence[Array], arrays: Arrays) -> object:
     if isinstance(output, int):
         return results[output]
     if "input" in output:

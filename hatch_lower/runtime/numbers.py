@@ -120,7 +120,7 @@ def widest(array: Array) -> Array:
     return array.detach().to(dtype) if hasattr(array, "detach") else array.astype(dtype)
 
 
-def library_of(array: Array) -> Array:
+def library_of(array: Array) -> Any:
     # where no tensor can be, torch need not be installed; where it is, NumPy need not
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(array, torch.Tensor) else sys.modules["numpy"]
