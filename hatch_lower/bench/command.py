@@ -77,7 +77,6 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, if it has not ended, and all that it started."""
     signal_group(process, signal.SIGKILL)
     process.wait()
 

@@ -242,7 +242,6 @@ class MethodCall:
 
 
 def enough(number: int) -> Iterator[None]:
-    """Yield so many times, and less often if it takes long."""
     began = time.monotonic()
     for position in range(number):
         if position >= ENOUGH and time.monotonic() - began > ENOUGH_SECONDS:

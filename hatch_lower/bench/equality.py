@@ -19,7 +19,6 @@ def contents_of(side: Side, model: str) -> Contents:
 
 
 def runs_equal(first: Side, second: Side, subject: Subject) -> bool:
-    """Return whether both sides have the same bytes of all that running a recipe needs."""
     return run_digests(first, subject) == run_digests(second, subject)
 
 

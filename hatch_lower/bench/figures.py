@@ -27,7 +27,6 @@ class Subject:
         return f"{path or 'wheel'}{f'[{way}]' if way else ''}"
 
     def called(self, sizes: Mapping[str, int], threads: int) -> Subject:
-        """Return the method called with some sizes of dynamic dimensions, and a number of threads."""
         return replace(self, size=", ".join(f"{name}={value}" for name, value in sizes.items()), threads=threads)
 
     def parts(self) -> tuple[Subject, Subject, Subject, Subject]:
@@ -38,8 +37,6 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One kind of figure."""
-
     tier: Tier
     unit: str  # `s`, `B`, or empty for a count or a share
     words: str  # what people are shown

@@ -31,8 +31,6 @@ OTHER_INPUTS = "both sides are timed with those of A, and errors and instruction
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be measured, and how."""
-
     first: Side
     second: Side | None = None
     table: BenchTable = field(default_factory=BenchTable)
@@ -54,7 +52,6 @@ class Task:
         return self.table.budget if self.budget is None else self.budget
 
     def is_equal(self, subject: Subject) -> bool:
-        """Return whether running a recipe is the same, byte by byte, for both sides."""
         return self.second is not None and runs_equal(self.first, self.second, subject)
 
     def measures(self, tier: Tier) -> bool:
@@ -159,7 +156,6 @@ def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict
 def add_counts(
     task: Task, methods: Sequence[Subject], figures: dict[str, Figures], notes: list[str], tell: Tell
 ) -> None:
-    """Add what can be counted here to the figures of each side."""
     recipes = sorted({(each.model, each.recipe) for each in methods if task.time_equal or not task.is_equal(each)})
     if not recipes:
         return
@@ -225,7 +221,6 @@ def plan_of(side: Side, subject: Subject) -> MethodPlan:
 
 
 def names_of(side: Side) -> dict[str, Names]:
-    """Return what limits may name."""
     found = {}
     for model, folder in side.folders.items():
         recipes = folder.manifest.models[model].recipes
@@ -248,7 +243,6 @@ def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row],
 
 
 def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
-    """Return whether a limit is one of what this run measures."""
     if not task.measures(METRICS[limit.metric].tier):
         return False
     if limit.kind in OWN:

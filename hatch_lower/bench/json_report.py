@@ -203,7 +203,6 @@ def processor_info() -> dict[str, object]:
 
 
 def commit_info(project: Path) -> dict[str, object]:
-    """Return what pytest-benchmark tells of a commit."""
     commit, time, author_time = (git(project, "show", "-s", "--format=%H %cI %aI") or "unversioned  ").split(" ")
     return {
         "id": commit,

@@ -58,7 +58,6 @@ def state_of(root: Path, environment: Mapping[str, str]) -> str:
 
 
 def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, str], tell: Tell) -> Path:
-    """Build a project's wheel into an empty folder."""
     tell(f"building {title}")
     command = [sys.executable, "-u", "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
     status, lines = run_command(command, root, without_guidance(environment), tell)

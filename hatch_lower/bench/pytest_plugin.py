@@ -203,7 +203,6 @@ class Run:
             raise self._refusal
 
     def find(self, item: pytest.Item) -> Case:
-        """Return the method that a test is for."""
         parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if FIXTURE not in parameters:
             pytest.fail(f"`{FIXTURE}` must be an argument of the test, or of a fixture that it names", pytrace=False)

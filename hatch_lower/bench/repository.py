@@ -48,7 +48,6 @@ class Commit:
 
 
 def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
-    """Return the repository that a folder is in the working tree of."""
     program = shutil.which("git", path=environment.get("PATH"))
     if program is None:
         raise ConfigError(
@@ -99,7 +98,6 @@ def run_git(
 
 
 def find_commit(repository: Repository, revision: str) -> Commit:
-    """Return the commit that a revision names."""
     is_name = not revision.startswith("-")
     sha = repository.says("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") if is_name else ""
     if not sha:

@@ -21,8 +21,6 @@ from hatch_lower.runtime.files import PackagedFolder
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts:
-    """What is known of the build of a side that was built here."""
-
     levels: Mapping[str, int]  # model to the level of reuse of its build: 0 where it was lowered
     compilations: Mapping[str, int]  # model to the number of partitions that a backend lowered
 

@@ -85,8 +85,6 @@ class ExampleInputs:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One recipe of a model, loaded."""
-
     opened: Opened
     model: LoadedModel
 
@@ -200,7 +198,6 @@ class LoweredModels:
         return [breach_text(row, breach) for row in rows for breach in row.breaches]
 
     def facts(self, case: Case) -> dict[str, float]:
-        """Return the exact figures of a method, and of what it is in."""
         return exact_of(self._figures, case.method)
 
     @functools.cached_property

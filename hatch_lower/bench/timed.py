@@ -120,8 +120,6 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a task is given to measure one pair."""
-
     hosts: HostPool
     measured: Measured
     is_decided: IsDecided

@@ -26,8 +26,6 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric of one subject, of both sides."""
-
     subject: Subject
     metric: str
     first: float
@@ -49,7 +47,6 @@ class Row:
 
 
 def exact_row(subject: Subject, metric: str, first: float, second: float | None, limits: Sequence[Limit]) -> Row:
-    """Judge one figure that is a number and nothing else."""
     breaches, used = [], []
     for limit in limits:
         bound, judged = limit.bound(second), limit.judged(first, second)
@@ -79,7 +76,6 @@ def exact_outcome(metric: str, first: float, second: float | None) -> Outcome:
 
 
 def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequence[Limit]) -> Row:
-    """Judge what was measured several times."""
     means = {side: interval_of(values) for side, values in found.values.items()}
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None

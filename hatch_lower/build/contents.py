@@ -53,7 +53,6 @@ class Contents:
     recorded: Recorded | None = None  # what the RECORD of an installed distribution says of the files
 
     def model(self, name: str) -> LoweredModel:
-        """Return a model with all of its recipes."""
         entry = self.manifest.models[name]
         listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
         recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
@@ -180,7 +179,6 @@ def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
 
 
 def map_part(path: Path, start: int, size: int) -> memoryview:
-    """Return bytes of a file without reading them."""
     if not size:
         return memoryview(b"")
     with path.open("rb") as file:

@@ -41,7 +41,6 @@ class BuildContext(Frozen):
 
     @property
     def executor(self) -> str:
-        """The name of what lowers the models."""
         return self.environment.get(EXECUTOR) or self.settings.executor
 
     @property

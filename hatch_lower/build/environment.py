@@ -62,7 +62,6 @@ def child_environment(
     temporary: Path,
     instruction_sets: str = "",
 ) -> dict[str, str]:
-    """Return a child's environment."""
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}

@@ -36,7 +36,6 @@ def check_present(path: Path) -> None:
 
 
 def read_pyproject(path: Path) -> dict[str, Any]:
-    """Return what a `pyproject.toml` says, as hatchling reads it."""
     check_present(path)
     from hatchling.metadata.core import load_toml
 

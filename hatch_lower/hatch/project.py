@@ -219,7 +219,6 @@ def without_description(metadata: str) -> str:
 
 
 def own_table(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the hook's table without the keys that hatchling itself reads."""
     return {key: value for key, value in config.items() if key not in RESERVED_KEYS}
 
 

@@ -53,7 +53,6 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
-    """Write the wheel with its payload in the place of the wheel."""
     with replacing(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
         write_wheel(wheel, source, target, payload, store)
 
@@ -117,7 +116,6 @@ def write_wheel(
 
 
 def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
-    """Refuse a payload path that the wheel has already."""
     for file in payload:
         if file.path in taken:
             what = f"the wheel already has a file `{file.path}`, which is the path of a lowered program"

@@ -21,8 +21,6 @@ SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A source of weights whose file is on this machine."""
-
     url: str
     size: int  # bytes
     sha256: str

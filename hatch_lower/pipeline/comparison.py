@@ -22,8 +22,6 @@ from hatch_lower.torch_private import trees
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was compared."""
-
     cases: tuple[str, ...]  # names of the inputs on which both agree
     notes: tuple[str, ...]  # what was left out, and why
     largest_error: float  # the largest absolute difference of any floating-point output
@@ -114,7 +112,6 @@ class Sides:
                 raise self.mismatch(what, place, difference)
 
     def measure(self, expected: object, given: object) -> None:
-        """Note how near outputs are that were compared."""
         leaves, _ = trees.tree_flatten_with_path(expected)
         for (path, one), other in zip(leaves, trees.tree_leaves(given), strict=True):
             if isinstance(one, float):

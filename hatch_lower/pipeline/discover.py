@@ -38,8 +38,6 @@ LFS_POINTER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """A model's export entry point."""
-
     model: str
     export: str  # `module:attribute`, where the attribute may be dotted
     root: Path  # the project's root; the user's source lines are given relative to it
@@ -219,7 +217,6 @@ def refused(entry: EntryPoint, value: object, hint: str, part: str = "") -> Entr
 
 
 def described(value: object) -> str:
-    """Return "a `tuple` of `Linear`, `Tensor`" and the like."""
     name = f"`{type(value).__name__}`"
     if value is None or isinstance(value, (bool, int, float, str)):
         return f"{value!r}"[:80]

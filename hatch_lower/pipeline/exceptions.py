@@ -49,7 +49,6 @@ def relative_to_roots(path: Path, roots: Sequence[Path]) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return `ValueError: message`, trimmed to what can be read at a glance."""
     message = message_of(error).strip()
     return trim(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 

@@ -47,8 +47,6 @@ SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_S
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is known of an exported model before it is lowered."""
-
     key: ExportKey
     methods: Mapping[str, MethodRecord]
     programs: Mapping[str, ExportedProgram]  # method name to program, before decomposition

@@ -46,8 +46,6 @@ LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.
 
 @dataclass(frozen=True, slots=True)
 class ExportedMethod:
-    """What is known of one method."""
-
     form: Mapping[str, object]
     graph: str
     names: str  # sha256 of what the form leaves out, but for contents and source lines

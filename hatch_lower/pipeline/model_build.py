@@ -49,7 +49,6 @@ class ModelBuild:
     ask: Ask | None = None  # may have partitions lowered elsewhere
 
     def narrowed(self, recipes: Collection[str]) -> ModelBuild:
-        """Return the build of the same model for some of its recipes."""
         kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
         return replace(self, model=replace(self.model, recipes=tuple(recipe.name for recipe in kept)), recipes=kept)
 

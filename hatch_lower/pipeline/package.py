@@ -141,7 +141,6 @@ class Packager:
         return written, source
 
     def write_weights(self, weights: Weights, sources: Iterable[LocalSource]) -> FileEntry | None:
-        """Write which storages lie in which of the sources; none where there are no such storages."""
         if not weights.spans:
             return None
         entry = self.write(WEIGHTS, write_weights(weights))

@@ -21,8 +21,6 @@ Sizes = Mapping[sympy.Symbol, int]
 
 @dataclass(frozen=True, slots=True)
 class InputCase:
-    """Arguments for one call."""
-
     name: str  # what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -43,7 +41,6 @@ def copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def span_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Return how many elements a tensor reaches over."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -36,8 +36,6 @@ Show = Callable[[int], None]  # is told how many bytes there are
 
 
 class Part(NamedTuple):
-    """A file that is not yet whole."""
-
     path: Path
     file: IO[bytes]
 
@@ -161,7 +159,6 @@ def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, l
 
 
 def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
-    """Yield pieces, and give up where fewer bytes come than `Limits.rate` asks for."""
     begin, count = time.monotonic(), 0
     for piece in pieces:
         yield piece
@@ -230,7 +227,6 @@ def is_same(file: IO[bytes], path: Path) -> bool:
 
 @contextlib.contextmanager
 def errors_of(url: str, target: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file from a URL into an error for users."""
     try:
         yield
     except BrokenError as error:

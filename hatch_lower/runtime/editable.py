@@ -17,8 +17,6 @@ SOURCES_SCHEMA = 1
 
 
 class Sources(Frozen):
-    """The files that exports read."""
-
     # model to the file's path below the project, its time in nanoseconds and digest
     models: Mapping[str, Mapping[str, tuple[int, Digest]]]
 

@@ -64,7 +64,6 @@ class ToTorch(Exchange):
 
 
 def find_exchange(program: str, delegate: str) -> Exchange | None:
-    """Return what stands between the arrays of a program and of a delegate, by their libraries' names."""
     if program == delegate:
         return None
     return ToNumpy() if delegate == "numpy" else ToTorch()

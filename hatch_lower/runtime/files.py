@@ -75,8 +75,6 @@ def record_digest(text: str) -> str:
 
 
 class PackagedFolder(Frozen):
-    """A `_lowered` folder and its manifest."""
-
     path: Path
     manifest: Manifest
     # what RECORD says of the files; `None` for a folder that no distribution is known to own
@@ -120,7 +118,6 @@ class PackagedFolder(Frozen):
         return data
 
     def check(self, entry: FileEntry) -> None:
-        """Compare a file with its digest."""
         path = self.locate(entry)
         try:
             # in pieces: a delegate's file may be larger than memory
@@ -192,7 +189,6 @@ def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
 
 
 def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
-    """Return the `_lowered` folder at `path`, whose manifest has to be the one that RECORD lists."""
     manifest = path / MANIFEST
     data = read_bytes(manifest)
     sha256 = recorded.digests.get(MANIFEST) if recorded is not None else None

@@ -43,8 +43,6 @@ class EagerEntry(Frozen):
 
 
 class InstalledModel(Frozen):
-    """A model, and the folder that holds it or the entry point that makes it."""
-
     distribution: str
     model: str
     source: PackagedFolder | EagerEntry
@@ -144,7 +142,6 @@ def models_of(owner: str, distribution: importlib.metadata.Distribution) -> dict
 
 
 def readable_models(owner: str, distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel] | None:
-    """Return the models of one distribution, or `None` if a manifest is damaged."""
     try:
         return models_of(owner, distribution)
     except ProgramError:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class Provenance(Frozen):
-    """Where a loaded model comes from."""
-
     name: str
     recipe: str  # `eager` in an editable install that runs the module itself
     recipes: tuple[str, ...]  # of the model, in load order

@@ -75,7 +75,6 @@ class ConstantsFile:
         return tuple(Place(self._path, self._begin + begin, end - begin) for begin, end in found)
 
     def contents(self) -> dict[str, Stored]:
-        """Return every tensor of the file in its own shape, over the mapped memory."""
         return {key: self._stored(key) for key in self._header if key != "__metadata__"}
 
     def _stored(self, key: str) -> Stored:

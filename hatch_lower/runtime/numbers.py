@@ -109,7 +109,6 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
 
 
 def is_inexact(array: Array) -> bool:
-    """Return whether the elements are floating-point or complex numbers."""
     name = str(array.dtype)
     return "float" in name or "complex" in name
 

@@ -15,7 +15,6 @@ OTHERS = frozenset(name for name in DTYPES if name == "bfloat16" or name.startsw
 
 
 def is_common(name: str) -> bool:
-    """Return whether NumPy has a dtype itself."""
     return name not in OTHERS and name != "complex32"
 
 

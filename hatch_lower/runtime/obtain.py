@@ -45,7 +45,6 @@ class Fetched(Frozen):
 
 
 def fetched_copy(source: Source) -> Path:
-    """Return where a source's file is on this machine, after it was fetched if there is none of its size."""
     return local_copy(source) or fetch_sources([source])[0].path
 
 

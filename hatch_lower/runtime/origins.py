@@ -96,8 +96,6 @@ def local_path(url: str) -> Path:
 
 
 class LocalOrigin:
-    """A file of this machine."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 

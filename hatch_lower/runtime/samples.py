@@ -123,7 +123,6 @@ def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]
 
 
 def check_leaves(name: str, method: MethodPlan, leaves: Sequence[object], where: str) -> None:
-    """Refuse flat inputs that a method was not exported for."""
     refusals = Refusals(name, method, ARRAYS, tuple(input_texts(method)), bind_symbols(method.inputs))
     try:
         refusals.check_values(*leaves)

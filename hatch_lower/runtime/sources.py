@@ -21,15 +21,12 @@ HUB = "hf://"
 
 
 class HubFile(NamedTuple):
-    """A file in a repository of huggingface's hub."""
-
     repository: str
     revision: str
     path: str
 
 
 def local_copy(source: Source, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return where a source's file is on this machine, if there is one of its size."""
     return next((path for path in places(source, environment) if size_of(path) == source.size), None)
 
 
@@ -56,7 +53,6 @@ def file_name(sha256: str) -> str:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the size of a regular file; `None` for anything else, and for what is not there."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -103,7 +103,6 @@ class Timing:
         return loaded
 
     def forget_runs(self) -> None:
-        """Forget all runs until now, and what clocks noted."""
         self._runs.clear()
         for clock in self.clocks.values():
             clock.forget()

@@ -37,8 +37,6 @@ UNBOUNDED = re.compile(
 
 
 class TorchOperators:
-    """The overloads that a graph calls."""
-
     def __init__(self, graph: Graph, where: str) -> None:
         self._overloads = resolve_operators(graph, where)
 

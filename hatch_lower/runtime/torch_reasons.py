@@ -111,7 +111,6 @@ def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
 
 
 def outputs_of(graph: Graph) -> Iterator[Argument]:
-    """Yield what a graph returns, and those that are nested in it."""
     yield from graph.outputs
     for _, instruction in walk(graph):
         for nested in nested_graphs(instruction):

@@ -101,7 +101,6 @@ class Way:
         self._given = [make() for make in self._make]
 
     def call(self, turn: int) -> tuple[int, int]:
-        """Return when a call began and ended."""
         case = turn % len(self._given)
         if self._changes:
             self._model.reset()

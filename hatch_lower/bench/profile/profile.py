@@ -26,8 +26,6 @@ LOAD_LIMIT = 600.0  # seconds for loading twice and the calls that are made in a
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """What is asked for."""
-
     side: Side
     model: str
     method: str
@@ -63,7 +61,6 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
 
 
 def refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
-    """Return why recipes cannot run here."""
     reasons = {recipe: refusal(task.side.folders[task.model].path, task.model, recipe) for recipe in entry.order}
     return {recipe: reason for recipe, reason in reasons.items() if reason is not None}
 

@@ -37,15 +37,11 @@ LENGTH_BYTES = 8
 
 
 class Entry(Frozen):
-    """An entry that is sent."""
-
     envelope: bytes
     blobs: Mapping[str, Path]  # by digest
 
 
 class Index(Frozen):
-    """What stands in front of envelopes and blobs."""
-
     envelopes: tuple[Natural, ...]  # sizes in bytes
     blobs: tuple[tuple[Digest, Natural], ...]
 

@@ -95,7 +95,6 @@ class UnitGraph:
         return None
 
     def longest_ready(self) -> float:
-        """Return the longest chain that begins with a unit that is ready."""
         return -self._ready[0][0] if self._ready else 0.0
 
     def end(self, state: State, stage: Literal["made", "given up"]) -> list[State]:

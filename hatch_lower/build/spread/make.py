@@ -54,7 +54,6 @@ def make_units(context: BuildContext, units: Sequence[Unit], sources: Mapping[st
 
 
 def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
-    """Return the settings with the recipes of some units only."""
     wanted = {unit.name for unit in units}
     models = [
         replace(model, recipes=tuple(recipe for recipe in model.recipes if unit_name(model.name, recipe) in wanted))

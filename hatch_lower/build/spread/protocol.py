@@ -50,16 +50,12 @@ class NeedsError(Exception):
 
 
 class Attachment(Frozen):
-    """Bytes that travel with a request."""
-
     role: Text  # there is one of each at most
     sha256: Digest
     size: Natural
 
 
 class Lack(Frozen):
-    """Something that a worker is not, or has not."""
-
     what: str
     wanted: str  # empty: what is the matter is `found`
     found: str  # empty: nothing
@@ -86,8 +82,6 @@ class Need(Frozen):
 
 
 class UnitRequest(Frozen):
-    """A unit that a worker is to make."""
-
     name: Text
     kind: UnitKind
     key: Digest
@@ -110,8 +104,6 @@ class UnitRequest(Frozen):
 
 
 class UnitAnswer(Frozen):
-    """What has become of a unit."""
-
     name: Text
     key: Digest
     worker: str  # `host:pid`, or the engine's own name for it

@@ -22,8 +22,6 @@ TREE = "tree"  # the folder in which it is unpacked
 
 
 class RecipeBody(Frozen):
-    """What a recipe is made from, beside the files."""
-
     project: Relocated
     unit: Unit
 

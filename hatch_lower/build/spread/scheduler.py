@@ -98,8 +98,6 @@ class RealClock:
 
 
 class Scheduler:
-    """Has units made by an engine."""
-
     def __init__(self, open_pool: Callable[[], Pool], desk: Desk, watcher: Watcher, clock: Clock) -> None:
         self._open_pool = open_pool
         self._desk = desk
@@ -153,7 +151,6 @@ class Scheduler:
         return self._graph.over == len(self._graph.states)
 
     def _turn(self, pool: Pool) -> None:
-        """Submit what there is room for, then wait for an answer."""
         waits = self._submit(pool)
         self._show(pool)
         if not self._running and not waits:

@@ -29,8 +29,6 @@ class Relocated(Frozen):
 
 
 class Snapshot(Frozen):
-    """A project's files, with what is known of them."""
-
     data: bytes
     project: Relocated
     files: frozenset[str]  # relative to the project's folder
@@ -53,7 +51,6 @@ class Places:
         self._project = PurePosixPath(*[ABOVE] * steps, PROJECT)
 
     def place(self, path: Path) -> Path:
-        """Return a path's place relative to the archive's folder."""
         return Path(os.path.normpath(self._project / self._relative(path)))
 
     def _relative(self, path: Path) -> str:

@@ -25,8 +25,6 @@ TEMPORARY = frozenset({"TMPDIR", "TMP", "TEMP"})
 
 
 class Workplace(Frozen):
-    """What a unit is made with."""
-
     folder: Path
     store: Store  # what is put there, and may be shared, is the unit's result
     outbox: Path  # says what that is

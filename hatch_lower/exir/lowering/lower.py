@@ -31,8 +31,6 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class LoweredMethods:
-    """The methods of a model after the last turn."""
-
     edge: Mapping[str, ExportedProgram]  # the programs that the first turn was given
     methods: Mapping[str, Lowered]  # what the turns made of them, all together
     kept: frozenset[OpOverload]  # the operators that partitioners found whole

@@ -144,7 +144,6 @@ class GraphReader:
         self._mode = FakeTensorMode(shape_env=sizes.environment, allow_non_fake_inputs=True)
 
     def graph(self, rows: Written, depth: int = 0) -> tuple[dict[str, object], Graph]:
-        """Return the attributes of a graph, and the graph itself."""
         if depth > DEPTH_LIMIT:
             raise NotPortableError(f"graphs of more than {DEPTH_LIMIT} levels")
         graph = Graph()

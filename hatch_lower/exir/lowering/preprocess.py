@@ -41,8 +41,6 @@ FindStepsFor: TypeAlias = Callable[[str, Sequence[Step], Sequence[CompileSpec]],
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One partition to lower."""
-
     method: str
     spec: DelegationSpec
     backend: type[BackendDetails]
@@ -64,8 +62,6 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A partition's result."""
-
     result: PreprocessResult
     reused: bool  # it was not made for this request
     key: str = ""  # where it is stored

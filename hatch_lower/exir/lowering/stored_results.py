@@ -75,7 +75,6 @@ def is_json(value: object) -> bool:
 
 
 def read_result(store: Store, value: object) -> PreprocessResult | None:
-    """Return the result that `result_value` describes, or `None`."""
     try:
         stored = StoredPartition.read(value)
     except ValueError:

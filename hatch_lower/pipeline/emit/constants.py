@@ -23,8 +23,6 @@ from hatch_lower.format.values import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class ConstantUse:
-    """That a method uses a tensor under a name."""
-
     method: str
     name: str  # the parameter's or buffer's dotted name, or the lifted tensor's
     tensor: torch.Tensor

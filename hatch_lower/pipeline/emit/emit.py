@@ -36,8 +36,6 @@ from hatch_lower.pipeline.emit.symbols import Symbols
 
 @dataclass(frozen=True, slots=True)
 class LoweredMethod:
-    """One method after lowering."""
-
     name: str
     program: ExportedProgram
     parameters: tuple[str, ...]  # Python names of the positional arguments
@@ -48,8 +46,6 @@ class LoweredMethod:
 
 @dataclass(frozen=True, slots=True)
 class EmittedProgram:
-    """One model for one recipe."""
-
     plan: Plan
     blobs: Mapping[str, Blob]
     debug: DebugMap

@@ -24,8 +24,6 @@ NONE: Makers = frozenset()
 
 
 class Flow:
-    """Collects the edges of one method."""
-
     def __init__(self, known: Collection[int]) -> None:
         self._known = known  # the handles that the debug map has; what comes from others comes from what those read
         self._reads: dict[int, Makers] = {}

@@ -75,8 +75,6 @@ class MethodContext:
 
 
 class GraphEmitter:
-    """Turns one FX graph into a plan's graph."""
-
     def __init__(self, context: MethodContext, module: GraphModule, path: str = "", prefix: str = "") -> None:
         self._context = context
         self._module = module

@@ -42,8 +42,6 @@ OPERATORS: Mapping[type, str] = {
 
 
 class Symbols:
-    """The symbols of one method."""
-
     def __init__(
         self, ranges: Mapping[sympy.Expr, ValueRanges[sympy.Expr]], labels: Mapping[str, str], where: str
     ) -> None:

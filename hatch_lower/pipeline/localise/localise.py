@@ -57,8 +57,6 @@ VERDICTS: Mapping[Kind, Verdict] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs of a method."""
-
     name: str
     leaves: tuple[object, ...]
     new_eager: Callable[[], Callable[[], object]]  # returns what calls a fresh eager module with them, again and again
@@ -66,8 +64,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A method as it was lowered."""
-
     model: str
     method: str
     recipe: str
@@ -122,7 +118,6 @@ def varies(case: Case) -> bool:
 
 
 def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Finding | None:
-    """Return what is wrong for some inputs."""
     measure = Measure(progress.subject.tolerance)
     state = segments.fresh_state()
     eager = case.new_eager()
@@ -176,7 +171,6 @@ def told(distance: Distance) -> dict[str, object]:
 
 
 def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: Measure, room: int) -> Finding:
-    """Return what is wrong in a partition that is off."""
     subject, program = progress.subject, module.original_module
     steps = steps_of(program)
     order = order_of(steps, room)

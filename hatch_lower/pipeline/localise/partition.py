@@ -34,8 +34,6 @@ LEAST_ROOM = 1 << 24  # bytes of values that a probe may look at in any case
 
 @dataclass(slots=True)
 class Limits:
-    """How much may still be tried."""
-
     ends: float  # on the clock of `time.monotonic`
     lowerings: int = 0
 
@@ -58,8 +56,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, with the nodes that take its single results."""
-
     main: Node
     nodes: tuple[Node, ...]
     values: tuple[Node, ...]  # those that are tensors

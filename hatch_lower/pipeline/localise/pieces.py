@@ -67,8 +67,6 @@ def cut_out(owner: ExportedProgram, nodes: Collection[Node], outputs: Sequence[N
 
 
 class Everything(Partitioner):
-    """Gives a whole program to one backend."""
-
     def __init__(self, wanted: DelegationSpec) -> None:
         super().__init__()
         self._wanted = wanted
@@ -82,7 +80,6 @@ class Everything(Partitioner):
 
 
 def takes_all(partitioner: Partitioner, program: ExportedProgram) -> bool:
-    """Return whether a partitioner would make one partition of a whole program."""
     result = tag_program(program, partitioner, False)
     nodes = filter(computes, result.tagged_exported_program.graph.nodes)
     tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
@@ -137,7 +134,6 @@ def is_static(tensor: torch.Tensor) -> bool:
 
 
 def laid_out(value: object, expected: object) -> object:
-    """Return a copy of an input, in memory as the program says."""
     if not isinstance(value, torch.Tensor):
         return value
     copied = copied_tensor(value)

@@ -18,7 +18,6 @@ State = dict[str, torch.Tensor]  # constant name to its contents now
 
 
 def initial_state(programs: Collection[ExportedProgram]) -> State:
-    """Return copies of the constants that programs change."""
     return {
         str(spec.target): constant_of(program, spec).detach().clone()
         for program in programs
@@ -96,7 +95,6 @@ def user_results(program: ExportedProgram, result: Sequence[Any], state: State) 
 def values_at(
     program: ExportedProgram, inputs: Sequence[object], state: Mapping[str, torch.Tensor], wanted: Collection[Node]
 ) -> dict[Node, object]:
-    """Return the values of some nodes."""
     missing = set(wanted)
     found: dict[Node, object] = {}
     for node, value in evaluate(program, inputs, dict(state)):

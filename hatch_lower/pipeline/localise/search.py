@@ -88,8 +88,6 @@ def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
 
 
 class Narrowing:
-    """What is known so far."""
-
     def __init__(self, order: Order, probe: Probe, wrong: int) -> None:
         self._order = order
         self._probe = probe

@@ -28,8 +28,6 @@ from hatch_lower.pipeline.localise.reference import State, evaluate, initial_sta
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A delegate call, or operations that the program runs itself."""
-
     nodes: tuple[Node, ...]
     outputs: tuple[Node, ...]
     delegate: LoweredBackendModule | None = None

@@ -73,8 +73,6 @@ def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
 
 
 class AnyPool:
-    """An executor that was made for this build."""
-
     def __init__(self, run_unit: RunUnit, executor: Executor, work: Path) -> None:
         self._run_unit = run_unit
         self._executor = executor
@@ -119,7 +117,6 @@ def explain(error: BaseException) -> BaseException:
 
 
 def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
-    """Make a unit on a worker."""
     name = f"{socket.gethostname()}:{os.getpid()}"
     return name, run_unit(request, *attachments, still_wanted=watch_file(Path(wanted)), worker=name)
 
