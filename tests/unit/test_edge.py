@@ -81,6 +81,27 @@ def test_ops_are_kept_whole_where_asked() -> None:
     }
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)], ids=str)
+def test_attention_that_is_taken_apart_lies_in_memory_as_the_query_does(order: tuple[int, ...]) -> None:
+    """Else a `view` of it, which the exported program has, could not be taken apart."""
+
+    class Attending(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            query = x.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
+            result = torch.nn.functional.scaled_dot_product_attention(query, x, x, is_causal=True)
+            rows = result.transpose(1, 2).flatten(2).contiguous()
+            return result, rows.view(-1, rows.size(-1))
+
+    batch, length = torch.export.Dim("batch", min=1, max=8), torch.export.Dim("length", min=2, max=64)
+    x = torch.randn(2, 4, 12, 8)
+    for sizes in (None, {"x": {0: batch, 2: length}}):
+        program = torch.export.export(Attending(), (x,), dynamic_shapes=sizes)
+        result, rows = to_edge(program).module()(x)
+        expected = Attending()(x)
+        torch.testing.assert_close((result, rows), expected)
+        assert result.stride() == expected[0].stride()
+
+
 def test_the_way_back_to_aten() -> None:
     edge = to_edge(exported())
     aten = to_aten(edge)

@@ -27,6 +27,8 @@ from hatch_lower.torch_private.programs import Verifier, name_after_target
 # says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
 KEPT = "hatch_lower_kept"
 
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what torch calls for attention here
+
 Wanted = Callable[[Node], bool]
 
 
@@ -35,6 +37,7 @@ def decompose(
 ) -> ExportedProgram:
     """Return `program` in core ATen ops, functional, with the ops of `keep`, and operations of `keep_nodes`, whole."""
     table: Any = default_decompositions()
+    table[ATTENTION] = decompose_attention
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
@@ -47,6 +50,25 @@ def decompose(
         )
         decomposed = decompose_unwanted(program, table, some, set())
     return decomposed
+
+
+def decompose_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # The result lies in memory as the query does, which torch's own decomposition does not see to: a `view` of the
+    # result, as GPT-2 has one, could then not be decomposed.
+    result, weights = torch.ops.aten._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=query.size(1) != key.size(1)
+    )
+    order = query.dim_order()
+    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))]), weights
 
 
 def decompose_unwanted(
