@@ -189,6 +189,8 @@ def movements(dtype: torch.dtype) -> Iterator[Call]:
         yield aten.index.Tensor, (values, indices), {}
     yield aten.squeeze.dim, (values, 0), {}
     yield aten.squeeze.dim, (values, 1), {}
+    for source in (values.flip(3), values[..., :1, :], values[0, 0, 0, 0]):
+        yield aten.copy.default, (values, source), {}
     for condition in (values > 3, values[0, 0, 0, 0] > -1):
         yield aten.where.self, (condition, values, values.flip(3)), {}
 

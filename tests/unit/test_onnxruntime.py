@@ -443,7 +443,14 @@ def own_translations(x: Tensor, n: Tensor, condition: Tensor) -> Any:
         x.std(),
         x[:1].relu().squeeze((0, 1)),
         nn.functional.group_norm(x, 2),
+        with_some_set(x),
     )
+
+
+def with_some_set(x: Tensor) -> Tensor:
+    changed = x * 2
+    changed[1:, :2] = 3
+    return changed
 
 
 def test_what_the_exporter_lacks_is_translated_here(tmp_path: Path) -> None:
@@ -451,7 +458,7 @@ def test_what_the_exporter_lacks_is_translated_here(tmp_path: Path) -> None:
     lowered = check(Apply(own_translations), tmp_path, call, (call[0] * 3, call[1] + 1, ~call[2]))
     (delegate,) = delegates(lowered)
     taken = {str(node.target) for node in delegate.original_module.graph.nodes}
-    for name in ("where.self", "var.correction", "squeeze.dims", "native_group_norm.default"):
+    for name in ("copy.default", "where.self", "var.correction", "squeeze.dims", "native_group_norm.default"):
         assert any(name in target for target in taken), (name, taken, lowered.reasons)
 
 
@@ -661,6 +668,16 @@ def test_products_of_turned_constants_give_eagers_numbers(tmp_path: Path, rank: 
     x = torch.randn(*(2,) * (rank - 2), 4, 5)
     for number, function in enumerate([lambda x, w: x @ w.mT, lambda x, w: w @ x.mT, lambda x, w: (w.mT @ w) @ x.mT]):
         check(Apply(function, w=weight), tmp_path / str(number), (x,))
+
+
+def test_a_constant_that_equals_a_literal_stays_apart(tmp_path: Path) -> None:
+    def last(x: Tensor) -> Tensor:
+        # the sizes are put together with a literal -1
+        return x[..., [-1], :] + torch.zeros(x.shape[0], x.shape[1], 1, 3)
+
+    sizes = {0: Dim("rows", min=1, max=8), 1: Dim("columns", min=1, max=8)}
+    lowered = check(Apply(last), tmp_path, (torch.randn(2, 5, 4, 3),), dynamic=((sizes,),))
+    assert len(delegates(lowered)) == 1
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell what a process has mapped")

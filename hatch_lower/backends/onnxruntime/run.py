@@ -25,9 +25,15 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
-WEIGHT_ROUNDING = "WeightBiasQuantization"
-# They let products share equal constants. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
-JOINING = ("ConstantSharing", "CommonSubexpressionElimination")
+DISABLED = (
+    # weights that are float stay so: it rounds them to 8 bits between quantised values
+    "WeightBiasQuantization",
+    # It puts constants, whose contents are in a file, in the place of equal literals, where a shape may be read.
+    # Literals are shared by the compile half.
+    "ConstantSharing",
+)
+# It lets products share equal constants. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
+JOINING = "CommonSubexpressionElimination"
 OF_INTEGERS = (b"DequantizeLinear", b"MatMulInteger")
 
 
@@ -74,9 +80,8 @@ class OnnxruntimeDelegate(Delegate):
         adjust(options)
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
-            # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.
             joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
-            disabled = [WEIGHT_ROUNDING, *(() if joins else JOINING)]
+            disabled = [*DISABLED, *(() if joins else (JOINING,))]
             session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
         except Exception as error:
             raise ProgramError(

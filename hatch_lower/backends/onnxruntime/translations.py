@@ -29,6 +29,10 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Value:
     return op.Where(condition, self, other)
 
 
+def copy(self: TTensor, src: TTensor, non_blocking: bool = False) -> Value:
+    return op.Expand(op.CastLike(src, self), op.Shape(self))
+
+
 def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Value:
     # Eager passes over dimensions that are not of size 1.
     shape: Any = self.shape
@@ -117,6 +121,7 @@ def count_elements(self: Value, axes: Value, like: Value) -> Value:
 TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.aten.any.dim: any_dim,
+        torch.ops.aten.copy.default: copy,
         torch.ops.aten.mean.dim: mean_dim,
         torch.ops.aten.native_group_norm.default: group_norm,
         torch.ops.aten.squeeze.dim: squeeze_dim,
