@@ -14,6 +14,7 @@ from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.lower import LoweredMethods, Steps, Turn, lower_exported
+from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.model_build import ModelBuild
 from hatch_lower.pipeline.sandbox import backend_guard
@@ -32,7 +33,10 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
     # without a backend everything stays whole: torch runs it whole, faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
     steps = ReportedSteps(build, recipe)
-    lowered = lower_exported(methods, turns, preserve=everything, store=build.store, steps=steps, ask=build.ask)
+    passes = {method: (FoldLiterals(),) for method in methods}
+    lowered = lower_exported(
+        methods, turns, preserve=everything, passes=passes, store=build.store, steps=steps, ask=build.ask
+    )
     for method in build.source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))

@@ -105,7 +105,7 @@ def keep_name(copied: Node, node: Node) -> None:
         copied.name = node.name
 
 
-def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, object], Graph]:
+def copy_graph(module: GraphModule, map_target: MapTarget = lambda target: target) -> tuple[dict[str, object], Graph]:
     attributes: dict[str, object] = {}
     graph = Graph()
     copies: dict[Node, Node] = {}

@@ -1,0 +1,116 @@
+"""What a program computes of literals alone, computed once: rolled places, windows of an interpolation, masks.
+
+Engines compute few operators on integers, and others that they compute need the results: one `aten.fmod` of an
+`aten.arange` cuts a partition in two.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, Node, map_arg
+
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.surgery import copy_graph, rebuild_program
+from hatch_lower.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
+from hatch_lower.torch_private.operators import OpOverload, base_name, schema_of
+
+LARGEST = 1 << 16  # bytes of a result
+MADE = frozenset({"arange", "full", "ones", "scalar_tensor", "zeros"})  # cheap, and engines know them
+UNKNOWN = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+VARYING = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class FoldLiterals(ExportedProgramPassBase):
+    """Puts constants, of at most 64 KiB, in the place of results that depend on neither inputs nor weights."""
+
+    def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        attributes, graph = copy_graph(exported_program.graph_module)
+        values = literal_values(graph)
+        folded = last_computed(graph, values.keys() - handed_out(graph), values)
+        if not folded:
+            return ExportedProgramPassResult(exported_program, False)
+        signature = exported_program.graph_signature
+        constants = dict(exported_program.constants)
+        specs = list(signature.input_specs)
+        place = sum(spec.kind is not InputKind.USER_INPUT for spec in specs)
+        behind = [*graph.find_nodes(op="placeholder")[place:], next(node for node in graph.nodes if node in values)]
+        names = (name for name in map("folded_{}".format, count()) if name not in constants)
+        for node, target in zip(folded, names, strict=False):
+            with graph.inserting_before(behind[0]):
+                constant = graph.placeholder(f"c_{target}")
+            constant.meta["val"] = node.meta["val"]
+            constants[target] = values[node]
+            specs.insert(place, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(constant.name), target))
+            place += 1
+            node.replace_all_uses_with(constant)
+        for node in reversed(values):
+            if not node.users:
+                graph.erase_node(node)
+        signature = replace(signature, input_specs=specs)
+        program = rebuild_program(exported_program, attributes, graph, signature=signature, constants=constants)
+        return ExportedProgramPassResult(program, True)
+
+
+def literal_values(graph: Graph) -> dict[Node, torch.Tensor]:
+    """Return what is computed of literals alone, in the order of the graph."""
+    values: dict[Node, torch.Tensor] = {}
+    for node in graph.nodes:
+        if is_repeatable(node) and all(source in values for source in node.all_input_nodes):
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            with suppress(Exception), torch.no_grad():  # what raises here does so in each call, as in eager
+                value = torch_operator(node.target)(*args, **kwargs)
+                if is_like(value, node.meta["val"]):
+                    values[node] = value
+    return values
+
+
+def is_repeatable(node: Node) -> bool:
+    operator, value = torch_operator(node.target), node.meta.get("val")
+    if not isinstance(operator, OpOverload) or not isinstance(value, torch.Tensor):
+        return False
+    if VARYING & set(operator.tags) or schema_of(operator).is_mutable or base_name(operator) in UNKNOWN:
+        return False
+    plain = value.device.type == "cpu" and value.layout is torch.strided
+    return plain and all(isinstance(size, int) for size in value.shape) and (is_view(node) or value.nbytes <= LARGEST)
+
+
+def is_like(value: torch.Tensor, promised: torch.Tensor) -> bool:
+    return (value.dtype, value.shape, value.stride()) == (promised.dtype, promised.shape, promised.stride())
+
+
+def handed_out(graph: Graph) -> set[Node]:
+    """Return the nodes in whose memory the caller, or an operator, may write what it likes."""
+    found: set[Node] = set()
+    pending = [*graph.output_node().all_input_nodes]
+    for node in graph.nodes:
+        operator = torch_operator(node.target)
+        if isinstance(operator, OpOverload) and schema_of(operator).is_mutable:
+            pending += node.all_input_nodes
+    while pending:
+        node = pending.pop()
+        operator = torch_operator(node.target)
+        if node not in found and isinstance(operator, OpOverload):
+            found.add(node)
+            if any(result.alias_info is not None for result in schema_of(operator).returns):
+                pending += node.all_input_nodes
+    return found
+
+
+def last_computed(graph: Graph, foldable: set[Node], values: dict[Node, torch.Tensor]) -> list[Node]:
+    """Return of each chain of literals the last result that was computed, and not only made or viewed."""
+    read: set[Node] = set()  # by what stays
+    chosen: list[Node] = []
+    for node in reversed(graph.nodes):
+        stays = node not in values or node in read
+        if stays and node in foldable and not is_view(node) and base_name(torch_operator(node.target)) not in MADE:
+            chosen.append(node)
+        elif stays:
+            read.update(node.all_input_nodes)
+    return chosen[::-1]
