@@ -102,6 +102,24 @@ def test_attention_that_is_taken_apart_lies_in_memory_as_the_query_does(order: t
         assert result.stride() == expected[0].stride()
 
 
+def test_strides_of_single_places_are_stated_for_callers_only() -> None:
+    """torch's averages over images that lie channels last state them."""
+
+    class Average(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            average = torch.nn.functional.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1)
+            return average * 2, torch.nn.functional.adaptive_avg_pool2d(x.permute(0, 3, 1, 2) + 1, 1)
+
+    x, batch = torch.randn(2, 5, 5, 3), torch.export.Dim("batch", min=1, max=8)
+    program = to_edge(torch.export.export(Average(), (x,), dynamic_shapes={"x": {0: batch}}))
+    names = [str(node.target) for node in program.graph.nodes if "as_strided" in str(node.target)]
+    assert len(names) == 1
+    for given in (x, torch.randn(4, 5, 5, 3)):
+        results, expected = program.module()(given), Average()(given)
+        torch.testing.assert_close(results, expected)
+        assert results[1].stride() == expected[1].stride()
+
+
 def test_the_way_back_to_aten() -> None:
     edge = to_edge(exported())
     aten = to_aten(edge)

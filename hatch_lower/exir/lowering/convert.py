@@ -163,6 +163,10 @@ def replace_targets(module: GraphModule) -> dict[str, str]:
             if node.target is torch.ops.aten._assert_tensor_metadata.default:
                 inner.graph.erase_node(node)  # dtypes and devices are known by now
                 continue
+            if moves_nothing(node):
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                inner.graph.erase_node(node)
+                continue
             if not schema_of(node.target).returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
@@ -172,6 +176,23 @@ def replace_targets(module: GraphModule) -> dict[str, str]:
                 names[old] = node.name
         inner.recompile()
     return names
+
+
+def moves_nothing(node: Node) -> bool:
+    """Return whether an operation states strides of dimensions of size 1 only, as torch's averages over images do."""
+    source = node.args[0] if node.target is torch.ops.aten.as_strided.default else None
+    if not isinstance(source, Node) or any(user.op == "output" for user in node.users):
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    if before.dim() != after.dim() or not is_equal(before.storage_offset(), after.storage_offset()):
+        return False
+    dims = zip(before.shape, after.shape, before.stride(), after.stride(), strict=True)
+    return all(is_equal(size, other) and (is_equal(size, 1) or is_equal(*strides)) for size, other, *strides in dims)
+
+
+def is_equal(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    # asked of a symbol, torch would note that it is
+    return str(size) == str(other)
 
 
 def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) -> ExportGraphSignature:
