@@ -170,8 +170,13 @@ def conversions() -> Iterator[Call]:
 def comparisons(dtype: torch.dtype) -> Iterator[Call]:
     """Yield comparisons with numbers."""
     aten = torch.ops.aten
+    values = torch.tensor([[0, 1, 2], [3, 5, 100]]).to(dtype)
     for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge):
-        yield packet.Scalar, (torch.tensor([[0, 1, 2], [3, 5, 100]]).to(dtype), 2), {}
+        yield packet.Scalar, (values, 2), {}
+    yield aten.cumsum.default, (values, 1), {}
+    if dtype is not torch.bool:
+        for bounds in ((1, 4), (None, 4), (2,), (5, 1)):
+            yield aten.clamp.default, (values, *bounds), {}
 
 
 def movements(dtype: torch.dtype) -> Iterator[Call]:
@@ -179,6 +184,7 @@ def movements(dtype: torch.dtype) -> Iterator[Call]:
     aten = torch.ops.aten
     values = torch.arange(24).reshape(1, 2, 3, 4, 1).to(dtype)
     places = torch.tensor([[1, 0], [-1, 1]]), torch.tensor([0, 1])
+    yield aten.alias.default, (values,), {}
     yield aten.squeeze.dims, (values, [0]), {}
     yield aten.squeeze.dims, (values, [0, 1, -1]), {}
     for dims in ([1], [-2, 2], [0, 1, 2, 3, 4]):
@@ -212,6 +218,8 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     for reduced in ([2], [-1, -2], [0]):
         yield aten.mean.dim, (x, reduced), {}
         yield aten.mean.dim, (x, reduced, True), {}
+    for base in (2, 10000.0, 0.1, -2):
+        yield aten.pow.Scalar, (base, x), {}
     for power in (2, 3, -1, 2.0, 1.5):
         yield aten.pow.Tensor_Scalar, (x, power), {}
     yield aten.gelu.default, (x,), {}

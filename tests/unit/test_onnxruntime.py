@@ -444,6 +444,7 @@ def own_translations(x: Tensor, n: Tensor, condition: Tensor) -> Any:
         x[:1].relu().squeeze((0, 1)),
         nn.functional.group_norm(x, 2),
         with_some_set(x),
+        10.0**x,
     )
 
 
@@ -458,7 +459,14 @@ def test_what_the_exporter_lacks_is_translated_here(tmp_path: Path) -> None:
     lowered = check(Apply(own_translations), tmp_path, call, (call[0] * 3, call[1] + 1, ~call[2]))
     (delegate,) = delegates(lowered)
     taken = {str(node.target) for node in delegate.original_module.graph.nodes}
-    for name in ("copy.default", "where.self", "var.correction", "squeeze.dims", "native_group_norm.default"):
+    for name in (
+        "copy.default",
+        "pow.Scalar",
+        "where.self",
+        "var.correction",
+        "squeeze.dims",
+        "native_group_norm.default",
+    ):
         assert any(name in target for target in taken), (name, taken, lowered.reasons)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import BOOL, INT64
@@ -31,6 +32,10 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Value:
 
 def copy(self: TTensor, src: TTensor, non_blocking: bool = False) -> Value:
     return op.Expand(op.CastLike(src, self), op.Shape(self))
+
+
+def power_of_number(self: float, exponent: TTensor) -> Value:
+    return op.Pow(op.CastLike(op.Constant(value=ir.tensor(np.array(self, np.float64))), exponent), exponent)
 
 
 def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Value:
@@ -124,6 +129,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.copy.default: copy,
         torch.ops.aten.mean.dim: mean_dim,
         torch.ops.aten.native_group_norm.default: group_norm,
+        torch.ops.aten.pow.Scalar: power_of_number,
         torch.ops.aten.squeeze.dim: squeeze_dim,
         torch.ops.aten.squeeze.dims: squeeze_dims,
         torch.ops.aten.var.correction: variance,
