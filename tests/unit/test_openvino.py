@@ -25,11 +25,12 @@ from torch.export import Dim, ExportedProgram, default_decompositions
 
 from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
-from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
-from hatch_lower.backends.openvino.prepare import COMPOSITES, QUANTISING
+from hatch_lower.backends.openvino.claims import CLAIMS, DEQUANTISE, DEQUANTISE_CHANNELS, NAN_LOSING, QUANTISE
+from hatch_lower.backends.openvino.prepare import COMPOSITES
 from hatch_lower.backends.testing.probes import of_tensors
 from hatch_lower.errors import BackendError, CallError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
@@ -155,6 +156,10 @@ FLOATING: Mapping[str, Case] = {
     "clamp": lambda x, y: x.clamp(-1, 1.5),
     "clamp min": lambda x, y: x.clamp(min=0),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+    "amax": lambda x, y: (x.amax(1), x.amax((0, -1), keepdim=True)),
+    "amin": lambda x, y: (x.amin(1), x.amin((0, -1), keepdim=True)),
+    "unfold": lambda x, y: (x.unfold(2, 3, 2), x.unfold(-2, 2, 1), x[None].unfold(0, 1, 1)),
+    "instance_norm": lambda x, y: F.instance_norm(x, weight=y[0, :, 0], bias=y[0, :, 1]),
     "mean": lambda x, y: x.mean(),
     "means": lambda x, y: x.mean((0, -1), keepdim=True),
     "sum": lambda x, y: x.sum(),
@@ -330,7 +335,7 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
     if dtype is torch.float32:
         assert set(differences(model, cases, *special(nan=False))) <= INFINITE
         assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
-        unseen = SEEN_IN_BOOLEAN | WHOLE | QUANTISING.keys()
+        unseen = SEEN_IN_BOOLEAN | WHOLE | {QUANTISE, DEQUANTISE, DEQUANTISE_CHANNELS}
         norm = torch.ops.aten.linalg_vector_norm.default  # later versions of torch take it apart
         assert set(CLAIMS) - taken(lowered) == (unseen | {str(norm)} if norm in default_decompositions() else unseen)
     if dtype is torch.bool:
@@ -856,6 +861,14 @@ def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> 
     model = load(save_program(lowered, tmp_path / "program"))
     with torch.no_grad():
         torch.testing.assert_close(model(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_windows_over_a_symbolic_size_are_left() -> None:
+    rows, columns = Dim("rows", min=1, max=9), Dim("columns", min=4, max=9)
+    net = Call(lambda x: x.unfold(1, 2, 1).exp())
+    assert reasons(lower(net, torch.randn(3, 8), shapes={"inputs": ({0: rows},)})) == {}
+    with pytest.raises(EdgeViolationError, match=r"aten.unfold.default is not core ATen"):  # nobody took it
+        lower(net, torch.randn(3, 8), shapes={"inputs": ({0: rows, 1: columns},)})
 
 
 def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:

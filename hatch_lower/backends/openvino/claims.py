@@ -56,12 +56,12 @@ DEQUANTISE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 CLAIMS: Mapping[str, Claim] = {
     **listed(
         """
-        _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm asin asinh atan
+        _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm amax amin asin asinh atan
         atanh avg_pool2d avg_pool3d bmm ceil clamp conv1d conv2d conv3d convolution cos cosh cumsum div.Scalar
         div.Tensor elu erf exp floor gelu hardswish hardtanh layer_norm leaky_relu linalg_vector_norm linear
         log log10 log1p log2 log_softmax.int max_pool2d mean mean.dim mm pow.Scalar pow.Tensor_Scalar
         pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention sigmoid
-        silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh upsample_bilinear2d.vec upsample_nearest2d.vec
+        silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec upsample_nearest2d.vec
         var.correction
         """,
         Claim(FLOATING),
@@ -70,8 +70,8 @@ CLAIMS: Mapping[str, Claim] = {
     **listed("argmax sort topk", Claim(FLOATING, indices=("result",))),
     **listed(
         """
-        _native_batch_norm_legit_no_training max_pool2d_with_indices max_pool3d_with_indices native_group_norm
-        native_layer_norm
+        _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training max_pool2d_with_indices
+        max_pool3d_with_indices native_group_norm native_layer_norm
         """,
         Claim(FLOATING, indices=("result",), first_only=True),
     ),

@@ -57,6 +57,18 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
     return write
 
 
+def write_windows(dim: int, places: list[list[int]], rank: int) -> Callable[..., Value]:
+    """Return what gives windows along a dimension, which become one dimension more, behind the others."""
+
+    def write(opset: Opset, value: Value) -> Value:
+        # The frontend's own translation fails for some ranks.
+        found = opset.gather(value, opset.constant(places, dtype="int64"), opset.constant(dim, dtype="int64"))
+        order = [*(place for place in range(rank + 1) if place != dim + 1), dim + 1]
+        return opset.transpose(found, opset.constant(order, dtype="int64"))
+
+    return write
+
+
 def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Value]:
     """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
 

@@ -28,6 +28,7 @@ from hatch_lower.backends.openvino.direct import (
     write_dequantise_channels,
     write_quantise,
     write_slices,
+    write_windows,
 )
 from hatch_lower.backends.openvino.support import Lookup, lookup, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
@@ -102,8 +103,8 @@ class OpenvinoCopy(PartitionCopy):
         elif target is aten.index_put.default and used is not None:
             write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
             target, args, kwargs = Direct(f"n{index}", write), (args[0], self.values[used.indices], args[2]), {}
-        elif operator_name(target) in QUANTISING:
-            write, sources = QUANTISING[operator_name(target)](node, named_arguments(node))
+        elif operator_name(target) in WRITTEN:
+            write, sources = WRITTEN[operator_name(target)](node, named_arguments(node))
             target, args, kwargs = Direct(f"n{index}", write), tuple(self.values[source] for source in sources), {}
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
@@ -246,8 +247,17 @@ def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
     return write, [each for each in tensors if each is not None]
 
 
-QUANTISING: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = MappingProxyType(
+def windows(node: Node, given: Mapping[str, Any]) -> Written:
+    shape = given["self"].meta["val"].shape
+    dim, size = given["dimension"] % len(shape), given["size"]
+    starts = range(0, shape[dim] - size + 1, given["step"])
+    places = [list(range(start, start + size)) for start in starts]
+    return write_windows(dim, places, len(shape)), [given["self"]]
+
+
+WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = MappingProxyType(
     {
+        "aten.unfold.default": windows,
         QUANTISE: quantise,
         DEQUANTISE: dequantise,
         DEQUANTISE_CHANNELS: dequantise_channels,

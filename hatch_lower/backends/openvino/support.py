@@ -212,6 +212,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return "the variance of one number is another, and a dynamic size may be 1"
     if name in TABLES:
         return why_not_lookup(name, node)
+    if name == "aten.unfold.default" and not isinstance(given["self"].meta["val"].shape[given["dimension"]], int):
+        return "windows over a symbolic size are left"
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
     if name == "aten._to_copy.default":
