@@ -114,15 +114,22 @@ def byte_convolution() -> OpOverload[..., Any]:
 
 
 def packed_weight(
-    weight: torch.Tensor, zero_point: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    weight: torch.Tensor,
+    zero_point: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    size: Sequence[int],
 ) -> torch.Tensor:
     """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions.
 
-    With a layout for another zero point the numbers are the same, but each call lays them out again.
+    With a layout for another zero point, or for other heights and widths, the numbers are the same, but each call may
+    lay them out again: with the slowest of oneDNN's loops for some.
     """
     ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
+    images = [1, weight.shape[1], *size]
     pack = torch.ops.onednn.qconv_prepack
-    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, 1, None)
+    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, 1, images)
     return packed
 
 

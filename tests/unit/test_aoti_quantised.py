@@ -214,6 +214,14 @@ def test_sizes_of_a_convolution_may_be_known_at_run_time_only() -> None:
         torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-2)
 
 
+def test_weights_are_laid_out_for_the_image_where_its_size_is_known() -> None:
+    sizes = {"x": {0: torch.export.Dim("rows", min=1, max=9), 2: torch.export.Dim("height", min=50, max=99)}}
+    for dilation, size in ((2, (32, 8)), (20, (60, 8))):  # an image that the kernel fits into
+        program = edge_of(Convolution(dilation=(dilation, 1)), torch.randn(2, 4, 60, 8), shapes=sizes)
+        (packed,) = AotiCopy(program, multiplies=True).packed.values()
+        assert packed.places.size == size
+
+
 def test_a_convolution_that_oneDNN_has_not_is_in_floating_point() -> None:  # noqa: N802
     class Wide(Convolution):  # its zero point is of no byte
         def forward(self, x: Tensor) -> Tensor:
@@ -289,7 +297,8 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     (plan,) = folder.rglob("default.json")
     (entry,) = read_plan(plan.read_bytes(), "plan").delegates
     assert entry.info.get("multiplies", False) is has_vnni
-    assert [given["padding"] for given in entry.info.get("packed", {}).values()] == [[1, 1], [1, 1]] * has_vnni
+    packed = entry.info.get("packed", {}).values()
+    assert [(given["padding"], given["size"]) for given in packed] == [([1, 1], [8, 8])] * 2 * has_vnni
     model = hatch_lower.load(folder)
     found = model(x)
     assert number_difference(eager(x).detach(), found, Tolerance(quantised=True))[0] == ""
@@ -301,21 +310,28 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     assert sum(path.stat().st_size for path in folder.rglob("constants.safetensors")) < 1.2 * weights
 
 
+PLACES = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "size": [4, 4]}
+
+
 @pytest.mark.parametrize(
-    ("changed", "found"),
-    [
-        ({"constant": 1}, "constant 1 of 1"),
-        ({"stride": [1]}, "a convolution with {'stride': [1], 'padding': [0, 0], 'dilation': [1, 1]}"),
-        ({"dilation": [1, 0]}, "a convolution with {'stride': [1, 1], 'padding': [0, 0], 'dilation': [1, 0]}"),
-        ({"padding": [-1, 0]}, "a convolution with {'stride': [1, 1], 'padding': [-1, 0], 'dilation': [1, 1]}"),
-    ],
+    "changed",
+    [{"constant": 1}, {"stride": [1]}, {"dilation": [1, 0]}, {"padding": [-1, 0]}, {"size": [4]}, {"size": [0, 4]}],
 )
-def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any], found: str) -> None:
-    packed = {"constant": 0, "zero_point": 0, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], **changed}
+def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    packed = {"constant": 0, "zero_point": 0, **PLACES, **changed}
     info = {"constants": 1, "bound": [], "openmp": [], "packed": {"p0": packed}, **call_facts(0, [], [])}
     with pytest.raises(ProgramError) as caught:
         AotiDelegate.load(DelegateBlob(tmp_path / "net.so", info), [torch.zeros(1, 1, 1, 1, dtype=torch.int8)])
+    found = "constant 1 of 1" if "constant" in changed else f"a convolution with {PLACES | changed}"
     assert caught.value.found == found
+
+
+def test_a_layout_that_the_weights_have_not_is_refused(tmp_path: Path) -> None:
+    weight = torch.zeros(1, 1, 9, 9, dtype=torch.int8)
+    where = {"zero_point": 0, **PLACES}
+    with pytest.raises(ProgramError) as caught:
+        run.pack(DelegateBlob(tmp_path / "net.so", {}), weight, where)
+    assert caught.value.found == f"weights of (1, 1, 9, 9) for a convolution with {where}"
 
 
 def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

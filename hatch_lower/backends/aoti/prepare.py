@@ -133,7 +133,7 @@ class AotiCopy(PartitionCopy):
         self.multiplies = True
         left, right = (operand.mapped(self.values) for operand in operands)
         weight = operands[1].integers
-        packed = Packed(self._weights[weight], places_of(node, operands[0]))
+        packed = Packed(self._weights[weight], places_of(node, *operands))
         name = f"p{len(self.packed)}"
         self.packed[name] = packed
         self.attributes[name] = torch.empty(weight.meta["val"].shape, dtype=torch.int8)

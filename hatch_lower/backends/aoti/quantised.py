@@ -22,6 +22,7 @@ PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
+SIDE = 32  # of an image, where it is known at run time only: weights that are laid out for it fit most others
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
 Call = Callable[..., Node]  # writes a call of an operator
@@ -179,13 +180,18 @@ class Places:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    size: tuple[int, ...]  # height and width of the image
 
 
-def places_of(node: Node, left: Operand) -> Places:
+def places_of(node: Node, left: Operand, right: Operand) -> Places:
     given = named_arguments(node)
     pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
     where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
-    return Places(left.zero_point + (128 if is_signed(left) else 0), *where)
+    stride, padding, dilation = where
+    image, kernel = (operand.integers.meta["val"].shape[2:] for operand in (left, right))
+    sides = zip(image, kernel, dilation, strict=True)
+    size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
+    return Places(left.zero_point + (128 if is_signed(left) else 0), stride, padding, dilation, size)
 
 
 def is_signed(operand: Operand) -> bool:

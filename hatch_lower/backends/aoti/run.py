@@ -105,7 +105,11 @@ def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor
     """Return the weights of a convolution over integers as oneDNN lays them out: a copy."""
     if weight.dtype is not torch.int8 or weight.dim() != 4:
         raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")
-    return packed_weight(weight, **where)
+    try:
+        return packed_weight(weight, **where)
+    except RuntimeError as error:
+        found = f"weights of {tuple(weight.shape)} for a convolution with {dict(where)}"
+        raise description_error(blob, "aoti", found) from error
 
 
 def refusal(library: Path, message: str) -> ProgramError:
@@ -130,8 +134,9 @@ def read_info(blob: DelegateBlob, constants: int) -> Info:
 
 
 def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, object]]:
-    where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation")}
+    where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation", "size")}
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
     require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")
-    require(min(where["stride"] + where["dilation"]) > 0 <= min(where["padding"]), f"a convolution with {where}")
+    require(min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
+    require(min(where["padding"]) >= 0, f"a convolution with {where}")
     return given["constant"], {"zero_point": int(given["zero_point"]), **where}
