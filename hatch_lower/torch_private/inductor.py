@@ -119,6 +119,7 @@ def packed_weight(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    groups: int,
     size: Sequence[int],
 ) -> torch.Tensor:
     """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions.
@@ -127,9 +128,9 @@ def packed_weight(
     lay them out again: with the slowest of oneDNN's loops for some.
     """
     ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
-    images = [1, weight.shape[1], *size]
+    images = [1, weight.shape[1] * groups, *size]
     pack = torch.ops.onednn.qconv_prepack
-    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, 1, images)
+    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, groups, images)
     return packed
 
 

@@ -173,12 +173,14 @@ def test_one_size_may_be_known_at_run_time_only() -> None:
 class Convolution(nn.Module):
     """A convolution, quantised with zero points on both sides. Without VNNI, too, no sum of its products saturates."""
 
-    def __init__(self, dtype: torch.dtype = torch.uint8, *, groups: int = 1, bias: bool = True, **where: Any) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.uint8, *, channels: int = 4, groups: int = 1, bias: bool = True, **where: Any
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.given, self.where = (torch.iinfo(dtype).min, torch.iinfo(dtype).max, dtype), where
-        self.groups = groups
-        self.register_buffer("weight", torch.randint(-63, 64, (6, 4 // groups, 3, 2), dtype=torch.int8))
+        self.channels, self.groups = channels, groups
+        self.register_buffer("weight", torch.randint(-63, 64, (6, channels // groups, 3, 2), dtype=torch.int8))
         self.register_buffer("scales", torch.rand(6) + 0.5)
         self.register_buffer("zeros", torch.tensor([0, 3, -7, 128, 1000, 0]))
         self.bias = nn.Parameter(torch.randn(6)) if bias else None
@@ -195,22 +197,30 @@ CONVOLVED = "onednn.qconv_pointwise.tensor"
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize(
     "where",
-    [{}, {"stride": 2, "bias": False}, {"padding": (2, 1), "stride": (1, 3)}, {"dilation": (1, 2), "padding": 1}],
+    [
+        {},
+        {"stride": 2, "bias": False},
+        {"padding": (2, 1), "stride": (1, 3)},
+        {"dilation": (1, 2), "padding": 1},
+        {"channels": 48, "groups": 2, "bias": False},
+        {"channels": 72, "groups": 3, "padding": (2, 1), "stride": (1, 2), "dilation": (2, 1)},
+    ],
 )
 def test_zero_points_of_a_convolution_are_accounted_for(dtype: torch.dtype, where: dict[str, Any]) -> None:
     eager = Convolution(dtype, **where)
-    for x in (torch.randn(2, 4, 9, 8), torch.randn(0, 4, 9, 8)):
+    for x in (torch.randn(2, eager.channels, 9, 8), torch.randn(0, eager.channels, 9, 8)):
         function, operators = written(edge_of(eager, x))
         assert CONVOLVED in operators
         torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-2)
 
 
-def test_sizes_of_a_convolution_may_be_known_at_run_time_only() -> None:
-    eager = Convolution(padding=1)
+@pytest.mark.parametrize(("channels", "groups"), [(4, 1), (48, 2)])
+def test_sizes_of_a_convolution_may_be_known_at_run_time_only(channels: int, groups: int) -> None:
+    eager = Convolution(padding=1, channels=channels, groups=groups)
     shapes = {"x": {0: torch.export.Dim("rows", min=1, max=9), 2: torch.export.Dim("height", min=4, max=99)}}
-    function, operators = written(edge_of(eager, torch.randn(2, 4, 9, 8), shapes=shapes))
+    function, operators = written(edge_of(eager, torch.randn(2, channels, 9, 8), shapes=shapes))
     assert CONVOLVED in operators
-    for x in (torch.randn(1, 4, 5, 8), torch.randn(9, 4, 17, 8)):
+    for x in (torch.randn(1, channels, 5, 8), torch.randn(9, channels, 17, 8)):
         torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-2)
 
 
@@ -236,9 +246,15 @@ def test_a_convolution_that_oneDNN_has_not_is_in_floating_point() -> None:  # no
             return result
 
     x = torch.randn(2, 4, 9, 8)
-    for eager in (Convolution(groups=2), Wide(), Changing()):
+    for eager in (Wide(), Changing()):
         assert CONVOLVED not in written(edge_of(eager, x))[1]
     assert CONVOLVED not in written(edge_of(Convolution(), x[0]))[1]  # without a dimension for several
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 6), (46, 2)])
+def test_groups_of_few_channels_are_in_floating_point(channels: int, groups: int) -> None:
+    eager = Convolution(channels=channels, groups=groups)
+    assert CONVOLVED not in written(edge_of(eager, torch.randn(2, channels, 9, 8)))[1]
 
 
 def test_weights_that_another_method_changes_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +304,7 @@ def test_processors_that_may_saturate_compute_in_floating_point() -> None:
 @pytest.mark.slow
 def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Path) -> None:
     module, (x,) = conv_net(64)
+    module.get_submodule("features").append(nn.Conv2d(64, 64, 3, stride=2, groups=2))
     eager = quantised(module, (x,))
     has_vnni = "avx512_vnni" in cpu_flags(Path("/proc/cpuinfo"))
     partitioner = AotiBackend.partitioner({"isa": VNNI} if has_vnni else {})
@@ -298,7 +315,8 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     (entry,) = read_plan(plan.read_bytes(), "plan").delegates
     assert entry.info.get("multiplies", False) is has_vnni
     packed = entry.info.get("packed", {}).values()
-    assert [(given["padding"], given["size"]) for given in packed] == [([1, 1], [8, 8])] * 2 * has_vnni
+    places = [(given["padding"], given["groups"], given["size"]) for given in packed]
+    assert places == [([1, 1], 1, [8, 8]), ([1, 1], 1, [8, 8]), ([0, 0], 2, [8, 8])] * has_vnni
     model = hatch_lower.load(folder)
     found = model(x)
     assert number_difference(eager(x).detach(), found, Tolerance(quantised=True))[0] == ""
@@ -315,23 +333,31 @@ PLACES = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "size": [4, 4
 
 @pytest.mark.parametrize(
     "changed",
-    [{"constant": 1}, {"stride": [1]}, {"dilation": [1, 0]}, {"padding": [-1, 0]}, {"size": [4]}, {"size": [0, 4]}],
+    [
+        {"constant": 1},
+        {"groups": 0},
+        {"stride": [1]},
+        {"dilation": [1, 0]},
+        {"padding": [-1, 0]},
+        {"size": [4]},
+        {"size": [0, 4]},
+    ],
 )
 def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    packed = {"constant": 0, "zero_point": 0, **PLACES, **changed}
+    packed = {"constant": 0, "zero_point": 0, "groups": 1, **PLACES, **changed}
     info = {"constants": 1, "bound": [], "openmp": [], "packed": {"p0": packed}, **call_facts(0, [], [])}
     with pytest.raises(ProgramError) as caught:
         AotiDelegate.load(DelegateBlob(tmp_path / "net.so", info), [torch.zeros(1, 1, 1, 1, dtype=torch.int8)])
-    found = "constant 1 of 1" if "constant" in changed else f"a convolution with {PLACES | changed}"
-    assert caught.value.found == found
+    known = {"constant": "constant 1 of 1", "groups": "a convolution in 0 groups"}
+    assert caught.value.found == known.get(next(iter(changed)), f"a convolution with {PLACES | changed}")
 
 
 def test_a_layout_that_the_weights_have_not_is_refused(tmp_path: Path) -> None:
-    weight = torch.zeros(1, 1, 9, 9, dtype=torch.int8)
-    where = {"zero_point": 0, **PLACES}
-    with pytest.raises(ProgramError) as caught:
-        run.pack(DelegateBlob(tmp_path / "net.so", {}), weight, where)
-    assert caught.value.found == f"weights of (1, 1, 9, 9) for a convolution with {where}"
+    for shape, groups in (((1, 1, 9, 9), 1), ((4, 1, 3, 3), 3)):
+        where = {"zero_point": 0, "groups": groups, **PLACES}
+        with pytest.raises(ProgramError) as caught:
+            run.pack(DelegateBlob(tmp_path / "net.so", {}), torch.zeros(shape, dtype=torch.int8), where)
+        assert caught.value.found == f"weights of {shape} for a convolution with {where}"
 
 
 def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

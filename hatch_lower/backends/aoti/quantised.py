@@ -22,6 +22,7 @@ PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
+FEWEST = 24  # channels of a group: with fewer, what zero points of the weights add takes the time that integers win
 SIDE = 32  # of an image, where it is known at run time only: weights that are laid out for it fit most others
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
@@ -115,10 +116,11 @@ def knows_rows(values: torch.Tensor) -> bool:
 def knows_places(node: Node, factor: Operand, weight: Operand) -> bool:
     """Return whether the weights of a convolution can be laid out at load, and the rest of it is known here."""
     limits = torch.iinfo(factor.integers.meta["val"].dtype)
-    # Of channels that are convolved apart there is little to multiply; oneDNN's zero points are of 32 bits.
+    # oneDNN's zero points are of 32 bits
     in_range = isinstance(factor.zero_point, int) and limits.min <= factor.zero_point <= limits.max
-    is_whole = named_arguments(node).get("groups", 1) == 1 and factor.integers.meta["val"].dim() == 4
-    return in_range and is_whole and weight.integers.op == "placeholder"
+    is_large = named_arguments(node).get("groups", 1) == 1 or weight.integers.meta["val"].shape[1] >= FEWEST
+    has_rows = factor.integers.meta["val"].dim() == 4
+    return in_range and is_large and has_rows and weight.integers.op == "placeholder"
 
 
 def operand_of(node: Node) -> Operand:
@@ -180,6 +182,7 @@ class Places:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    groups: int
     size: tuple[int, ...]  # height and width of the image
 
 
@@ -191,7 +194,8 @@ def places_of(node: Node, left: Operand, right: Operand) -> Places:
     image, kernel = (operand.integers.meta["val"].shape[2:] for operand in (left, right))
     sides = zip(image, kernel, dilation, strict=True)
     size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
-    return Places(left.zero_point + (128 if is_signed(left) else 0), stride, padding, dilation, size)
+    zero_point = left.zero_point + (128 if is_signed(left) else 0)
+    return Places(zero_point, stride, padding, dilation, given.get("groups", 1), size)
 
 
 def is_signed(operand: Operand) -> bool:
@@ -219,11 +223,15 @@ def write_convolution(
     none = call(aten.full.default, [sizes[0]], 0, dtype=torch.int32)
     factors = call(aten._to_copy.default, right.scale, dtype=torch.float32)
     where = [list(pair) for pair in (places.stride, places.padding, places.dilation)]
-    given = (values, scale, zero, right.integers, factors, none, bias, *where, 1)
+    given = (values, scale, zero, right.integers, factors, none, bias, *where, places.groups)
     result = call(byte_convolution(), *given, 1.0, 0, torch.float32, "none", [], "")  # of float32, nothing behind it
     # (x - a) (w - b) = (x - a) w - (x - a) b: oneDNN knows a, and nothing of the weights is known here
-    sums = call(aten.sub.Tensor, call(aten.sum.dim_IntList, numbers, [1], True), zero_point * sizes[1])
-    ones = call(aten.full.default, [1, 1, *sizes[2:]], 1.0, dtype=torch.float32)
-    sums = call(aten.convolution.default, sums, ones, None, *where, False, [0, 0], 1)
+    width, channels, *kernel = sizes
+    sums = call(aten.sum.dim_IntList, call(aten.unfold.default, numbers, 1, channels, channels), [-1])  # of a group
+    sums = call(aten.sub.Tensor, sums, zero_point * channels)
+    ones = call(aten.full.default, [places.groups, 1, *kernel], 1.0, dtype=torch.float32)
+    sums = call(aten.convolution.default, sums, ones, None, *where, False, [0, 0], places.groups)
+    sums = call(aten.expand.default, call(aten.unsqueeze.default, sums, 2), [-1, -1, width // places.groups, -1, -1])
+    sums = call(aten.flatten.using_ints, sums, 1, 2)
     factors = call(aten.mul.Tensor, call(aten.mul.Tensor, factors, left.scale), right.zero_point)
     return call(aten.sub.Tensor, result, call(aten.mul.Tensor, sums, call(aten.view.default, factors, [-1, 1, 1])))

@@ -105,10 +105,12 @@ def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor
     """Return the weights of a convolution over integers as oneDNN lays them out: a copy."""
     if weight.dtype is not torch.int8 or weight.dim() != 4:
         raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")
+    found = f"weights of {tuple(weight.shape)} for a convolution with {dict(where)}"
+    if len(weight) % where["groups"]:
+        raise description_error(blob, "aoti", found)
     try:
         return packed_weight(weight, **where)
     except RuntimeError as error:
-        found = f"weights of {tuple(weight.shape)} for a convolution with {dict(where)}"
         raise description_error(blob, "aoti", found) from error
 
 
@@ -139,4 +141,6 @@ def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str
     require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")
     require(min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
     require(min(where["padding"]) >= 0, f"a convolution with {where}")
-    return given["constant"], {"zero_point": int(given["zero_point"]), **where}
+    numbers = {name: int(given[name]) for name in ("zero_point", "groups")}
+    require(numbers["groups"] > 0, f"a convolution in {numbers['groups']} groups")
+    return given["constant"], {**numbers, **where}
