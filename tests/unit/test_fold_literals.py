@@ -95,18 +95,19 @@ def test_what_raises_does_so_in_each_call() -> None:
         FoldLiterals()(program).exported_program.module()(torch.randn(3, 6))
 
 
-def test_a_constant_of_the_model_keeps_its_name() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_constant_of_the_model_keeps_its_name(persistent: bool) -> None:
     class Named(Apply):
         def __init__(self) -> None:
             super().__init__(window)
-            self.register_buffer("folded_0", torch.ones(6), persistent=False)
+            self.register_buffer("folded_0", torch.ones(6), persistent=persistent)
 
         def forward(self, x: Tensor) -> Any:
             return super().forward(x) * self.folded_0
 
     x = torch.randn(3, 6)
     program = FoldLiterals()(to_edge(torch.export.export(Named(), (x,)))).exported_program
-    assert sorted(program.constants) == ["folded_0", "folded_1", "folded_2"]
+    assert sorted({*program.constants, *program.state_dict} - {"table"}) == ["folded_0", "folded_1", "folded_2"]
     torch.testing.assert_close(program.module()(x), Named()(x))
 
 

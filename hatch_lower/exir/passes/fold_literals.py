@@ -40,10 +40,11 @@ class FoldLiterals(ExportedProgramPassBase):
         constants = dict(exported_program.constants)
         specs = list(signature.input_specs)
         place = sum(spec.kind is not InputKind.USER_INPUT for spec in specs)
-        behind = [*graph.find_nodes(op="placeholder")[place:], next(node for node in graph.nodes if node in values)]
-        names = (name for name in map("folded_{}".format, count()) if name not in constants)
+        behind = list(graph.nodes)[place]  # the first input of a call, or else the first operation
+        known = constants.keys() | exported_program.state_dict.keys()
+        names = (name for name in map("folded_{}".format, count()) if name not in known)
         for node, target in zip(folded, names, strict=False):
-            with graph.inserting_before(behind[0]):
+            with graph.inserting_before(behind):
                 constant = graph.placeholder(f"c_{target}")
             constant.meta["val"] = node.meta["val"]
             constants[target] = values[node]
@@ -78,7 +79,8 @@ def is_repeatable(node: Node) -> bool:
     if VARYING & set(operator.tags) or schema_of(operator).is_mutable or base_name(operator) in UNKNOWN:
         return False
     plain = value.device.type == "cpu" and value.layout is torch.strided
-    return plain and all(isinstance(size, int) for size in value.shape) and (is_view(node) or value.nbytes <= LARGEST)
+    small = all(isinstance(size, int) for size in value.shape) and value.nbytes <= LARGEST
+    return plain and (small or base_name(operator) == "expand")  # which reserves no memory
 
 
 def is_like(value: torch.Tensor, promised: torch.Tensor) -> bool:
