@@ -249,6 +249,8 @@ MOVES: Mapping[str, Case] = {
     "detach": lambda x, y: x.detach(),
     "index_select": lambda x, y: x.index_select(1, torch.tensor([0, 2, 1])),
     "index": lambda x, y: x[:, torch.tensor([[0, -1], [2, 2]])],
+    "index of points": lambda x, y: x[:, torch.tensor([0, -1, 3]), torch.tensor([4, 1, -5])],
+    "index of rows and columns": lambda x, y: x[None, :, torch.tensor([[0], [-1]]), torch.tensor([1, 2, 0])],
     "index_put": lambda x, y: put(x, torch.tensor([2, -4]), y[:, :2]),
     "copy": lambda x, y: torch.ops.aten.copy(x, y[0]),
     "slice_scatter": lambda x, y: x.slice_scatter(y[:, :2], 1, -4, 4, 2),
@@ -560,6 +562,7 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
             x[:3].index_put((mask,), new[0, 0]) * 2,
             x[:3].index_put((whole, whole), new[0, :2], accumulate=True) * 2,
             x[:3][whole, whole] * 2,
+            x[torch.tensor([0, 4]), torch.tensor([1, 2])] * 2,
         )
 
     shapes = ({0: Dim("rows", min=5, max=9)}, {}, {})
@@ -567,7 +570,8 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
     assert set(reasons(lowered).values()) >= {
         "it chooses among indices, and OpenVINO does not notice those that are out of range",
         "OpenVINO would compute its indices, and does not notice those that are out of range",
-        "`aten.index.Tensor` has several indices, and OpenVINO is given one",
+        "it has several indices that are no constants, and OpenVINO does not notice those that are out of range",
+        "`aten.index.Tensor` has several indices, of dimensions apart or of symbolic sizes",
         "this form of `aten.index_put.default` has no counterpart",
     }
     assert not {"aten.index.Tensor", "aten.index_put.default"} & taken(lowered)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Opset: TypeAlias = Any  # OpenVINO's operators
@@ -53,6 +54,27 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
         # a negative index counts from the end
         index = opset.floor_mod(index, opset.constant(size, dtype=index.get_element_type()))
         return opset.scatter_update(table, index, values, opset.constant(dim, dtype="int32"))
+
+    return write
+
+
+def write_points(dim: int, sizes: Sequence[int]) -> Callable[..., Value]:
+    """Return what gives the values at points of neighbouring dimensions, from `dim` on, which several indices name."""
+
+    def write(opset: Opset, table: Value, *indices: Value) -> Value:
+        place = opset.constant(0, dtype="int64")
+        for index, size in zip(indices, sizes, strict=True):
+            length = opset.constant(size, dtype="int64")
+            # a negative index counts from the end
+            step = opset.floor_mod(opset.convert(index, "i64"), length)
+            place = opset.add(opset.multiply(place, length), step)
+        shape = opset.shape_of(table)
+        before, after = (
+            opset.slice(shape, *(opset.constant([bound], dtype="int64") for bound in bounds))
+            for bounds in ((0, dim, 1), (dim + len(sizes), len(table.get_partial_shape()), 1))
+        )
+        joined = opset.concat([before, opset.constant([math.prod(sizes)], dtype="int64"), after], 0)
+        return opset.gather(opset.reshape(table, joined, False), place, opset.constant(dim, dtype="int64"))
 
     return write
 

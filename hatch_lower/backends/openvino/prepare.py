@@ -26,11 +26,12 @@ from hatch_lower.backends.openvino.direct import (
     Direct,
     write_dequantise,
     write_dequantise_channels,
+    write_points,
     write_quantise,
     write_slices,
     write_windows,
 )
-from hatch_lower.backends.openvino.support import Lookup, lookup, source_of
+from hatch_lower.backends.openvino.support import Lookup, lookup, points_of, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
@@ -100,6 +101,10 @@ class OpenvinoCopy(PartitionCopy):
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
+        elif points := points_of(node):
+            write = write_points(points[0].dim, [int(point.size) for point in points])
+            sources = [self.values[point.indices] for point in points]
+            target, args, kwargs = Direct(f"n{index}", write), (args[0], *sources), {}
         elif target is aten.index_put.default and used is not None:
             write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
             target, args, kwargs = Direct(f"n{index}", write), (args[0], self.values[used.indices], args[2]), {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -79,9 +79,13 @@ class Support:
 
     def _why_not_indices(self, node: Node) -> str:
         # a call's own indices are compared before it runs
+        used, points = lookup(node), points_of(node)
+        if points and not self._fit(points):
+            return (
+                "it has several indices that are no constants, and OpenVINO does not notice those that are out of range"
+            )
         if self._hides_indices(node):
             return "it chooses among indices, and OpenVINO does not notice those that are out of range"
-        used = lookup(node)
         if used is None or self._fits(used.indices, used.size):
             return ""
         source = source_of(used.indices)
@@ -93,11 +97,14 @@ class Support:
         """Return whether nothing could compare the indices that a call gets with their range."""
         name, used = operator_name(node.target), lookup(node)
         if used is None and name in TABLES:
-            return True
+            return not self._fit(points_of(node))
         if used is not None and not self._fits(used.indices, used.size) and not isinstance(used.size, int):
             return True
         chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in tensors_of(node))
         return chosen and node in self._indices and not self._fits(node, 0)
+
+    def _fit(self, points: Sequence[Lookup]) -> bool:
+        return bool(points) and all(self._fits(used.indices, used.size) for used in points)
 
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
         # in range in all calls: constants, or numbers in a row
@@ -226,10 +233,11 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
 
 def why_not_lookup(name: str, node: Node) -> str:
     used = lookup(node)
-    if used is None:
-        return f"`{name}` has several indices, and OpenVINO is given one"
-    dtype = used.indices.meta["val"].dtype
-    return "" if dtype in INDICES else f"`{used.indices.name}` is {dtype_name(dtype)}"
+    found = points_of(node) if used is None else [used]
+    if not found:
+        return f"`{name}` has several indices, of dimensions apart or of symbolic sizes"
+    dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
+    return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
@@ -303,7 +311,7 @@ def tensor_inputs(node: Node) -> list[Node]:
 
 
 class Lookup(NamedTuple):
-    """The one index of an operation, and the dimension of a table that it names places of."""
+    """An index of an operation, and the dimension of a table that it names places of."""
 
     indices: Node
     dim: int
@@ -311,17 +319,25 @@ class Lookup(NamedTuple):
 
 
 def lookup(node: Node) -> Lookup | None:
+    found = lookups(node)
+    return found[0] if len(found) == 1 else None
+
+
+def points_of(node: Node) -> list[Lookup]:
+    """Return the several indices of an operation that names points of neighbouring dimensions, or none."""
+    found = lookups(node) if operator_name(node.target) == "aten.index.Tensor" else []
+    neighbours = all(used.dim == found[0].dim + place for place, used in enumerate(found))
+    return found if len(found) > 1 and neighbours and all(isinstance(used.size, int) for used in found) else []
+
+
+def lookups(node: Node) -> list[Lookup]:
     name, given = operator_name(node.target), named_arguments(node)
     if name not in TABLES:
-        return None
+        return []
     index: Any = given.get("indices", given.get("index"))
-    dim = given.get("dim", 0)
-    if isinstance(index, (list, tuple)):
-        found = [(each, place) for place, each in enumerate(index) if each is not None]
-        if len(found) != 1:
-            return None
-        ((index, dim),) = found
-    return Lookup(index, dim, given[TABLES[name]].meta["val"].shape[dim])
+    indices = list(enumerate(index)) if isinstance(index, (list, tuple)) else [(given.get("dim", 0), index)]
+    shape = given[TABLES[name]].meta["val"].shape
+    return [Lookup(each, dim, shape[dim]) for dim, each in indices if each is not None]
 
 
 def source_of(index: Node) -> Node:
