@@ -68,6 +68,7 @@ def test_places_and_factors_that_no_input_shapes_are_constants() -> None:
         lambda x, table: x + torch.arange(6.0).unsqueeze(0),
         lambda x, table: x + table.exp(),  # another checkpoint has other numbers
         lambda x, table: x + torch.arange(x.shape[0])[:, None] * 2,
+        lambda x, table: x + x.t().contiguous()[:, 0] * 2,  # of a fixed size, with strides that are not
         lambda x, table: (x, torch.arange(6) * 2),  # the caller may change it
         lambda x, table: (x, (torch.arange(6) * 2).view(2, 3)[1]),
         lambda x, table: x + torch.rand(6) * 2,

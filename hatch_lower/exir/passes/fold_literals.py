@@ -6,6 +6,7 @@ Engines compute few operators on integers, and others that they compute need the
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -79,8 +80,10 @@ def is_repeatable(node: Node) -> bool:
     if VARYING & set(operator.tags) or schema_of(operator).is_mutable or base_name(operator) in UNKNOWN:
         return False
     plain = value.device.type == "cpu" and value.layout is torch.strided
-    small = all(isinstance(size, int) for size in value.shape) and value.nbytes <= LARGEST
-    return plain and (small or base_name(operator) == "expand")  # which reserves no memory
+    if not plain or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return False
+    # what is expanded reserves no memory
+    return base_name(operator) == "expand" or math.prod(value.shape) * value.itemsize <= LARGEST
 
 
 def is_like(value: torch.Tensor, promised: torch.Tensor) -> bool:
