@@ -100,12 +100,17 @@ def handed_out(graph: Graph) -> set[Node]:
             pending += node.all_input_nodes
     while pending:
         node = pending.pop()
-        operator = torch_operator(node.target)
-        if node not in found and isinstance(operator, OpOverload):
+        if node not in found:
             found.add(node)
-            if any(result.alias_info is not None for result in schema_of(operator).returns):
-                pending += node.all_input_nodes
+            pending += node.all_input_nodes if gives_memory_on(node) else []
     return found
+
+
+def gives_memory_on(node: Node) -> bool:
+    operator = torch_operator(node.target)
+    if not isinstance(operator, OpOverload):  # one that takes a result, or whose graphs nobody looks into
+        return True
+    return any(result.alias_info is not None for result in schema_of(operator).returns)
 
 
 def last_computed(graph: Graph, foldable: set[Node], values: dict[Node, torch.Tensor]) -> list[Node]:
