@@ -571,7 +571,7 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
         "it chooses among indices, and OpenVINO does not notice those that are out of range",
         "OpenVINO would compute its indices, and does not notice those that are out of range",
         "it has several indices that are no constants, and OpenVINO does not notice those that are out of range",
-        "`aten.index.Tensor` has several indices, of dimensions apart or of symbolic sizes",
+        "`aten.index.Tensor` has several indices, which OpenVINO is not given as one",
         "this form of `aten.index_put.default` has no counterpart",
     }
     assert not {"aten.index.Tensor", "aten.index_put.default"} & taken(lowered)
@@ -867,12 +867,15 @@ def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> 
         torch.testing.assert_close(model(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
 
 
-def test_windows_over_a_symbolic_size_are_left() -> None:
-    rows, columns = Dim("rows", min=1, max=9), Dim("columns", min=4, max=9)
-    net = Call(lambda x: x.unfold(1, 2, 1).exp())
-    assert reasons(lower(net, torch.randn(3, 8), shapes={"inputs": ({0: rows},)})) == {}
+@pytest.mark.parametrize(
+    ("shape", "sizes", "size"),
+    [((3, 8), {0: Dim("rows", min=1, max=9), 1: Dim("columns", min=4, max=9)}, 2), ((3, 900), {}, 400), ((), {}, 1)],
+    ids=["a symbolic size", "200,400 places", "a number"],
+)
+def test_windows_that_are_not_few_and_known_are_left(shape: tuple[int, ...], sizes: Any, size: int) -> None:
+    net = Call(lambda x: x.unfold(-1, size, 1).exp())
     with pytest.raises(EdgeViolationError, match=r"aten.unfold.default is not core ATen"):  # nobody took it
-        lower(net, torch.randn(3, 8), shapes={"inputs": ({0: rows, 1: columns},)})
+        lower(net, torch.randn(shape), shapes={"inputs": (sizes,)})
 
 
 def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:

@@ -31,7 +31,7 @@ from hatch_lower.backends.openvino.direct import (
     write_slices,
     write_windows,
 )
-from hatch_lower.backends.openvino.support import Lookup, lookup, points_of, source_of
+from hatch_lower.backends.openvino.support import Lookup, lookup, lookups, points_of, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
@@ -101,13 +101,6 @@ class OpenvinoCopy(PartitionCopy):
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
-        elif points := points_of(node):
-            write = write_points(points[0].dim, [int(point.size) for point in points])
-            sources = [self.values[point.indices] for point in points]
-            target, args, kwargs = Direct(f"n{index}", write), (args[0], *sources), {}
-        elif target is aten.index_put.default and used is not None:
-            write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
-            target, args, kwargs = Direct(f"n{index}", write), (args[0], self.values[used.indices], args[2]), {}
         elif operator_name(target) in WRITTEN:
             write, sources = WRITTEN[operator_name(target)](node, named_arguments(node))
             target, args, kwargs = Direct(f"n{index}", write), tuple(self.values[source] for source in sources), {}
@@ -252,6 +245,18 @@ def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
     return write, [each for each in tensors if each is not None]
 
 
+def points(node: Node, given: Mapping[str, Any]) -> Written:
+    found = points_of(node)
+    write = write_points(found[0].dim, [int(each.size) for each in found])
+    return write, [given["self"], *(each.indices for each in found)]
+
+
+def slices(node: Node, given: Mapping[str, Any]) -> Written:
+    (used,) = lookups(node)
+    write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
+    return write, [given["self"], used.indices, given["values"]]
+
+
 def windows(node: Node, given: Mapping[str, Any]) -> Written:
     shape = given["self"].meta["val"].shape
     dim, size = given["dimension"] % len(shape), given["size"]
@@ -262,6 +267,8 @@ def windows(node: Node, given: Mapping[str, Any]) -> Written:
 
 WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = MappingProxyType(
     {
+        "aten.index.Tensor": points,  # one index is one of another operator
+        "aten.index_put.default": slices,
         "aten.unfold.default": windows,
         QUANTISE: quantise,
         DEQUANTISE: dequantise,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ COMPUTED_AS = {
     torch.int64: ", which OpenVINO computes as int32",
     torch.float64: ", which OpenVINO computes as float32",
 }
+COUNTED = 2**31 - 1  # places that OpenVINO can number: it computes int64 as int32
+LONGEST = 1 << 16  # places in windows, each of which is named in the model
 CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
 
@@ -219,8 +222,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return "the variance of one number is another, and a dynamic size may be 1"
     if name in TABLES:
         return why_not_lookup(name, node)
-    if name == "aten.unfold.default" and not isinstance(given["self"].meta["val"].shape[given["dimension"]], int):
-        return "windows over a symbolic size are left"
+    if name == "aten.unfold.default":
+        return why_not_windows(given)
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
     if name == "aten._to_copy.default":
@@ -235,9 +238,17 @@ def why_not_lookup(name: str, node: Node) -> str:
     used = lookup(node)
     found = points_of(node) if used is None else [used]
     if not found:
-        return f"`{name}` has several indices, of dimensions apart or of symbolic sizes"
+        return f"`{name}` has several indices, which OpenVINO is not given as one"
     dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
     return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
+
+
+def why_not_windows(given: Mapping[str, Any]) -> str:
+    shape, dim = given["self"].meta["val"].shape, given["dimension"]
+    if not shape or not isinstance(shape[dim], int):
+        return "windows are taken along a dimension of a fixed size"
+    count = (shape[dim] - given["size"]) // given["step"] + 1
+    return "" if count * given["size"] <= LONGEST else f"it has {count} windows of {given['size']} places"
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
@@ -326,8 +337,10 @@ def lookup(node: Node) -> Lookup | None:
 def points_of(node: Node) -> list[Lookup]:
     """Return the several indices of an operation that names points of neighbouring dimensions, or none."""
     found = lookups(node) if operator_name(node.target) == "aten.index.Tensor" else []
-    neighbours = all(used.dim == found[0].dim + place for place, used in enumerate(found))
-    return found if len(found) > 1 and neighbours and all(isinstance(used.size, int) for used in found) else []
+    if len(found) < 2 or any(used.dim != found[0].dim + place for place, used in enumerate(found)):
+        return []
+    sizes = [used.size for used in found if isinstance(used.size, int)]
+    return found if len(sizes) == len(found) and math.prod(sizes) <= COUNTED else []
 
 
 def lookups(node: Node) -> list[Lookup]:
