@@ -271,7 +271,7 @@ GROUPS: Mapping[torch.dtype, tuple[Mapping[str, Case], ...]] = {
 }
 SPECIAL = (float("inf"), float("-inf"), 0.0, -0.0, 1e4, -1e4, 0.5, -0.5, 1.5, 2.5, -2.5)
 INFINITE = {"softmax", "softmax of 1", "log_softmax", "attention", "causal attention"}
-NOT_A_NUMBER = INFINITE | {"argmax", "argmax of all", "clamp", "clamp min", "exp", "hardtanh", "max_pool2d"}
+NOT_A_NUMBER = INFINITE | {"amax", "amin", "argmax", "argmax of all", "clamp", "clamp min", "exp", "hardtanh", "max_pool2d"}
 NOT_A_NUMBER |= {"max_pool2d up", "max_pool3d", "maximum", "minimum", "relu", "sort", "topk"}
 """Cases in which eager gives NaN and `NAN_LOSING` does not: where inf is subtracted from inf, and for NaN."""
 
@@ -290,13 +290,12 @@ def samples(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     return [(x.to(dtype), y.to(dtype))]
 
 
-def special(*, nan: bool) -> tuple[Tensor, Tensor]:
-    """Return inputs with infinities, each in a row of its own, and NaN."""
+def special(*nans: int) -> tuple[Tensor, Tensor]:
+    """Return inputs with infinities, each in a row of its own, and with NaN in these places."""
     ((x, y),) = samples(torch.float32)
     x = x.clone()
     x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
-    if nan:
-        x[2, 3, 4] = float("nan")
+    x.view(-1)[list(nans)] = float("nan")
     return x, y
 
 
@@ -335,8 +334,9 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
         assert torch.equal(x, before[0])
         assert torch.equal(y, before[1])
     if dtype is torch.float32:
-        assert set(differences(model, cases, *special(nan=False))) <= INFINITE
-        assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
+        assert set(differences(model, cases, *special())) <= INFINITE
+        for place in (0, 29, 59):  # what a kernel does with NaN may depend on what it has read before
+            assert set(differences(model, cases, *special(place))) <= NOT_A_NUMBER
         unseen = SEEN_IN_BOOLEAN | WHOLE | {QUANTISE, DEQUANTISE, DEQUANTISE_CHANNELS}
         norm = torch.ops.aten.linalg_vector_norm.default  # later versions of torch take it apart
         assert set(CLAIMS) - taken(lowered) == (unseen | {str(norm)} if norm in default_decompositions() else unseen)
@@ -742,8 +742,8 @@ def test_composites_that_another_backend_wants_whole_are_taken(tmp_path: Path) -
     assert all(map(every_handle_is_known, delegates(lowered)))
     model = load(save_program(lowered, tmp_path / "program"))
     assert differences(model, cases, *samples(torch.float32)[0]) == {}
-    assert set(differences(model, cases, *special(nan=False))) <= INFINITE
-    assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
+    assert set(differences(model, cases, *special())) <= INFINITE
+    assert set(differences(model, cases, *special(59))) <= NOT_A_NUMBER
 
 
 # Models in 8-bit integers.

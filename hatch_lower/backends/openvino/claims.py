@@ -131,7 +131,7 @@ COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
 NAN_LOSING = frozenset(
     overloads(
         """
-        _log_softmax _softmax argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
+        _log_softmax _softmax amax amin argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
         max_pool2d_with_indices max_pool3d_with_indices maximum minimum relu scaled_dot_product_attention softmax.int
         sort topk
         """
