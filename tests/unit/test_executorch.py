@@ -716,6 +716,21 @@ def test_sizes_go_into_partitions_and_come_out_of_them(tmp_path: Path) -> None:
     check_sizes(lowered, module, x, tmp_path)
 
 
+def test_a_size_of_another_partition_that_can_be_inferred_is_not_given(tmp_path: Path) -> None:
+    def split(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        count = x.shape[0] * x.shape[1]
+        wide = x.relu().reshape(count, 4).neg().erf()  # XNNPACK has none
+        return wide.neg().view(count, 2, 2).exp(), wide
+
+    module, x = Module(split), torch.randn(4, 16, 4)
+    lowered = lower_model(module, x[:2, :7].clone(), dynamic_shapes={"args": (TWO,)})
+    _, after = delegates(lowered)
+    specs = after.original_module.graph_signature.input_specs
+    (number,) = (place for place, spec in enumerate(specs) if isinstance(spec.arg, SymIntArgument))
+    assert number not in after.result.info["passed"]
+    check_sizes(lowered, module, x, tmp_path)
+
+
 def test_views_of_inputs_and_views_that_are_results_have_the_sizes_of_each_call(tmp_path: Path) -> None:
     def views(self: Any, x: Tensor) -> tuple[Tensor, ...]:
         split = x.view(x.shape[0], x.shape[1], 2, 2)

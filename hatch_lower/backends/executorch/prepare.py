@@ -135,11 +135,12 @@ class ExecutorchCopy(PartitionCopy):
         for node, copied in reversed(self.values.items()):
             if not isinstance(node.meta.get("val"), torch.SymInt) or copied.users:
                 continue
+            holders = copied.all_input_nodes
             self.graph.erase_node(copied)
             if node in self.inputs:
                 place = self.passed.index(self.inputs[node])
                 del self.specs[len(self.specs) - len(self.passed) + place], self.passed[place]
-                self.graph.erase_node(copied.args[0])
+                self.graph.erase_node(holders[0])
 
     def value_of(self, node: Node) -> Any:
         if node in self.values:
