@@ -6,6 +6,7 @@ import operator
 import pytest
 import torch
 from torch._export.verifier import SpecViolationError
+from torch.library import EffectType
 
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails
@@ -118,6 +119,39 @@ def test_strides_of_single_places_are_stated_for_callers_only() -> None:
         results, expected = program.module()(given), Average()(given)
         torch.testing.assert_close(results, expected)
         assert results[1].stride() == expected[1].stride()
+
+
+@torch.library.custom_op("hatch_lower_tests::note", mutates_args=())
+def note(x: torch.Tensor, name: str) -> torch.Tensor:
+    return x - 1
+
+
+@torch.library.custom_op("hatch_lower_tests::note_two", mutates_args=())
+def note_two(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, x * 2
+
+
+note.register_fake(lambda x, name: x.clone())
+note_two.register_fake(lambda x, name: (x.clone(), x.clone()))
+note.register_effect(EffectType.ORDERED)
+note_two.register_effect(EffectType.ORDERED)
+
+
+def test_operations_with_effects_stay_in_order_without_tokens() -> None:
+    class Notes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            note(x, "first")
+            one, two = note_two(x, "second")
+            note(x, "third")
+            return one, note(two, "last")
+
+    x = torch.randn(3)
+    program = to_edge(torch.export.export(Notes(), (x,)))
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["x"]
+    assert not [node for node in program.graph.nodes if "effects" in str(node.target)]
+    called = [node.args[1] for node in program.graph.nodes if "note" in str(node.target)]
+    assert called == ["first", "second", "third", "last"]
+    torch.testing.assert_close(program.module()(x), (x + 1, x * 2 - 1))
 
 
 def test_the_way_back_to_aten() -> None:

@@ -252,6 +252,19 @@ def test_nested_inputs_and_keyword_arguments() -> None:
     ]
 
 
+def test_a_matrix_that_eager_refuses_is_refused() -> None:
+    """torch takes such operators apart, and orders the check of their results, which gives nothing, by a token."""
+    made = module(lambda self, x: (torch.linalg.inv(x), torch.linalg.cholesky(x), torch.linalg.solve(x, x[0])))
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    run = execute(emit(method(to_edge(export(made, (matrix,)))))).methods["forward"]
+    same(run(matrix), made(matrix))
+    for refused, error in ((torch.zeros(2, 2), "singular"), (-matrix, "not positive-definite")):
+        with pytest.raises(torch.linalg.LinAlgError, match=error):
+            made(refused)
+        with pytest.raises(torch.linalg.LinAlgError, match=error):
+            run(refused)
+
+
 def test_named_tuples_dataclasses_and_ordered_dictionaries() -> None:
     def forward(self: Any, pair: Pair) -> Any:
         total = pair.left + pair.right

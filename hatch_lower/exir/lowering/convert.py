@@ -21,6 +21,7 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
+from hatch_lower.exir.lowering.effects import remove_tokens
 from hatch_lower.torch_private.operators import OpOverload, schema_of
 from hatch_lower.torch_private.programs import Verifier, name_after_target
 
@@ -94,6 +95,7 @@ def decompose_unwanted(
     finally:
         for node in marked:
             del node.meta[KEPT]
+    remove_tokens(decomposed)
     return decomposed
 
 

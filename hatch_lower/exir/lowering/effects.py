@@ -1,0 +1,64 @@
+"""Operations that have effects beside their results, as torch writes them down.
+
+torch keeps their order by tokens: an operation takes one and gives the next, and the program takes and gives one. A
+graph has an order of its own, and a program without tokens is called with tensors alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec
+from torch.fx import Node
+
+from hatch_lower.exir.graph.surgery import output_values
+from hatch_lower.torch_private.operators import schema_of
+from hatch_lower.torch_private.programs import change_signature
+
+WITH_EFFECTS = torch.ops.higher_order.with_effects
+
+
+def remove_tokens(program: ExportedProgram) -> None:
+    """Let a program call operations with effects as it calls others, in place."""
+    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
+    if all(spec.kind is not InputKind.TOKEN for spec in inputs):
+        return
+    graph = program.graph
+    for node in graph.find_nodes(op="call_function", target=WITH_EFFECTS):
+        call_directly(node)
+    pairs = list(zip(outputs, output_values(program.graph_module), strict=True))
+    results = [(spec, value) for spec, value in pairs if spec.kind is not OutputKind.TOKEN]
+    graph.output_node().args = (tuple(value for _, value in results),)
+    for spec, node in zip(inputs, graph.find_nodes(op="placeholder"), strict=True):
+        if spec.kind is InputKind.TOKEN:
+            graph.erase_node(node)
+    program.graph_module.recompile()
+    given = [spec for spec in inputs if spec.kind is not InputKind.TOKEN]
+    change_signature(program, ExportGraphSignature(given, [named_after(spec, value) for spec, value in results]))
+
+
+def named_after(spec: OutputSpec, value: object) -> OutputSpec:
+    arg: Any = spec.arg
+    return replace(spec, arg=replace(arg, name=value.name)) if isinstance(value, Node) else spec
+
+
+def call_directly(node: Node) -> None:
+    """Put an operation in the place of the one that calls it with a token."""
+    given: Any = node.args
+    token, op, *args = given
+    _, *values = node.meta["val"]
+    several = len(schema_of(op).returns) > 1
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(op, tuple(args), dict(node.kwargs))
+    call.meta = {**node.meta, "val": tuple(values) if several else next(iter(values), None)}
+    for result in list(node.users):
+        place: Any = result.args[1]
+        if several and place:
+            result.args = (call, place - 1)
+        else:
+            result.replace_all_uses_with(call if place else token)
+            node.graph.erase_node(result)
+    node.graph.erase_node(node)
