@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
@@ -96,4 +96,14 @@ def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bo
                 return f"`{source.name}` is {tensor.layout} on {tensor.device}"
             if not unbacked and free_unbacked_symbols(tensor):
                 return f"`{source.name}` has a size that is known at run time only"
+    return ""
+
+
+def why_not_dimension(node: Node) -> str:
+    """Return why an engine does not take an operation along a dimension of a tensor that has none; eager does."""
+    given, target = named_arguments(node), torch_operator(node.target)
+    source = given.get("self")
+    named = given.get("dim") not in (None, [], ()) and target is not torch.ops.aten.unsqueeze.default  # it makes one
+    if named and isinstance(source, Node) and any(value.dim() == 0 for value in tensors_of(source)):
+        return f"`{target}` names a dimension of `{source.name}`, which has none"
     return ""

@@ -352,6 +352,16 @@ def test_pools_of_averages_are_taken_where_they_are_eagers(pool: nn.Module, reas
     assert len(delegates(lowered)) == (2 if reason else 1)
 
 
+def test_dimensions_of_scalars_and_ranges_of_fractions_are_left(tmp_path: Path) -> None:
+    """torch takes 0 for a dimension of a scalar; 1.1 - 0.1 is 1 in 64 bits and more in 32."""
+    module = Apply(lambda x: ((x.sum() * 2).sum(0), x.sum()[None] * 2, torch.arange(0.1, 1.1) + x))
+    reasons = set(check(module, tmp_path, (torch.randn(3),)).reasons["forward"].values())
+    assert reasons == {
+        "`aten.sum.dim_IntList` names a dimension of `aten_mul_tensor`, which has none",
+        "a range of fractions is not taken",
+    }
+
+
 def test_a_build_says_what_to_write_where_a_size_may_be_zero() -> None:
     batch = {"input": {0: Dim("batch", max=9)}}
     model = Model(nn.GroupNorm(2, 4), {"forward": Method((torch.ones(3, 4),), dynamic_shapes=batch)})

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -84,7 +84,7 @@ def why_not_values(node: Node) -> str:
             return f"`{source.name}` is a number that is known at run time only"
         if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
             return f"`{source.name}` is a size that is known at run time only"
-    return why_not_tensors(node, DTYPES)
+    return why_not_tensors(node, DTYPES) or why_not_dimension(node)
 
 
 def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
@@ -199,6 +199,12 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
     return limit({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
 
+def limit_range(given: Mapping[str, object]) -> str:
+    # ONNX Runtime counts the numbers in 32 bits: it may give one more.
+    fractions = any(isinstance(value, float) and not value.is_integer() for value in given.values())
+    return "a range of fractions is not taken" if fractions else ""
+
+
 def limit_attention(given: Mapping[str, object]) -> str:
     # With a mask, rows may be masked whole: eager gives 0 for them, the translation does not.
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
@@ -261,6 +267,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProx
         torch.ops.aten.addmm.default: limit_product,
         torch.ops.aten.amax.default: limit_reduction,
         torch.ops.aten.amin.default: limit_reduction,
+        torch.ops.aten.arange.start_step: limit_range,
         torch.ops.aten.avg_pool2d.default: limit_average,
         torch.ops.aten.avg_pool3d.default: limit_average,
         torch.ops.aten.convolution.default: limit_convolution,
