@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from hatch_lower.backends.executorch.portable import portable_kernels
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
-from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
+from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner
 from hatch_lower.backends.executorch.xnnpack_nodes import XNode, nodes_of
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError

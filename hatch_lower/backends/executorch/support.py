@@ -21,10 +21,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
+from hatch_lower.backends.engine_partitioner import why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
+from hatch_lower.backends.executorch.portable import aten_names, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.quantised import (
     LIBRARY,
     find_products,
@@ -39,15 +39,12 @@ from hatch_lower.backends.executorch.rewrite import (
     full_arguments,
     keeps_shape,
 )
-from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import (
     VIEWS,
-    Ranges,
     gives_number,
     inferred_shape,
     is_bounded,
     numbers_of,
-    why_not_numbers,
     why_not_size,
     why_not_view,
 )
@@ -57,11 +54,6 @@ from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, base_name, overload_name, schema_of
 from hatch_lower.torch_private.programs import change_signature
-
-
-def aten_names(names: str) -> frozenset[str]:
-    return frozenset(f"aten.{name}" for name in names.split())
-
 
 # Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
 # nearly so. A batch norm right behind the convolution that it is fused with is none of them.
@@ -86,8 +78,6 @@ IDLE = aten_names(
 )
 
 FLOATS = frozenset({torch.float32})
-NUMBERS = FLOATS.union(INTEGERS)
-CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the place of `aten._to_copy`
 
 
 class CachedSignature(ExportGraphSignature):
@@ -255,11 +245,6 @@ def passes(theirs: Callable[[Node, ExportedProgram], bool], finite: bool, copy: 
     return not why_not_call(copy, form, finite=finite) and theirs(copy, form)
 
 
-def portable_kernels() -> frozenset[str]:
-    # those that ExecuTorch's runtime can run without a delegate
-    return frozenset(extension()._get_operator_names())
-
-
 def why_not_xnnpack(
     node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, object], *, finite: bool
 ) -> str:
@@ -338,32 +323,3 @@ def is_fused(copy: Node, form: ExportedProgram) -> bool:
         return False
     source = copy.args[0]
     return isinstance(source, Node) and bool(FuseBatchNormPass.can_fuse(source, copy, form))
-
-
-def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ranges) -> str:
-    target = torch_operator(node.target)
-    name = str(target)
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return f"`{name}` draws random numbers, and another library would draw others than eager"
-    if schema_of(target).is_mutable:
-        return f"`{name}` changes its input"
-    values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
-    if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
-        return f"`{name}` has a size that depends on its input's contents"
-    wanted = CAST if name == "aten._to_copy.default" else None
-    if wanted is None and hasattr(copy.target, "to_out_variant"):
-        try:
-            variant = copy.target.to_out_variant()
-        except RuntimeError:
-            return f"ExecuTorch has no variant of `{name}` that writes into given memory"
-        wanted = f"{schema_of(variant).name}.{schema_of(variant).overload_name}"
-    if wanted not in kernels and name not in WHOLE:
-        return f"ExecuTorch has no kernel for `{name}`"
-    reason = why_not_tensors(node, NUMBERS, unbacked=True)
-    if not reason and name in VIEWS and list(numbers_of(copy)):
-        return why_not_view(node, ranges)
-    return reason or why_not_numbers(copy, ranges)
-
-
-# kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for
-WHOLE = frozenset({"aten.hardswish.default", "aten.linear.default", "aten.prelu.default"})
