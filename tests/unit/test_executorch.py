@@ -531,6 +531,24 @@ class Counter(nn.Module):
             "got dim = 0 for tensor of rank 2",
         ),
         (
+            Module(lambda self, x: x.softmax(-1)),
+            torch.tensor(1.0),
+            "aten._softmax.default",
+            "XNNPACK takes `aten._softmax.default` of tensors with dimensions only",
+        ),
+        (
+            Module(lambda self, x: nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")),
+            torch.ones(1, 1, 6, 6),
+            "aten.upsample_bilinear2d.vec",
+            "computes with its sizes only, and the factors are not their ratios",
+        ),
+        (
+            Module(lambda self, x: x + x),
+            torch.ones((1,) * 7),
+            "aten.add.Tensor",
+            "XNNPACK takes tensors with 6 dimensions at most",
+        ),
+        (
             Module(lambda self, x: x.clamp(max=INF)),
             torch.ones(3),
             "aten.clamp.default",

@@ -49,7 +49,7 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_view,
 )
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, base_name, overload_name, schema_of
@@ -78,6 +78,8 @@ IDLE = aten_names(
 )
 
 FLOATS = frozenset({torch.float32})
+LARGEST_RANK = 6  # of XNNPACK's tensors
+OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
 class CachedSignature(ExportGraphSignature):
@@ -282,13 +284,29 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     pools = ("aten.avg_pool2d.default", "aten.max_pool2d.default")
     if name in pools and isinstance(value, torch.Tensor) and value.dim() != 4:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
+    if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
+        return f"XNNPACK takes `{name}` of tensors with dimensions only"
+    if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
+        return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
+    if any(value.dim() > LARGEST_RANK for source in (copy, *copy.all_input_nodes) for value in tensors_of(source)):
+        return f"XNNPACK takes tensors with {LARGEST_RANK} dimensions at most"
     if any(value.shape.numel() == 0 for value in static_values(copy)):
         return "XNNPACK takes no empty tensor"
     if not finite and differs_for_nan(copy, form):
         return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return ""
+
+
+def keeps_ratio(copy: Node) -> bool:
+    """Return whether an interpolation enlarges as its sizes say, and not by a factor that gives no whole sizes."""
+    given = named_arguments(copy)
+    if given["align_corners"] or given.get("scale_factors") is None:
+        return True
+    sizes = given["input"].meta["val"].shape[2:]
+    factors = zip(sizes, given["scale_factors"], strict=True)
+    return all(factor == int(factor) or (isinstance(size, int) and size * factor % 1 == 0) for size, factor in factors)
 
 
 def differs_for_nan(copy: Node, form: ExportedProgram) -> bool:
