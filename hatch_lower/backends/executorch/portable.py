@@ -1,6 +1,14 @@
-"""Which operations ExecuTorch's portable kernels take, those that its runtime has without a delegate."""
+"""Which operations ExecuTorch's portable kernels take, those that its runtime has without a delegate.
+
+A call that does not suit its kernel gives an error or other numbers than eager, or ends the process. What was found to
+be such a call is left outside.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -9,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, Ranges, numbers_of, why_not_numbers, why_not_view
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, may_be_zero, tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.torch_private.operators import schema_of
 
 
@@ -24,13 +32,37 @@ CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the pl
 # kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for
 WHOLE = aten_names("hardswish.default linear.default prelu.default")
 
+# Their kernels may give a number where eager gives NaN, or the other way round: always, or where an argument is this.
+NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
+    "aten._cdist_forward.default": ("p", 0.0),
+    "aten.addmm.default": ("alpha", 0),
+    "aten.div.Scalar_mode": ("rounding_mode", "floor"),
+    "aten.div.Tensor_mode": ("rounding_mode", "floor"),
+    "aten.gelu.default": ("approximate", "none"),
+    "aten.grid_sampler_2d.default": None,
+    "aten.max_pool2d_with_indices.default": None,
+    "aten.pow.Tensor_Scalar": ("exponent", 0.5),
+    "aten.sign.default": None,
+}
+
+# Their kernels end the process where a tensor has no elements.
+NEVER_EMPTY = aten_names("amax.default amin.default")
+
+# Their kernels give an error for a tensor without dimensions, or end the process.
+NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
+
+REMAINDERS = aten_names("remainder.Scalar remainder.Tensor")
+POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d_with_indices.default")
+
+Sizes = Sequence[int | torch.SymInt]
+
 
 def portable_kernels() -> frozenset[str]:
     # those that ExecuTorch's runtime can run without a delegate
     return frozenset(extension()._get_operator_names())
 
 
-def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ranges) -> str:
+def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ranges, *, finite: bool) -> str:
     target = torch_operator(node.target)
     name = str(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -38,7 +70,8 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     if schema_of(target).is_mutable:
         return f"`{name}` changes its input"
     values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
-    if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
+    sized_by_contents = not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(target.tags)
+    if sized_by_contents or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
     wanted = CAST if name == "aten._to_copy.default" else None
     if wanted is None and hasattr(copy.target, "to_out_variant"):
@@ -52,4 +85,72 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     reason = why_not_tensors(node, NUMBERS, unbacked=True)
     if not reason and name in VIEWS and list(numbers_of(copy)):
         return why_not_view(node, ranges)
-    return reason or why_not_numbers(copy, ranges)
+    return reason or why_not_numbers(copy, ranges) or why_not_kernel(node, ranges, finite=finite)
+
+
+def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
+    name = str(torch_operator(node.target))
+    given = arguments_of(node)
+    kernel = f"ExecuTorch's kernel for `{name}`"
+    if name == "aten.max_pool2d_with_indices_backward.default":
+        return f"{kernel} adds to what happens to be in memory"
+    if not finite and loses_nan(node):
+        return f"{kernel} gives other results than eager for NaN or infinity, and `finite-only` is false"
+    if name == "aten.narrow_copy.default" and given["dim"] < 0:
+        return f"{kernel} counts no dimension from the end"
+    if name == "aten.constant_pad_nd.default" and any(isinstance(size, int) and size < 0 for size in given["pad"]):
+        return f"{kernel} adds elements only, and takes none away"
+    tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
+    if name == "aten.cat.default" and len({tensor.dtype for tensor in tensors}) > 1:
+        return f"{kernel} takes tensors of one type only"
+    if name in REMAINDERS and not node.meta["val"].is_floating_point():
+        return f"{kernel} gives integers the sign of the dividend, and eager that of the divisor"
+    return why_not_operand(name, kernel, tensors[0].shape, given, ranges) if tensors else ""
+
+
+def why_not_operand(name: str, kernel: str, sizes: Sizes, given: Mapping[str, Any], ranges: Ranges) -> str:
+    if name in NEVER_SCALAR and not sizes and given.get("dim", 0) != []:
+        return f"{kernel} takes no tensor without dimensions"
+    if name == "aten.unbind_copy.int" and len(sizes) == 1:
+        return f"{kernel} gives no tensors without dimensions"
+    if name == "aten.convolution.default" and len(sizes) not in (3, 4):
+        return f"{kernel} takes tensors with three and four dimensions only"
+    if name in NEVER_EMPTY:
+        return why_not_empty(kernel, sizes, ranges)
+    if name == "aten._log_softmax.default" and sizes:
+        # what lies before the dimension may be empty
+        return why_not_empty(kernel, sizes[given["dim"] :], ranges)
+    if name in POOLS and len(sizes) == 3:
+        return why_not_empty(kernel, sizes[:1], ranges)
+    if name == "aten.var_mean.correction":
+        return why_not_mean(kernel, sizes, given)
+    return ""
+
+
+def why_not_mean(kernel: str, sizes: Sizes, given: Mapping[str, Any]) -> str:
+    reduced = [sizes[dim] for dim in given["dim"] or range(len(sizes))] if sizes else []
+    correction = 1 if given["correction"] is None else given["correction"]
+    if all(isinstance(size, int) for size in reduced) and math.prod(map(int, reduced)) > correction:
+        return ""
+    return f"{kernel} gives no mean of so few elements that they have no variance"
+
+
+def why_not_empty(kernel: str, sizes: Sizes, ranges: Ranges) -> str:
+    empty = [size for size in sizes if may_be_zero(size, ranges)]
+    if not empty:
+        return ""
+    known = any(isinstance(size, int) for size in empty)
+    return f"{kernel} takes no tensor without elements" + ("" if known else f", and {MAY_BE_ZERO}")
+
+
+def loses_nan(node: Node) -> bool:
+    name = str(torch_operator(node.target))
+    if name not in NAN_LOSING or not any(tensor.is_floating_point() for tensor in tensors_of(node)):
+        return False
+    argument = NAN_LOSING[name]
+    return argument is None or arguments_of(node)[argument[0]] == argument[1]
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    defaults = {argument.name: argument.default_value for argument in schema_of(torch_operator(node.target)).arguments}
+    return {**defaults, **named_arguments(node)}

@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
-from hatch_lower.backends.executorch.portable import aten_names, portable_kernels, why_not_portable
+from hatch_lower.backends.executorch.portable import aten_names, loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.quantised import (
     LIBRARY,
     find_products,
@@ -164,7 +164,9 @@ class Support:
                 # ExecuTorch does it without a kernel
                 reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
             if reason and self._options.portable:
-                reason = why_not_portable(node, copy, rules.kernels, self._ranges)
+                reason = why_not_portable(node, copy, rules.kernels, self._ranges, finite=finite)
+                if not reason and loses_nan(node):
+                    self._needs_finite.add(node)
         if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
             reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
         return reason

@@ -1,0 +1,205 @@
+"""What the executorch backend takes for ExecuTorch's portable kernels, and what it leaves for they fail on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import hatch_lower
+from hatch_lower.backends.executorch.compile import ExecutorchBackend
+from hatch_lower.backends.executorch.portable import NAN_LOSING
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+pytest.importorskip("executorch")
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+NAN, INF = float("nan"), float("inf")
+PORTABLE = {"portable-operators": True}
+STRICT = {**PORTABLE, "finite-only": False}
+
+
+class Module(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
+
+
+def reasons(program: ExportedProgram, options: dict[str, Any] = PORTABLE) -> dict[str, str]:
+    """Return why operations are not taken, by operator."""
+    partitioner = ExecutorchBackend.partitioner(options)
+    edge = to_edge(program, keep=partitioner.ops_to_not_decompose(program)[0])
+    names = {node.name: str(torch_operator(node.target)) for node in edge.graph.nodes}
+    return {names[name]: reason for name, reason in partitioner.partition(edge).reasons.items()}
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
+    "three dimensions": (
+        lambda x: functional.conv3d(x, torch.ones(2, 1, 2, 2, 2)),
+        (torch.ones(1, 1, 4, 4, 4),),
+        "aten.convolution.default",
+        "takes tensors with three and four dimensions only",
+    ),
+    "a number's running sum": (
+        lambda x: x.cumsum(0),
+        (torch.tensor(2.0),),
+        "aten.cumsum.default",
+        "takes no tensor without dimensions",
+    ),
+    "a number's sum": (
+        lambda x: x.sum(0),
+        (torch.tensor(2.0),),
+        "aten.sum.dim_IntList",
+        "takes no tensor without dimensions",
+    ),
+    "windows of a number": (
+        lambda x: x.unfold(0, 1, 1) + 1,
+        (torch.tensor(2.0),),
+        "aten.unfold.default",
+        "takes no tensor without dimensions",
+    ),
+    "a part from the end": (
+        lambda x: torch.ops.aten.narrow_copy.default(x, -1, 0, 2),
+        (torch.ones(2, 3),),
+        "aten.narrow_copy.default",
+        "counts no dimension from the end",
+    ),
+    "numbers": (
+        lambda x: torch.ops.aten.unbind_copy.int(x),
+        (torch.ones(3),),
+        "aten.unbind_copy.int",
+        "gives no tensors without dimensions",
+    ),
+    "padding that cuts off": (
+        lambda x: functional.pad(x, (-1, 2)),
+        (torch.ones(4),),
+        "aten.constant_pad_nd.default",
+        "adds elements only, and takes none away",
+    ),
+    "an empty tensor": (
+        lambda x: x.amax(1),
+        (torch.ones(0, 3),),
+        "aten.amax.default",
+        "takes no tensor without elements",
+    ),
+    "no channels": (
+        lambda x: functional.adaptive_avg_pool2d(x, 4),
+        (torch.ones(0, 6, 6),),
+        "aten._adaptive_avg_pool2d.default",
+        "takes no tensor without elements",
+    ),
+    "a softmax of nothing": (
+        lambda x: x.log_softmax(1),
+        (torch.ones(3, 0),),
+        "aten._log_softmax.default",
+        "takes no tensor without elements",
+    ),
+    "a gradient": (
+        lambda x, i: torch.ops.aten.max_pool2d_with_indices_backward(
+            x[..., :1, :1], x, [2, 2], [2, 2], [0, 0], [1, 1], False, i
+        ),
+        (torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 1, dtype=torch.long)),
+        "aten.max_pool2d_with_indices_backward.default",
+        "adds to what happens to be in memory",
+    ),
+    "a mean of one": (
+        lambda x: torch.var_mean(x, 1),
+        (torch.ones(3, 1),),
+        "aten.var_mean.correction",
+        "gives no mean of so few elements that they have no variance",
+    ),
+    "types": (
+        lambda x: torch.cat([x, x.to(torch.int64)]),
+        (torch.ones(3),),
+        "aten.cat.default",
+        "takes tensors of one type only",
+    ),
+    "a remainder": (
+        lambda x: x % 3,
+        (torch.arange(3),),
+        "aten.remainder.Scalar",
+        "gives integers the sign of the dividend, and eager that of the divisor",
+    ),
+    "places of nothing": (
+        lambda x: x.nonzero(),
+        (torch.ones(0, 3),),
+        "aten.nonzero.default",
+        "`aten.nonzero.default` has a size that depends on its input's contents",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_kernel_cannot_do_stays_outside(name: str) -> None:
+    function, args, operator, reason = REFUSED[name]
+    given = reasons(torch.export.export(Module(function), args))
+    assert given[operator].endswith(reason), given
+
+
+def test_a_size_that_may_be_zero_counts_as_one_that_is() -> None:
+    def calls(x: Tensor) -> tuple[Tensor, ...]:
+        return x.amax(1), x.log_softmax(0)
+
+    for least, left in ((0, {"aten.amax.default", "aten._log_softmax.default"}), (1, set())):
+        sizes = {"args": ({0: Dim("rows", min=least, max=9)},)}
+        given = reasons(torch.export.export(Module(calls), (torch.ones(3, 4),), dynamic_shapes=sizes))
+        assert {name for name, why in given.items() if why.endswith("and a dynamic size may be 0")} == left
+
+
+def nan_losing(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return results by the operator whose kernel may lose a NaN, or make one."""
+    image, rows = x.reshape(1, 1, 4, 4), x.reshape(4, 4)
+    grid = y.reshape(1, 2, 4, 2)
+    return {
+        "aten._cdist_forward.default": torch.cdist(rows, rows, p=0.0),
+        "aten.addmm.default": torch.addmm(rows, rows, rows, alpha=0),
+        "aten.div.Scalar_mode": torch.ops.aten.div.Scalar_mode(x, 0.0, rounding_mode="floor"),
+        "aten.div.Tensor_mode": torch.div(x, y, rounding_mode="floor"),
+        "aten.gelu.default": functional.gelu(x),
+        "aten.grid_sampler_2d.default": functional.grid_sample(image, grid, align_corners=False),
+        "aten.max_pool2d_with_indices.default": functional.max_pool2d(image, 2, return_indices=True)[0],
+        "aten.pow.Tensor_Scalar": x.pow(0.5),
+        "aten.sign.default": x.sign(),
+    }
+
+
+def nan_keeping(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return what other calls of these operators give, and what others that compare give."""
+    rows = x.reshape(4, 4)
+    return (
+        *(torch.addmm(rows, rows, rows, alpha=2), torch.div(x, y, rounding_mode="trunc"), x.pow(2), x.pow(-1.0)),
+        *(functional.gelu(x, approximate="tanh"), torch.cdist(rows, rows, p=1.0), rows.amax(0), rows.amin(1)),
+        *(*rows.max(1), rows.argmax(0), torch.maximum(x, y), x.clamp(-1, 1), rows.topk(2)[0], rows.softmax(0), x > y),
+    )
+
+
+def test_kernels_that_lose_nan_are_taken_for_finite_numbers_only(tmp_path: Path) -> None:
+    x = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -2.5, 3.0, INF, 0.5, NAN, -1.0, 2.0, -INF, 7.0, NAN])
+    args = x, x.flip(0).roll(3).contiguous()
+    program = torch.export.export(Module(lambda *args: (nan_losing(*args), nan_keeping(*args))), args)
+    left = {name for name, why in reasons(program, STRICT).items() if f"kernel for `{name}` gives other results" in why}
+    assert left == NAN_LOSING.keys()
+    partitioner = ExecutorchBackend.partitioner(PORTABLE)
+    result = partitioner.partition(to_edge(program, keep=partitioner.ops_to_not_decompose(program)[0]))
+    assert not result.reasons
+    assert result.finite_only >= left
+    lowered = to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(STRICT)])
+    model = hatch_lower.load(save_program(lowered.to_executorch(), tmp_path / "out"))
+    torch.testing.assert_close(model(*args), (nan_losing(*args), nan_keeping(*args)), equal_nan=True)
