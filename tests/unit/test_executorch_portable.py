@@ -16,8 +16,9 @@ import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.portable import NAN_LOSING
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 
 pytest.importorskip("executorch")
@@ -42,12 +43,39 @@ class Module(nn.Module):
         return self.function(*args)
 
 
+def lower(function: Callable[..., Any], *args: Tensor, **kwargs: Any) -> LoweredProgram:
+    program = torch.export.export(Module(function).eval(), args, **kwargs)
+    return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(PORTABLE)]).to_executorch()
+
+
 def reasons(program: ExportedProgram, options: dict[str, Any] = PORTABLE) -> dict[str, str]:
     """Return why operations are not taken, by operator."""
     partitioner = ExecutorchBackend.partitioner(options)
     edge = to_edge(program, keep=partitioner.ops_to_not_decompose(program)[0])
     names = {node.name: str(torch_operator(node.target)) for node in edge.graph.nodes}
     return {names[name]: reason for name, reason in partitioner.partition(edge).reasons.items()}
+
+
+def test_a_pool_that_xnnpack_lacks_cuts_no_partition(tmp_path: Path) -> None:
+    """Nor does an operator that is not core ATen, a batch that may be empty, or any call that its kernel can do."""
+
+    def calls(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        pooled = functional.max_pool2d(x.relu(), 3, 2, ceil_mode=True)
+        return (
+            *(pooled.erf(), functional.max_pool2d(x[0], 2).erf(), *torch.var_mean(x, -1)),
+            *(x.log_softmax(-1), x.log_softmax(1), functional.pad(x, (1, 1)), x.mean((2, 3)), n.fmod(3), n.sum()),
+            *(functional.interpolate(x, scale_factor=2.0, mode="bilinear"), torch.cat([n, n + 1]), n.sum(0)),
+            functional.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        )
+
+    args = torch.randn(2, 3, 6, 6), torch.arange(-4, 4)
+    sizes: Any = {"args": ({0: Dim("batch", max=4)}, {})}
+    lowered = lower(calls, *args, dynamic_shapes=sizes)
+    assert len(get_lowered_backend_modules(lowered.exported_program().graph_module)) == 1
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for batch in (2, 1):
+        given = torch.randn(batch, 3, 6, 6), args[1]
+        torch.testing.assert_close(tuple(model(*given)), calls(*given))
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
@@ -195,7 +223,7 @@ def test_kernels_that_lose_nan_are_taken_for_finite_numbers_only(tmp_path: Path)
     args = x, x.flip(0).roll(3).contiguous()
     program = torch.export.export(Module(lambda *args: (nan_losing(*args), nan_keeping(*args))), args)
     left = {name for name, why in reasons(program, STRICT).items() if f"kernel for `{name}` gives other results" in why}
-    assert left == NAN_LOSING.keys()
+    assert left == NAN_LOSING.keys() - {"aten.max_pool2d.default"}
     partitioner = ExecutorchBackend.partitioner(PORTABLE)
     result = partitioner.partition(to_edge(program, keep=partitioner.ops_to_not_decompose(program)[0]))
     assert not result.reasons
@@ -203,3 +231,9 @@ def test_kernels_that_lose_nan_are_taken_for_finite_numbers_only(tmp_path: Path)
     lowered = to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(STRICT)])
     model = hatch_lower.load(save_program(lowered.to_executorch(), tmp_path / "out"))
     torch.testing.assert_close(model(*args), (nan_losing(*args), nan_keeping(*args)), equal_nan=True)
+
+
+def test_a_pool_that_xnnpack_lacks_is_taken_for_finite_numbers_only() -> None:
+    program = torch.export.export(Module(lambda x: functional.max_pool2d(x, 2)), (torch.ones(1, 4, 4),))
+    assert not reasons(program)
+    assert "`finite-only` is false" in reasons(program, STRICT)["aten.max_pool2d.default"]

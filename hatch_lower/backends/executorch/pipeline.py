@@ -24,6 +24,7 @@ from hatch_lower.exir.graph.surgery import oldest_ancestor
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.exir.tensor_layout import TensorLayout
+from hatch_lower.torch_private.operators import OpOverload
 
 METHOD = "forward"
 
@@ -41,14 +42,20 @@ class Lowered:
 
 
 def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
-    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
 
     is_quantised = any(map(quantises, copied.graph.nodes))
     try:
         partitioner = integer_partitioner if is_quantised else float_partitioner
-        edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[partitioner(finite=finite)])
+        # an operator that is taken has a kernel, whether it is core ATen or not
+        taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
+        edge = to_edge_transform_and_lower(
+            copied.aten_program(),
+            partitioner=[partitioner(finite=finite)],
+            compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(taken)),
+        )
         origins = handle_origins(edge.exported_program(), copied.named)
         move_weights(edge._named_data_store)
         targets = edge.exported_program().graph_signature.inputs_to_buffers

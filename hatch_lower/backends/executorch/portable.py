@@ -30,7 +30,7 @@ NUMBERS = frozenset({torch.float32, *INTEGERS})
 CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the place of `aten._to_copy`
 
 # kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for
-WHOLE = aten_names("hardswish.default linear.default prelu.default")
+WHOLE = aten_names("hardswish.default linear.default max_pool2d.default prelu.default")
 
 # Their kernels may give a number where eager gives NaN, or the other way round: always, or where an argument is this.
 NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
@@ -40,6 +40,7 @@ NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
     "aten.div.Tensor_mode": ("rounding_mode", "floor"),
     "aten.gelu.default": ("approximate", "none"),
     "aten.grid_sampler_2d.default": None,
+    "aten.max_pool2d.default": None,
     "aten.max_pool2d_with_indices.default": None,
     "aten.pow.Tensor_Scalar": ("exponent", 0.5),
     "aten.sign.default": None,
@@ -52,7 +53,7 @@ NEVER_EMPTY = aten_names("amax.default amin.default")
 NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
 
 REMAINDERS = aten_names("remainder.Scalar remainder.Tensor")
-POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d_with_indices.default")
+POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default")
 
 Sizes = Sequence[int | torch.SymInt]
 
@@ -74,7 +75,7 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     if sized_by_contents or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
     wanted = CAST if name == "aten._to_copy.default" else None
-    if wanted is None and hasattr(copy.target, "to_out_variant"):
+    if wanted is None and name not in WHOLE and hasattr(copy.target, "to_out_variant"):
         try:
             variant = copy.target.to_out_variant()
         except RuntimeError:
