@@ -192,7 +192,9 @@ FLOATING: Mapping[str, Case] = {
     "max_pool2d up": lambda x, y: F.max_pool2d(x[None], 2, ceil_mode=True),
     "max_pool3d": lambda x, y: F.max_pool3d(x[None, None], 2),
     "avg_pool2d": lambda x, y: F.avg_pool2d(x[None], 2, 1, 1, count_include_pad=False),
+    "avg_pool2d up": lambda x, y: F.avg_pool2d(x[None], 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "avg_pool3d": lambda x, y: F.avg_pool3d(x[None, None], 2),
+    "avg_pool3d up": lambda x, y: F.avg_pool3d(x[None, None], 2, ceil_mode=True),
     "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x[None], (3, 2)),
     "adaptive_avg_pool3d": lambda x, y: F.adaptive_avg_pool3d(x[None, None], (2, 3, 2)),
     "batch_norm": lambda x, y: F.batch_norm(x, y[0, :, 0], y[0, :, 1].abs(), y[0, :, 2], y[0, :, 3]),
@@ -378,6 +380,60 @@ def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool)
     program = to_edge(torch.export.export(Call(net), (torch.ones(3),)))
     result = OpenvinoBackend.partitioner({"finite-only": finite}).partition(program)
     assert result.finite_only == ({"aten.relu.default"} if finite else set())
+
+
+# Calls that OpenVINO cannot convert, or computes in another way.
+
+ATEN = torch.ops.aten
+BEHIND_PADDING = "an average that counts padding is another where a window ends behind it (`ceil_mode`)"
+NO_DIMENSIONS = "it names dimensions of a tensor that has none"
+NONE_OF_THEM = "its list of dimensions is empty, which means none of them to OpenVINO"
+CALLS: Mapping[str, tuple[Callable[[Tensor], Any], str]] = {
+    "avg_pool2d_default": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), BEHIND_PADDING),
+    "avg_pool3d_default": (lambda x: F.avg_pool3d(x[None], 2, 2, (0, 0, 1), ceil_mode=True), BEHIND_PADDING),
+    "avg_pool2d_default_1": (lambda x: F.avg_pool2d(x, (3,), (2,), (1,)), "one number stands for several dimensions"),
+    "var_correction": (lambda x: x.var(1, correction=2), "its correction is 2, and OpenVINO knows 0 and 1"),
+    "var_correction_1": (lambda x: x.var(1, correction=0.5), "its correction is 0.5, and OpenVINO knows 0 and 1"),
+    "var_correction_2": (lambda x: ATEN.var.correction(x, [1]), "its correction is None, and OpenVINO knows 0 and 1"),
+    "var_correction_3": (lambda x: ATEN.var.correction(x, [], correction=1), NONE_OF_THEM),
+    "mean_dim": (lambda x: ATEN.mean.dim(x, [], True), NONE_OF_THEM),
+    "index_select_default": (
+        lambda x: x.index_select(1, torch.tensor(1)),
+        "its index is a number, and OpenVINO gives a dimension less",
+    ),
+}
+NUMBER_CALLS: Mapping[str, Callable[[Tensor], Any]] = {
+    "amin_default": lambda x: x.amin(-1, keepdim=True),
+    "argmax_default": lambda x: x.argmax(0),
+    "flip_default": lambda x: x.flip(0),
+    "index_select_default": lambda x: x.index_select(0, torch.tensor([0])),
+    "mean_dim": lambda x: x.mean(0),
+    "sort_default": lambda x: x.sort(0)[0],
+    "sum_dim_int_list": lambda x: x.sum(0, keepdim=True),
+    "topk_default": lambda x: x.topk(1)[0],
+    "var_correction": lambda x: x.var(0, correction=0),
+}
+
+
+def test_calls_that_openvino_would_compute_in_another_way_are_left(tmp_path: Path) -> None:
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    lowered = lower(Call(lambda x: [call(x.exp()) for call, _ in CALLS.values()]), x)
+    assert reasons(lowered) == {f"aten_{name}": reason for name, (_, reason) in CALLS.items()}
+    found = load(save_program(lowered, tmp_path / "program"))(x)
+    for name, (call, _), each in zip(CALLS, CALLS.values(), found, strict=True):
+        assert difference(each, call(x.exp())) == "", name
+
+
+def test_a_tensor_without_dimensions_is_left_where_a_call_names_some(tmp_path: Path) -> None:
+    taken_calls = (torch.sum, torch.amax, lambda x: x.unsqueeze(0).amax(0))
+    calls = [*NUMBER_CALLS.values(), *taken_calls]
+    x = torch.tensor(1.5)
+    lowered = lower(Call(lambda x: [call(x.exp()) for call in calls]), x)
+    left = {name for name, reason in reasons(lowered).items() if reason == NO_DIMENSIONS and "getitem" not in name}
+    assert left == {f"aten_{name}" for name in NUMBER_CALLS}
+    found = load(save_program(lowered, tmp_path / "program"))(x)
+    for call, each in zip(calls, found, strict=True):
+        assert difference(each, call(x.exp())) == ""
 
 
 # Sizes, outputs, state.

@@ -162,7 +162,14 @@ WEIGHTS: Mapping[str, str] = {
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
+POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
 VARIANCE = "aten.var.correction"
+
+# with an empty list of dimensions they reduce all of them, in OpenVINO none
+REDUCING_ALL = frozenset(overloads("any.dims mean.dim var.correction"))
+# those that OpenVINO takes for a tensor without dimensions though they name some, and those that it does not if none
+OF_NUMBERS = frozenset(overloads("unsqueeze"))
+OF_DIMENSIONS = frozenset(overloads("flip sort topk"))
 
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (

@@ -31,7 +31,7 @@ from hatch_lower.backends.openvino.direct import (
     write_slices,
     write_windows,
 )
-from hatch_lower.backends.openvino.support import Lookup, lookup, lookups, points_of, source_of
+from hatch_lower.backends.openvino.lookups import Lookup, lookup, lookups, points_of, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from operator import getitem
-from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.openvino.calls import why_not_call
 from hatch_lower.backends.openvino.claims import (
-    ATTENTION,
-    AVERAGES,
     BOOLEAN,
     CHOICES,
     CLAIMS,
     CONDITIONS,
     DEQUANTISE_CHANNELS,
-    FLOATING,
     INDICES,
     KEPT_WHOLE,
     NAN_LOSING,
     TABLES,
-    VARIANCE,
     WEIGHTS,
     Claim,
 )
+from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
 from hatch_lower.exir.backend.canonical_partitioners.nodes import (
-    MAY_BE_ZERO,
     Ranges,
-    may_be_zero,
     producer_of,
     tensors_of,
 )
@@ -45,9 +39,6 @@ COMPUTED_AS = {
     torch.int64: ", which OpenVINO computes as int32",
     torch.float64: ", which OpenVINO computes as float32",
 }
-COUNTED = 2**31 - 1  # places that OpenVINO can number: it computes int64 as int32
-LONGEST = 1 << 16  # places in windows, each of which is named in the model
-CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
 
 class Support:
@@ -206,51 +197,6 @@ def why_not_source(source: Node) -> str:
     return next(filter(None, (why_not_tensor(tensor, f"`{source.name}`") for tensor in tensors_of(source))), "")
 
 
-def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
-    given = named_arguments(node)
-    if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
-        return f"this form of `{name}` has no counterpart"
-    if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
-        return "a convolution without a batch is left"
-    if given.get("dropout_p"):
-        return f"`{name}` draws random numbers"
-    if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
-        return "attention over a symbolic number of keys goes wrong after a call with one key"
-    if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
-        return f"the average of nothing is another, and {MAY_BE_ZERO}"
-    if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
-        return "the variance of one number is another, and a dynamic size may be 1"
-    if name in TABLES:
-        return why_not_lookup(name, node)
-    if name == "aten.unfold.default":
-        return why_not_windows(given)
-    if given.get("out_dtype", torch.float32) not in (None, torch.float32):
-        return f"its result is {dtype_name(given['out_dtype'])}"
-    if name == "aten._to_copy.default":
-        (source,) = nodes_in(given["self"])
-        before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        if before != after and after not in FLOATING:
-            return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
-    return ""
-
-
-def why_not_lookup(name: str, node: Node) -> str:
-    used = lookup(node)
-    found = points_of(node) if used is None else [used]
-    if not found:
-        return f"`{name}` has several indices, which OpenVINO is not given as one"
-    dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
-    return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
-
-
-def why_not_windows(given: Mapping[str, Any]) -> str:
-    shape, dim = given["self"].meta["val"].shape, given["dimension"]
-    if not shape or not isinstance(shape[dim], int):
-        return "windows are taken along a dimension of a fixed size"
-    count = (shape[dim] - given["size"]) // given["step"] + 1
-    return "" if count * given["size"] <= LONGEST else f"it has {count} windows of {given['size']} places"
-
-
 def conflicting_products(graph: Graph) -> set[Node]:
     # OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed,
     # or in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first:
@@ -294,13 +240,6 @@ def turns(node: Node) -> bool:
     return len(dims) > 1 and dims[-1] % len(dims) < dims[-2] % len(dims)
 
 
-def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
-    (source,) = nodes_in(given["self"])
-    shape = source.meta["val"].shape
-    dims = given.get("dim")
-    return [shape[dim] for dim in dims] if dims else list(shape)
-
-
 def why_not_tensor(value: torch.Tensor, name: str) -> str:
     if value.device.type != "cpu" or value.layout is not torch.strided:
         return f"{name} is {value.layout} on {value.device}"
@@ -309,55 +248,6 @@ def why_not_tensor(value: torch.Tensor, name: str) -> str:
     if any(size == 0 for size in value.shape if isinstance(size, int)):
         return f"{name} has no elements"
     return ""
-
-
-def nodes_in(value: Any) -> list[Node]:
-    nodes: list[Node] = []
-    torch.fx.map_arg(value, nodes.append)
-    return nodes
-
-
-def tensor_inputs(node: Node) -> list[Node]:
-    return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
-
-
-class Lookup(NamedTuple):
-    """An index of an operation, and the dimension of a table that it names places of."""
-
-    indices: Node
-    dim: int
-    size: int | torch.SymInt
-
-
-def lookup(node: Node) -> Lookup | None:
-    found = lookups(node)
-    return found[0] if len(found) == 1 else None
-
-
-def points_of(node: Node) -> list[Lookup]:
-    """Return the several indices of an operation that names points of neighbouring dimensions, or none."""
-    found = lookups(node) if operator_name(node.target) == "aten.index.Tensor" else []
-    if len(found) < 2 or any(used.dim != found[0].dim + place for place, used in enumerate(found)):
-        return []
-    sizes = [used.size for used in found if isinstance(used.size, int)]
-    return found if len(sizes) == len(found) and math.prod(sizes) <= COUNTED else []
-
-
-def lookups(node: Node) -> list[Lookup]:
-    name, given = operator_name(node.target), named_arguments(node)
-    if name not in TABLES:
-        return []
-    index: Any = given.get("indices", given.get("index"))
-    indices = list(enumerate(index)) if isinstance(index, (list, tuple)) else [(given.get("dim", 0), index)]
-    shape = given[TABLES[name]].meta["val"].shape
-    return [Lookup(each, dim, shape[dim]) for dim, each in indices if each is not None]
-
-
-def source_of(index: Node) -> Node:
-    """Return the node that the elements of indices come from, all of them."""
-    while index.op == "call_function" and operator_name(index.target) in KEPT_WHOLE:
-        (index,) = tensor_inputs(index)
-    return index
 
 
 def greatest(value: int | torch.SymInt) -> float:

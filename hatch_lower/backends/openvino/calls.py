@@ -1,0 +1,107 @@
+"""Why OpenVINO does not take a call: it cannot convert it, or computes it in another way than eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hatch_lower.backends.openvino.claims import (
+    ATTENTION,
+    AVERAGES,
+    FLOATING,
+    INDICES,
+    OF_DIMENSIONS,
+    OF_NUMBERS,
+    POOLS,
+    REDUCING_ALL,
+    TABLES,
+    VARIANCE,
+)
+from hatch_lower.backends.openvino.lookups import lookup, nodes_in, points_of
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
+from hatch_lower.exir.graph.tensors import dtype_name
+
+LONGEST = 1 << 16  # places in windows, each of which is named in the model
+CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
+
+
+def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
+    given = named_arguments(node)
+    if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
+        return f"this form of `{name}` has no counterpart"
+    if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
+        return "a convolution without a batch is left"
+    if given.get("dropout_p"):
+        return f"`{name}` draws random numbers"
+    if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
+        return "attention over a symbolic number of keys goes wrong after a call with one key"
+    reason = why_not_dimensions(name, given)
+    if reason:
+        return reason
+    if name in POOLS:
+        return why_not_pool(given, POOLS[name])
+    if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
+        return f"the average of nothing is another, and {MAY_BE_ZERO}"
+    if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
+        return "the variance of one number is another, and a dynamic size may be 1"
+    if name == VARIANCE and given.get("correction") not in (0, 1):
+        return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
+    if name in TABLES:
+        return why_not_lookup(name, node)
+    if name == "aten.unfold.default":
+        return why_not_windows(given)
+    if given.get("out_dtype", torch.float32) not in (None, torch.float32):
+        return f"its result is {dtype_name(given['out_dtype'])}"
+    if name == "aten._to_copy.default":
+        (source,) = nodes_in(given["self"])
+        before, after = source.meta["val"].dtype, node.meta["val"].dtype
+        if before != after and after not in FLOATING:
+            return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
+    return ""
+
+
+def why_not_dimensions(name: str, given: Mapping[str, Any]) -> str:
+    source, dims = given.get("self"), given.get("dim")
+    if dims == [] and name in REDUCING_ALL:
+        return "its list of dimensions is empty, which means none of them to OpenVINO"
+    if not isinstance(source, Node) or source.meta["val"].dim() or name in OF_NUMBERS:
+        return ""
+    return "it names dimensions of a tensor that has none" if dims not in (None, []) or name in OF_DIMENSIONS else ""
+
+
+def why_not_pool(given: Mapping[str, Any], rank: int) -> str:
+    if any(len(given.get(name) or [0] * rank) != rank for name in ("kernel_size", "stride", "padding")):
+        return "one number stands for several dimensions"
+    if given.get("ceil_mode") and given.get("count_include_pad", True) and any(given.get("padding", ())):
+        return "an average that counts padding is another where a window ends behind it (`ceil_mode`)"
+    return ""
+
+
+def why_not_lookup(name: str, node: Node) -> str:
+    used = lookup(node)
+    found = points_of(node) if used is None else [used]
+    if not found:
+        return f"`{name}` has several indices, which OpenVINO is not given as one"
+    if name == "aten.index_select.default" and not found[0].indices.meta["val"].dim():
+        return "its index is a number, and OpenVINO gives a dimension less"
+    dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
+    return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
+
+
+def why_not_windows(given: Mapping[str, Any]) -> str:
+    shape, dim = given["self"].meta["val"].shape, given["dimension"]
+    if not shape or not isinstance(shape[dim], int):
+        return "windows are taken along a dimension of a fixed size"
+    count = (shape[dim] - given["size"]) // given["step"] + 1
+    return "" if count * given["size"] <= LONGEST else f"it has {count} windows of {given['size']} places"
+
+
+def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
+    (source,) = nodes_in(given["self"])
+    shape = source.meta["val"].shape
+    dims = given.get("dim")
+    return [shape[dim] for dim in dims] if dims else list(shape)
