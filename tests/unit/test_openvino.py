@@ -170,6 +170,10 @@ FLOATING: Mapping[str, Case] = {
     "var": lambda x, y: x.var(1),
     "var of all": lambda x, y: x.var((0, 1), correction=0),
     "norm": lambda x, y: torch.linalg.vector_norm(x, dim=1),
+    "norm of all": lambda x, y: (torch.linalg.vector_norm(x), torch.linalg.vector_norm(x, 1, (), keepdim=True)),
+    "norm of order 0": lambda x, y: (torch.linalg.vector_norm(x, 0, (0, 2)), torch.linalg.vector_norm(x[1, 2], 0)),
+    "norm of infinite order": lambda x, y: [torch.linalg.vector_norm(x, float(text), 1) for text in ("inf", "-inf")],
+    "norms of other orders": lambda x, y: [torch.linalg.vector_norm(x, order, 2) for order in (3, 0.5, -1)],
     "softmax": lambda x, y: x.softmax(-1),
     "softmax of 1": lambda x, y: x.softmax(1),
     "log_softmax": lambda x, y: x.log_softmax(-1),
@@ -425,7 +429,7 @@ def test_calls_that_openvino_would_compute_in_another_way_are_left(tmp_path: Pat
 
 
 def test_a_tensor_without_dimensions_is_left_where_a_call_names_some(tmp_path: Path) -> None:
-    taken_calls = (torch.sum, torch.amax, lambda x: x.unsqueeze(0).amax(0))
+    taken_calls = (torch.sum, torch.amax, torch.linalg.vector_norm, lambda x: x.unsqueeze(0).amax(0))
     calls = [*NUMBER_CALLS.values(), *taken_calls]
     x = torch.tensor(1.5)
     lowered = lower(Call(lambda x: [call(x.exp()) for call in calls]), x)

@@ -91,6 +91,31 @@ def write_windows(dim: int, places: list[list[int]], rank: int) -> Callable[...,
     return write
 
 
+def write_norm(order: float, dims: Sequence[int], *, keeps: bool) -> Callable[..., Value]:
+    """Return what gives the norm of vectors; without dimensions each number is one."""
+
+    def write(opset: Opset, value: Value) -> Value:
+        # the frontend's translation counts along one dimension only, wants dimensions, and loses a NaN
+        sizes = opset.absolute(value)
+        if order == 0:
+            sizes = opset.convert(opset.not_equal(value, number(opset, 0)), "f32")
+        axes = opset.constant(dims, dtype="int64")
+        if not dims:
+            return sizes
+        if order == 0:
+            return opset.reduce_sum(sizes, axes, keeps)
+        if order in (1, 2):
+            return (opset.reduce_l1 if order == 1 else opset.reduce_l2)(value, axes, keeps)
+        if math.isinf(order):
+            found = (opset.reduce_max if order > 0 else opset.reduce_min)(sizes, axes, keeps)
+            undefined = opset.reduce_logical_or(opset.is_nan(value), axes, keeps)
+            return opset.select(undefined, number(opset, math.nan), found)
+        powers = opset.power(sizes, number(opset, order))
+        return opset.power(opset.reduce_sum(powers, axes, keeps), number(opset, 1 / order))
+
+    return write
+
+
 def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Value]:
     """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
 

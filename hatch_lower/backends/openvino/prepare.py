@@ -26,6 +26,7 @@ from hatch_lower.backends.openvino.direct import (
     Direct,
     write_dequantise,
     write_dequantise_channels,
+    write_norm,
     write_points,
     write_quantise,
     write_slices,
@@ -245,6 +246,12 @@ def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
     return write, [each for each in tensors if each is not None]
 
 
+def norm(node: Node, given: Mapping[str, Any]) -> Written:
+    rank = given["self"].meta["val"].dim()
+    dims = (given.get("dim") or range(rank)) if rank else ()  # a list that is empty or left stands for all
+    return write_norm(given.get("ord", 2), list(dims), keeps=given.get("keepdim", False)), [given["self"]]
+
+
 def points(node: Node, given: Mapping[str, Any]) -> Written:
     found = points_of(node)
     write = write_points(found[0].dim, [int(each.size) for each in found])
@@ -269,6 +276,7 @@ WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = Mapping
     {
         "aten.index.Tensor": points,  # one index is one of another operator
         "aten.index_put.default": slices,
+        "aten.linalg_vector_norm.default": norm,
         "aten.unfold.default": windows,
         QUANTISE: quantise,
         DEQUANTISE: dequantise,
