@@ -173,6 +173,7 @@ FLOATING: Mapping[str, Case] = {
     "norm of all": lambda x, y: (torch.linalg.vector_norm(x), torch.linalg.vector_norm(x, 1, (), keepdim=True)),
     "norm of order 0": lambda x, y: (torch.linalg.vector_norm(x, 0, (0, 2)), torch.linalg.vector_norm(x[1, 2], 0)),
     "norm of infinite order": lambda x, y: [torch.linalg.vector_norm(x, float(text), 1) for text in ("inf", "-inf")],
+    "norm of infinities": lambda x, y: torch.linalg.vector_norm(x.abs() + float("inf"), float("-inf"), 1),
     "norms of other orders": lambda x, y: [torch.linalg.vector_norm(x, order, 2) for order in (3, 0.5, -1)],
     "softmax": lambda x, y: x.softmax(-1),
     "softmax of 1": lambda x, y: x.softmax(1),

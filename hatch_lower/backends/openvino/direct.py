@@ -108,6 +108,9 @@ def write_norm(order: float, dims: Sequence[int], *, keeps: bool) -> Callable[..
             return (opset.reduce_l1 if order == 1 else opset.reduce_l2)(value, axes, keeps)
         if math.isinf(order):
             found = (opset.reduce_max if order > 0 else opset.reduce_min)(sizes, axes, keeps)
+            if order < 0:  # the kernel's least of infinities is the greatest number
+                infinite = opset.reduce_logical_and(opset.is_inf(value), axes, keeps)
+                found = opset.select(infinite, number(opset, math.inf), found)
             undefined = opset.reduce_logical_or(opset.is_nan(value), axes, keeps)
             return opset.select(undefined, number(opset, math.nan), found)
         powers = opset.power(sizes, number(opset, order))
