@@ -377,6 +377,16 @@ def test_a_model_for_all_numbers_leaves_out_what_loses_a_nan() -> None:
     assert "aten.relu.default" in NAN_LOSING & taken(lower(Call(net), torch.ones(3)))
 
 
+def test_a_model_for_all_numbers_has_nan_where_an_infinity_weighs_nothing(tmp_path: Path) -> None:
+    def net(x: Tensor) -> Tensor:
+        return F.interpolate(x * 2, size=(3, 3), mode="bilinear", align_corners=True)
+
+    x = torch.ones(1, 2, 4, 4)
+    x[0, 0, 2, 2:] = torch.tensor([float("inf"), float("-inf")])
+    model = load(save_program(lower(Call(net), x, **{"finite-only": False}), tmp_path / "program"))
+    torch.testing.assert_close(model(x), net(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool) -> None:
     def net(x: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ NAN_LOSING = frozenset(
         """
         _log_softmax _softmax amax amin argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
         max_pool2d_with_indices max_pool3d_with_indices maximum minimum relu scaled_dot_product_attention softmax.int
-        sort topk
+        sort topk upsample_bilinear2d.vec
         """
     )
 ) | {QUANTISE}
