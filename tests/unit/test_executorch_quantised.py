@@ -266,12 +266,12 @@ def test_a_program_that_executorch_cannot_run_is_an_error_of_the_build() -> None
 
 
 def test_a_program_may_refuse_zeros() -> None:
-    class Remainder(nn.Module):
+    class Quotient(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x % y
+            return torch.div(x, y, rounding_mode="trunc")
 
     numbers = torch.ones(2, dtype=torch.int64)
-    program = torch.export.export(Remainder(), (numbers, numbers))
+    program = torch.export.export(Quotient(), (numbers, numbers))
     partitioner = ExecutorchBackend.partitioner({**FINITE, "portable-operators": True})
     (partition,) = delegates(to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch())
     refuse_unusable(SimpleNamespace(buffer=partition.processed_bytes, _tensor_data={}))
