@@ -159,6 +159,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "aten.cat.default",
         "takes tensors of one type only",
     ),
+    "indices": (
+        lambda x, index: x.gather(0, index),
+        (torch.ones(3), torch.zeros(2, dtype=torch.int32)),
+        "aten.gather.default",
+        "takes indices of the type int64 only",
+    ),
     "a remainder": (
         lambda x: x % 3,
         (torch.arange(3),),

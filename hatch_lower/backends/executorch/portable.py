@@ -52,6 +52,9 @@ NEVER_EMPTY = aten_names("amax.default amin.default")
 # Their kernels give an error for a tensor without dimensions, or end the process.
 NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
 
+# Their kernels take indices of 64 bits.
+LONG_INDICES = aten_names("gather.default scatter.src scatter.value scatter_add.default")
+
 REMAINDERS = aten_names("remainder.Scalar remainder.Tensor")
 POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default")
 
@@ -104,6 +107,8 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
     if name == "aten.cat.default" and len({tensor.dtype for tensor in tensors}) > 1:
         return f"{kernel} takes tensors of one type only"
+    if name in LONG_INDICES and given["index"].meta["val"].dtype != torch.int64:
+        return f"{kernel} takes indices of the type int64 only"
     if name in REMAINDERS and not node.meta["val"].is_floating_point():
         return f"{kernel} gives integers the sign of the dividend, and eager that of the divisor"
     return why_not_operand(name, kernel, tensors[0].shape, given, ranges) if tensors else ""
