@@ -20,6 +20,7 @@ from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec,
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -101,9 +102,15 @@ def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bo
 
 def why_not_dimension(node: Node) -> str:
     """Return why an engine does not take an operation along a dimension of a tensor that has none; eager does."""
-    given, target = named_arguments(node), torch_operator(node.target)
-    source = given.get("self")
-    named = given.get("dim") not in (None, [], ()) and target is not torch.ops.aten.unsqueeze.default  # it makes one
-    if named and isinstance(source, Node) and any(value.dim() == 0 for value in tensors_of(source)):
+    target = torch_operator(node.target)
+    if not isinstance(target, OpOverload) or target is torch.ops.aten.unsqueeze.default:  # which makes one
+        return ""
+    given = {argument.name: argument.default_value for argument in schema_of(target).arguments} | named_arguments(node)
+    source, dims = given.get("self"), given.get("dim", given.get("dims"))
+    if (
+        dims not in (None, [], ())
+        and isinstance(source, Node)
+        and any(value.dim() == 0 for value in tensors_of(source))
+    ):
         return f"`{target}` names a dimension of `{source.name}`, which has none"
     return ""

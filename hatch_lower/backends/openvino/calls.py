@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from hatch_lower.backends.engine_partitioner import why_not_dimension
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
     AVERAGES,
     FLOATING,
     INDICES,
-    OF_DIMENSIONS,
-    OF_NUMBERS,
+    NORM,
     POOLS,
     REDUCING_ALL,
     TABLES,
@@ -39,7 +39,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"`{name}` draws random numbers"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with one key"
-    reason = why_not_dimensions(name, given)
+    reason = why_not_dimensions(name, node, given)
     if reason:
         return reason
     if name in POOLS:
@@ -48,7 +48,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"the average of nothing is another, and {MAY_BE_ZERO}"
     if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
         return "the variance of one number is another, and a dynamic size may be 1"
-    if name == VARIANCE and given.get("correction") not in (0, 1):
+    if name == VARIANCE and given.get("correction") not in (None, 0, 1):
         return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
     if name in TABLES:
         return why_not_lookup(name, node)
@@ -64,13 +64,10 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     return ""
 
 
-def why_not_dimensions(name: str, given: Mapping[str, Any]) -> str:
-    source, dims = given.get("self"), given.get("dim")
-    if dims == [] and name in REDUCING_ALL:
+def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:
+    if given.get("dim") == [] and name in REDUCING_ALL:
         return "its list of dimensions is empty, which means none of them to OpenVINO"
-    if not isinstance(source, Node) or source.meta["val"].dim() or name in OF_NUMBERS:
-        return ""
-    return "it names dimensions of a tensor that has none" if dims not in (None, []) or name in OF_DIMENSIONS else ""
+    return "" if name == NORM else why_not_dimension(node)
 
 
 def why_not_pool(given: Mapping[str, Any], rank: int) -> str:

@@ -167,9 +167,7 @@ VARIANCE = "aten.var.correction"
 
 # with an empty list of dimensions they reduce all of them, in OpenVINO none
 REDUCING_ALL = frozenset(overloads("any.dims mean.dim var.correction"))
-# those that OpenVINO takes for a tensor without dimensions though they name some, and those that it does not if none
-OF_NUMBERS = frozenset(overloads("linalg_vector_norm unsqueeze"))
-OF_DIMENSIONS = frozenset(overloads("flip sort topk"))
+NORM = "aten.linalg_vector_norm.default"
 
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (

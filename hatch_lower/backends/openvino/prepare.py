@@ -110,6 +110,8 @@ class OpenvinoCopy(PartitionCopy):
         elif target in COMPOSITES:
             given = torch.fx.map_arg(named_arguments(node), self.values.__getitem__)
             (target, args), kwargs = taken_apart(target, given, node.meta["val"].dim()), {}
+        elif target is aten.var.correction and kwargs.get("correction") is None:
+            kwargs = {**kwargs, "correction": 1}  # the frontend takes none for 0
         if rounds:  # what changes nothing keeps integers' kernels away from it
             args = (self._call(aten.maximum.default, args[0], self._literal(torch.tensor(float("-inf")))), *args[1:])
         copied = self.graph.create_node("call_function", target, args, kwargs, name=f"n{index}")
