@@ -243,3 +243,14 @@ def test_a_pool_that_xnnpack_lacks_is_taken_for_finite_numbers_only() -> None:
     program = torch.export.export(Module(lambda x: functional.max_pool2d(x, 2)), (torch.ones(1, 4, 4),))
     assert not reasons(program)
     assert "`finite-only` is false" in reasons(program, STRICT)["aten.max_pool2d.default"]
+
+
+def test_an_input_without_elements_may_have_any_strides(tmp_path: Path) -> None:
+    """torch calls it contiguous, and ExecuTorch ended the process."""
+    rows = {0: Dim("rows", min=0, max=4)}
+    lowered = lower(lambda x: x + 1, torch.arange(12).reshape(2, 3, 2), dynamic_shapes={"args": (rows,)})
+    assert len(get_lowered_backend_modules(lowered.exported_program().graph_module)) == 1
+    model = hatch_lower.load(save_program(lowered, tmp_path / "program"))
+    given = torch.empty(0, 2, 3, dtype=torch.int64).transpose(1, 2)
+    assert given.stride() == (6, 1, 3)
+    assert torch.equal(model(given), given)

@@ -106,8 +106,10 @@ def unusable(path: Path, error: RuntimeError) -> ProgramError:
 
 
 def operand(value: Tensor | int) -> Tensor:
-    # a method takes no numbers: a size goes in as that of a tensor without elements
-    return empty((value, 0)) if isinstance(value, int) else value.detach().contiguous()
+    if isinstance(value, int):  # a method takes no numbers: a size goes in as that of a tensor without elements
+        return empty((value, 0))
+    # without elements a tensor is contiguous whatever its strides are, and ExecuTorch ends the process for some
+    return value.detach().contiguous() if value.numel() else empty(value.shape, dtype=value.dtype)
 
 
 def extension() -> Any:
