@@ -74,7 +74,8 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     if schema_of(target).is_mutable:
         return f"`{name}` changes its input"
     values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
-    sized_by_contents = not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(target.tags)
+    # of a tensor without elements, the number of those that are not 0 is known
+    sized_by_contents = torch.Tag.data_dependent_output in target.tags or name == "aten.nonzero.default"
     if sized_by_contents or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
     wanted = CAST if name == "aten._to_copy.default" else None
