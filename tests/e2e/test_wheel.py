@@ -39,6 +39,8 @@ names = {"methods": [sorted(model.methods) for model in models], "recipes": [mod
 print(json.dumps({**names, "imported": imported}))
 """
 RECIPES = ["default", "portable"]
+EXAMPLE = pytest.param("example", marks=pytest.mark.long)
+"""`examples/run`, a part of `.ci/run`, builds, installs and runs it."""
 # Neither builders nor the command line nor a compiler may be imported to run a model.
 NEVER_AT_RUN_TIME = {"hatchling", "click", "torch._inductor", "hatch_lower.build.build", "hatch_lower.exir.lowering"}
 
@@ -117,7 +119,7 @@ def test_nothing_that_builds_is_installed_with_a_model(clean: VirtualEnvironment
     assert names.isdisjoint({"hatchling", "hatch", "ruff", "pytest"})
 
 
-@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "example"])
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", EXAMPLE])
 def test_record_manifest_and_archive_agree(built: Callable[[str], Path], scenario: str) -> None:
     with ZipFile(built(scenario)) as archive:
         members = {info.filename: info for info in archive.infolist()}
@@ -156,7 +158,7 @@ def test_tag_follows_the_payload(built: Callable[[str], Path], scenario: str, ta
     assert f"Root-Is-Purelib: {str(tag.endswith('any')).lower()}" in wheel
 
 
-@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "example"])
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", EXAMPLE])
 def test_no_path_and_no_host_name_in_the_wheel(built: Callable[[str], Path], scenario: str) -> None:
     wheel = built(scenario)
     secrets = [
@@ -173,6 +175,7 @@ def test_no_path_and_no_host_name_in_the_wheel(built: Callable[[str], Path], sce
                 assert found == [], f"{name} holds {found}"
 
 
+@pytest.mark.long
 def test_the_examples_weights_ship_once(built: Callable[[str], Path]) -> None:
     with ZipFile(built("example")) as archive:
         weights = [info for info in archive.infolist() if info.filename.endswith("constants.safetensors")]
@@ -182,6 +185,7 @@ def test_the_examples_weights_ship_once(built: Callable[[str], Path]) -> None:
     assert weights[0].file_size < checkpoint.stat().st_size * 1.05
 
 
+@pytest.mark.long
 def test_the_example_classifies_the_held_out_digits(
     built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +224,7 @@ def test_a_wheel_built_without_hooks_says_so(
     assert "the wheel is incomplete: it is without its lowered models" in done.stderr
 
 
-@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "dynamic", "example"])
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "dynamic", EXAMPLE])
 def test_the_sbom_fits_its_schema_and_lists_the_payload(built: Callable[[str], Path], scenario: str) -> None:
     with ZipFile(built(scenario)) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
