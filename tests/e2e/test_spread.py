@@ -80,7 +80,7 @@ UNITS = ["again/default", "again/portable", "two_methods/default", "two_methods/
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", pytest.param("processes", marks=LONG)])
+@pytest.mark.parametrize("engine", ["dask", *(pytest.param(engine, marks=LONG) for engine in ("ray", "processes"))])
 def test_the_wheel_is_that_of_a_local_build(
     engine: str, scenario: Project, local: str, request: pytest.FixtureRequest
 ) -> None:
@@ -159,7 +159,8 @@ def start_once_slow(slow: Project, marker: Path, executor: str) -> subprocess.Po
     return start(slow, {**variables, "HATCH_VERBOSE": "1"})
 
 
-@pytest.mark.parametrize("engine", [pytest.param("dask", marks=LONG), "processes"])
+@LONG
+@pytest.mark.parametrize("engine", ["dask", "processes"])
 def test_a_worker_that_is_killed_costs_no_unit(
     engine: str, project: Callable[[str], Project], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_worker_that_is_killed_costs_no_unit(
     assert wheel.stat().st_size
 
 
+@LONG
 def test_a_scheduler_that_goes_leaves_the_rest_to_the_build(project: Callable[[str], Project], tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "silence_logs": 60}
