@@ -8,15 +8,17 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from support.exports import NET_PROJECT, SOURCE, Workshop, packaged, settings_of, write_wheel
 
-from hatch_lower.bench import gate, timed
+from hatch_lower.bench import errors, gate, timed
 from hatch_lower.bench.figures import Subject
 from hatch_lower.cli import main
 from hatch_lower.config.settings import Recipe
+from hatch_lower.errors import error_from_json
 
 pytestmark = pytest.mark.torch
 
@@ -57,6 +59,20 @@ def bench(*arguments: str | Path) -> Result:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def compared_here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Compare with eager in this process; `test_bench_errors` has the process that does otherwise."""
+
+    def compare(models: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str, str]:
+        rows = list(errors.rows_of(models))
+        if rows and "error" in rows[-1]:
+            raise error_from_json(rows[-1]["error"])
+        return rows, "", ""
+
+    if request.node.get_closest_marker("processes") is None:
+        monkeypatch.setattr(errors, "run_child", compare)
 
 
 def test_one_side_gives_its_figures(wheels: Mapping[str, Path]) -> None:
@@ -106,6 +122,7 @@ def test_reports_hold_the_figures_and_say_why(wheels: Mapping[str, Path], tmp_pa
     assert "operation aten.exp.default: added: 1" in text.partition("```diff")[2]
 
 
+@pytest.mark.processes
 def test_the_exact_tier_is_the_same_document_anywhere(
     wheels: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +271,7 @@ def test_other_check_inputs_are_told_and_errors_of_them_not_compared(wheels: Map
     assert {row["outcome"] for row in verdicts if row["metric"] == "error"} == {""}
 
 
+@pytest.mark.processes
 def test_modules_that_the_project_names_are_imported(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     root = project(tmp_path / "project", "")
     text = (root / "pyproject.toml").read_text().replace("backends = []", 'backends = []\nimports = ["colorsys"]')

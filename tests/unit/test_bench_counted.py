@@ -427,7 +427,7 @@ def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
         assert list(temporary.iterdir()) == [work]
 
 
-@pytest.mark.slow
+@pytest.mark.long  # valgrind takes half a minute to import torch
 def test_callgrind_counts_a_load_and_a_call(folder: PackagedFolder) -> None:
     counter = counted.find_callgrind(os.environ)
     if isinstance(counter, str):
