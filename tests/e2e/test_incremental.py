@@ -241,7 +241,10 @@ def samples(method):
 
 @pytest.mark.parametrize(
     ("source", "settings"),
-    [("samples.safetensors", "strict = true"), ("tiny.data:samples", 'inputs = ["number.txt"]\nstrict = true')],
+    [
+        pytest.param("samples.safetensors", "strict = true", marks=pytest.mark.long),
+        ("tiny.data:samples", 'inputs = ["number.txt"]\nstrict = true'),
+    ],
 )
 def test_other_real_inputs_are_compared_and_the_same_are_not(tiny: Witnessed, source: str, settings: str) -> None:
     import torch
