@@ -222,6 +222,8 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
         yield aten.pow.Scalar, (base, x), {}
     for power in (2, 3, -1, 2.0, 1.5):
         yield aten.pow.Tensor_Scalar, (x, power), {}
+    yield aten.clamp.default, (x, 0.5), {}  # bounds that are integers have another translation
+    yield aten.clamp.default, (x, None, 0.5), {}
     yield aten.gelu.default, (x,), {}
     yield aten.gelu.default, (x,), {"approximate": "tanh"}
     yield aten.addmm.default, (b, x[0], w.t()), {}

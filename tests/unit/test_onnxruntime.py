@@ -270,6 +270,8 @@ def special(x: Tensor) -> Any:
         torch.relu(x),
         torch.softmax(x, -1),
         x.clamp(-1, 1),
+        x.clamp(min=0.5),
+        x.clamp(max=0.5),
         x.amax(-1),
         torch.maximum(x, -x),
         torch.isnan(x),

@@ -17,6 +17,8 @@ from onnxscript.onnx_opset import opset20
 op: Any = opset20
 Value: TypeAlias = Any  # what an operator gives
 
+FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
 # The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
 
 
@@ -32,6 +34,14 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Value:
 
 def copy(self: TTensor, src: TTensor, non_blocking: bool = False) -> Value:
     return op.Expand(op.CastLike(src, self), op.Shape(self))
+
+
+def clamp(self: TTensor, min: float | None = None, max: float | None = None) -> Value:
+    # A clip has the greatest finite number for a bound that is not given, and so makes infinity finite.
+    bounds = [None if bound is None else op.CastLike(bound, self) for bound in (min, max)]
+    if None in bounds and self.dtype in FLOATS:
+        return op.Min(self, bounds[1]) if min is None else op.Max(self, bounds[0])
+    return op.Clip(self, *bounds)
 
 
 def power_of_number(self: float, exponent: TTensor) -> Value:
@@ -126,6 +136,7 @@ def count_elements(self: Value, axes: Value, like: Value) -> Value:
 TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.aten.any.dim: any_dim,
+        torch.ops.aten.clamp.default: clamp,
         torch.ops.aten.copy.default: copy,
         torch.ops.aten.mean.dim: mean_dim,
         torch.ops.aten.native_group_norm.default: group_norm,
