@@ -697,6 +697,37 @@ def test_a_transformer_with_dynamic_sizes_is_one_partition_with_portable_operato
     check_sizes(lowered, module, ids, tmp_path)
 
 
+def products(_: nn.Module, x: Tensor) -> Tensor:
+    batch, length, _ = x.shape
+    heads = x.view(batch, length, 4, 4).transpose(1, 2)
+    return torch.softmax(heads @ heads.transpose(-1, -2), -1) @ heads
+
+
+def test_heads_that_are_multiplied_with_themselves_are_no_results_of_xnnpack_twice(tmp_path: Path) -> None:
+    """XNNPACK, which multiplies no batches of dynamic sizes, would only move them, copy them, and give both."""
+    shapes = {"args": ({0: Dim("batch", max=8), 1: Dim("length", max=32)},)}
+    module = Module(products)
+    lowered = lower_model(module, torch.randn(2, 5, 16), options=WHOLE, dynamic_shapes=shapes)
+    assert len(delegates(lowered)) == 1
+    loaded = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for x in (torch.randn(1, 1, 16), torch.randn(8, 3, 16)):
+        torch.testing.assert_close(loaded(x), module(x))
+
+
+def test_a_result_and_its_copy_are_two_tensors(tmp_path: Path) -> None:
+    def copied(_: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x)
+        return y, y.clone(), y.t().clone(memory_format=torch.contiguous_format)
+
+    module, x = Module(copied), torch.randn(3, 4)
+    lowered = lower_model(module, x, options=WHOLE)
+    assert len(delegates(lowered)) == 1
+    results, expected = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x), module(x)
+    torch.testing.assert_close(results, expected)
+    assert [each.stride() for each in results] == [each.stride() for each in expected]
+    assert len({each.data_ptr() for each in results}) == 3
+
+
 def test_without_portable_operators_the_cuts_are_what_xnnpack_lacks(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, ids = Attention().eval(), torch.randint(0, 10, (4, 16))

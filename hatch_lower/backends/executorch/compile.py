@@ -25,7 +25,7 @@ from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.torch_private.operators import OpOverload
 
-VERSION = "7"
+VERSION = "8"
 
 # the first that none of this has been tried with
 LIMIT = "1.6"

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassResult
 
 from hatch_lower.backends.executorch.portable import portable_kernels
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
@@ -27,6 +28,7 @@ from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.torch_private.operators import OpOverload
 
 METHOD = "forward"
+COPIES = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
         edge = to_edge_transform_and_lower(
             copied.aten_program(),
+            transform_passes=[without_copies],
             partitioner=[partitioner(finite=finite)],
             compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(taken)),
         )
@@ -83,6 +86,23 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     names = names_of(made, plan, graphs)
     handles = copied.instruction_handles(instructions_of(made, names, origins, graphs))
     return Lowered(bytes(made.buffer), handles, weights_of(made, copied), names)
+
+
+def without_copies(module: GraphModule) -> PassResult:
+    """Take out copies of what is computed: XNNPACK drops them, and then refuses a graph that gives both."""
+    for node in module.graph.nodes:
+        source = node.args[0] if str(getattr(node.target, "_op", node.target)) in COPIES else None
+        if isinstance(source, Node) and source.op != "placeholder" and layout_of(source) == layout_of(node):
+            # results of the partition are memory of their own
+            node.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return PassResult(module, True)
+
+
+def layout_of(node: Node) -> list[str]:
+    # as text: to compare symbols would be to decide something about them
+    return [str(number) for number in (*node.meta["val"].shape, *node.meta["val"].stride())]
 
 
 def is_viewed(node: Node) -> bool:

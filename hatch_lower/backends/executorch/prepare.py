@@ -124,9 +124,13 @@ class ExecutorchCopy(PartitionCopy):
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
-        copied = self.graph.create_node("call_function", target, args, kwargs, name=node.name)
-        copied.meta["val"] = node.meta["val"]
-        computed: Any = copied.args[0] if target is operator.getitem else copied
+        if target is torch.ops.aten.clone.default and args[0].op != "placeholder":
+            # all tensors lie alike there; XNNPACK drops the copy, and refuses what gives its two results
+            copied: Node = args[0]
+        else:
+            copied = self.graph.create_node("call_function", target, args, kwargs, name=node.name)
+            copied.meta["val"] = node.meta["val"]
+        computed: Any = copied.args[0] if copied.target is operator.getitem else copied
         self.named.setdefault(computed.name, set()).add(index)
         return copied
 
@@ -153,8 +157,12 @@ class ExecutorchCopy(PartitionCopy):
         # ExecuTorch gives it contiguous
         if not isinstance(value.meta.get("val"), (torch.Tensor, torch.SymInt)):
             raise self.refusal("give an output that is no tensor or size", f"node `{value.name}`")
-        self.results.append(self.values[value])
-        order, position = memory_order(value.meta["val"]), len(self.results) - 1
+        order, result = memory_order(value.meta["val"]), self.values[value]
+        if result in self.results:  # what was copied is given, too
+            order = order or list(range(value.meta["val"].ndim))
+        else:
+            self.results.append(result)
+        position = self.results.index(result)
         return position if order is None else {"result": position, "order": order}
 
     def instruction_handles(self, instructions: Mapping[str, set[int]]) -> dict[int | str, tuple[int, ...]]:
