@@ -18,15 +18,8 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.build.spread.executors.jobs import JobExecutor, has_jobs
-from hatch_lower.build.spread.pool import (
-    LostConnectionError,
-    NoWorkerError,
-    Reply,
-    RunUnit,
-    Shared,
-    reply_future,
-)
+from hatch_lower.build.spread.executors.jobs import JobExecutor
+from hatch_lower.build.spread.pool import LostConnectionError, NoWorkerError, Reply, RunUnit, Shared, reply_future
 from hatch_lower.cache.locks import make_held
 from hatch_lower.errors import ExecutorError
 
@@ -60,7 +53,7 @@ def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
             found=f"{type(error).__name__}: {error}",
             hint="it is called without arguments",
         ) from error
-    if not isinstance(executor, Executor) and has_jobs(executor):
+    if not isinstance(executor, Executor | type) and callable(getattr(executor, "submit", None)):
         executor = JobExecutor(executor)
     if not isinstance(executor, Executor):
         raise ExecutorError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,30 +38,21 @@ def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) ->
         from hatch_lower.build.spread.executors.any import open_any
 
         return lambda: open_any(name, work, where, run_unit)
-    open_engine = open_dask if match["engine"] == "dask" else open_ray
-    return lambda: open_engine(match["address"] or "", jobs, where, run_unit)
+    return lambda: open_engine(match["engine"], match["address"] or "", jobs, where, run_unit)
 
 
-def open_dask(address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
+def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
     try:
-        from hatch_lower.build.spread.executors.dask import open_pool
+        if engine == "dask":
+            module = importlib.import_module("hatch_lower.build.spread.executors.dask")
+        else:
+            module = importlib.import_module("hatch_lower.build.spread.executors.ray")
     except ImportError as error:
-        raise not_installed("dask", where, error) from error
-    return open_pool(address, jobs, where, run_unit)
-
-
-def open_ray(address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
-    try:
-        from hatch_lower.build.spread.executors.ray import open_pool
-    except ImportError as error:
-        raise not_installed("ray", where, error) from error
-    return open_pool(address, jobs, where, run_unit)
-
-
-def not_installed(engine: str, where: str, error: ImportError) -> ExecutorError:
-    return ExecutorError(
-        f"the executor `{engine}` is not installed",
-        where=where,
-        found=str(error),
-        hint=f'install it where this build runs: pip install "hatch-lower[{engine}]"',
-    )
+        raise ExecutorError(
+            f"the executor `{engine}` is not installed",
+            where=where,
+            found=str(error),
+            hint=f'install it where this build runs: pip install "hatch-lower[{engine}]"',
+        ) from error
+    pool: Pool = module.open_pool(address, jobs, where, run_unit)
+    return pool

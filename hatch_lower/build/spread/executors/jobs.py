@@ -76,7 +76,3 @@ def reason_of(text: str) -> Exception:
         return LostWorkerError(head.strip().partition("\n")[0])
     raised = (line for line in frames.splitlines()[1:] if line and not line[0].isspace())
     return RuntimeError(next(raised, "it does not say what"))
-
-
-def has_jobs(executor: object) -> bool:
-    return callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
