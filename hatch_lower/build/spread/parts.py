@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hatch_lower.build.context import BuildContext
 from hatch_lower.build.process import run_children
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.build.protocol import Asking, Request
@@ -73,19 +72,9 @@ def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -
             asking=may_ask,
             outbox=place.outbox,
         )
-        context = BuildContext(
-            settings,
-            ProjectView(asked.name, "0", "", "", (), (), (), ()),
-            place.work,
-            place.store,
-            place.reporter,
-            place.environment,
-            place.outbox,
-            asking=may_ask,
-            poll=place.poll,
-        )
+        view = ProjectView(asked.name, "0", "", "", (), (), (), ())
         try:
-            run_children(context, [request])
+            run_children(place.context(settings, view, place.store, may_ask), [request])
         except LowerError:
             if lacks := read_lacks(folder):
                 raise LacksError(*lacks) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hatch_lower.build.context import BuildContext
 from hatch_lower.build.sources import urls_of
 from hatch_lower.build.spread.make import make_units, narrowed
 from hatch_lower.build.spread.parts import asking
@@ -47,26 +46,17 @@ def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workpla
     except OSError as error:
         lack = Lack(f"room for {size_text(len(given[SNAPSHOT]))} of files", "", error.strerror or str(error))
         raise LacksError(lack) from error
-    context = BuildContext(
-        settings,
-        view,
-        place.work,
-        replace(place.store, remote=None),  # what its child processes keep is noted, and nothing of before
-        place.reporter,
-        place.environment,
-        place.outbox,
-        poll=place.poll,
-    )
+    store = replace(place.store, remote=None)  # what its child processes keep is noted, and nothing of before
     sources = {}
     if urls := urls_of(narrowed(settings, [body.unit]).models):
         from hatch_lower.build.weight_sources import obtain_sources
 
         try:
-            sources = obtain_sources(context, urls)
+            sources = obtain_sources(place.context(settings, view, store, None), urls)
         except FetchError as error:  # this machine may not reach what another one does
             raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
     with asking(given, place) as may_ask:
-        answers = make_units(replace(context, asking=may_ask), [body.unit], sources)
+        answers = make_units(place.context(settings, view, store, may_ask), [body.unit], sources)
     for answer in answers:
         if any(place.store.find_record(key) is None for key in answer.recipes.values()):
             raise LacksError(Lack("room for what was made", "", "the unit's store could not be written"))

@@ -9,13 +9,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.environment import PASSED, child_environment, matches
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.build.inputs.preload import built_library
+from hatch_lower.build.project_view import ProjectView
+from hatch_lower.build.protocol import Asking
 from hatch_lower.build.spread.protocol import UnitRequest
 from hatch_lower.cache.directory import WRITING, choose_directory
 from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.store import Store, open_store
+from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
@@ -35,6 +39,19 @@ class Workplace(Frozen):
     @property
     def work(self) -> Path:
         return self.folder / "work"
+
+    def context(self, settings: Settings, view: ProjectView, store: Store, asking: Asking | None) -> BuildContext:
+        return BuildContext(
+            settings,
+            view,
+            self.work,
+            store,
+            self.reporter,
+            self.environment,
+            self.outbox,
+            asking=asking,
+            poll=self.poll,
+        )
 
 
 def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
