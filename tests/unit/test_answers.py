@@ -104,7 +104,7 @@ def test_blobs_that_entries_share_travel_once(tmp_path: Path) -> None:
 
 def test_an_answer_brings_what_a_needed_part_is_made_from() -> None:
     blob = b"a partition"
-    needs = (Need(OTHER, "part", "digits/default 1", {"backend": "null"}, sha256_bytes(blob)), Need(KEY, "entry"))
+    needs = (Need(OTHER, "digits/default 1", {"backend": "null"}, sha256_bytes(blob)),)
     answer = UnitAnswer("digits/default", KEY, "host:1", "needs", needs=needs)
     found, entries = read_answer(write_answer(answer, (), REQUEST.secret, [blob]), REQUEST)
     assert found == answer
@@ -150,15 +150,15 @@ def test_an_answer_without_or_with_a_wrong_code_is_refused() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        replace(MADE, needs=(Need(KEY, "entry"),)),
+        replace(MADE, needs=(Need(KEY, "a part", {}, OTHER),)),
         replace(MADE, outcome="refused"),
         replace(MADE, lacks=(Lack("torch", "2.13.0", "2.12.0"),)),
         replace(MADE, outcome="failed"),
         replace(MADE, outcome="failed", error={"what": "a sentence"}),
         replace(MADE, outcome="lost"),
         replace(MADE, entries=("../..",)),
-        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "part"),)),
-        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "entry", blob=KEY),)),
+        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "", {}, OTHER),)),
+        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "a part", {}, ""),)),
     ],
 )
 def test_an_answer_that_contradicts_itself_is_refused(answer: UnitAnswer) -> None:

@@ -66,11 +66,6 @@ def without_its_entries(request: UnitRequest, worker: str) -> bytes:
     return write_answer(answer, (), request.secret)
 
 
-def needing_what_there_is_not(request: UnitRequest, worker: str) -> bytes:
-    needs = (Need(sha256_bytes(b"entry"), "entry"),)
-    return write_answer(UnitAnswer(request.name, request.key, worker, "needs", needs=needs), (), request.secret)
-
-
 def refusing(request: UnitRequest, worker: str) -> bytes:
     lacks = (Lack("torch", "2.13.0", "2.12.1"), Lack("C++ compiler", "g++ 13", ""))
     return write_answer(UnitAnswer(request.name, request.key, worker, "refused", lacks=lacks), (), request.secret)
@@ -110,7 +105,6 @@ def spread(context: BuildContext, make: Make, workers: int = 2) -> tuple[dict[st
         (of_another_unit, "it is about another unit, `other/default`"),
         (of_another_build, "it is the answer to another request, or damaged"),
         (without_its_entries, "its entry "),
-        (needing_what_there_is_not, "it needs the entry "),
         (lambda request, worker: b"", "it is no answer"),
     ],
 )
@@ -197,7 +191,7 @@ def test_a_unit_that_needs_other_parts_each_time_is_made_without_them_in_the_end
         asked.append(request.name)
         data = f"{request.name} {len(asked)}".encode()
         key = sha256_bytes(data)
-        need = Need(key, "part", f"partition {key[:8]}", {"make": "partition"}, sha256_bytes(data))
+        need = Need(key, f"partition {key[:8]}", {"make": "partition"}, sha256_bytes(data))
         answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
         return 1.0, write_answer(answer, (), request.secret, beside=[data])
 
@@ -224,7 +218,7 @@ def test_what_was_made_before_a_unit_asks_for_parts_travels_with_it_again(
     key, part = digest_of(components), sha256_bytes(b"part")
     there = Store(tmp_path / "worker", "on", pytest.fail)
     there.put(key, components, "made before", [b"blob"])
-    need = Need(part, "part", "a partition", {"make": "partition"}, sha256_bytes(b"part"))
+    need = Need(part, "a partition", {"make": "partition"}, sha256_bytes(b"part"))
     answer = UnitAnswer(request.name, request.key, "worker", "needs", entries=(key,), needs=(need,))
     data = write_answer(answer, [entry for entry in [entry_of(there, key)] if entry], request.secret, [b"part"])
     assert [each.key for each in desk.read(work, Reply("worker", data)).needs] == [part]
@@ -237,7 +231,7 @@ def test_what_was_made_before_a_unit_asks_for_parts_travels_with_it_again(
 
 def asking_though_it_may_not(request: UnitRequest, worker: str) -> bytes:
     data = request.name.encode()
-    need = Need(sha256_bytes(data), "part", "a partition", {"make": "partition"}, sha256_bytes(data))
+    need = Need(sha256_bytes(data), "a partition", {"make": "partition"}, sha256_bytes(data))
     answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
     return write_answer(answer, (), request.secret, beside=[data])
 

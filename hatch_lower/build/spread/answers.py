@@ -62,8 +62,7 @@ def read_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]
     if unnamed := entries.entries.keys() - set(answer.entries):
         raise WrongAnswerError(f"it brings the entry {min(unnamed)[:16]}… and does not name it")
     for need in answer.needs:
-        if need.blob:
-            entries.blob(need.blob)
+        entries.blob(need.blob)
     return answer, entries
 
 

@@ -118,7 +118,7 @@ def written(specs: Sequence[CompileSpec]) -> tuple[tuple[str, str], ...]:
 
 
 def part_of(name: str, body: PartBody, key: str, data: bytes) -> tuple[Need, bytes]:
-    return Need(key, "part", name, encode(body), sha256_bytes(data)), data
+    return Need(key, name, encode(body), sha256_bytes(data)), data
 
 
 def read_asked(folder: Path) -> tuple[list[Need], list[bytes]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
@@ -41,10 +40,10 @@ class LacksError(Exception):
 
 
 class NeedsError(Exception):
-    """A unit cannot be made without other results; `beside` are the blobs that its needs name."""
+    """A unit cannot be made without parts; `beside` are the blobs that its needs name."""
 
     def __init__(self, needs: Sequence[Need], beside: Sequence[bytes] = ()) -> None:
-        super().__init__(", ".join(need.name or need.key[:16] for need in needs))
+        super().__init__(", ".join(need.name for need in needs))
         self.needs = tuple(needs)
         self.beside = tuple(beside)
 
@@ -68,17 +67,12 @@ class Lack(Frozen):
 
 
 class Need(Frozen):
-    """A result without which a unit is not made: one that the build's store has, or a part that is to be made."""
+    """A part without whose result a unit is not made."""
 
     key: Digest
-    kind: Literal["entry", "part"]
-    name: str = ""
-    body: Mapping[str, object] = field(default_factory=dict)  # of the request that makes the part
-    blob: str = ""  # sha256 of bytes that travel with the answer and are attached to that request; empty: none
-
-    def validate(self) -> None:
-        if (self.kind == "part") != bool(self.name) or (self.kind == "entry" and (self.body or self.blob)):
-            raise Damage("no need: a part has a name, an entry has a key alone", ".kind")
+    name: Text
+    body: Mapping[str, object]  # of the request that makes the part
+    blob: Digest  # sha256 of bytes that travel with the answer and are attached to that request
 
 
 class UnitRequest(Frozen):

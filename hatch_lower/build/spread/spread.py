@@ -135,8 +135,6 @@ class UnitDesk:
             raise WrongAnswerError("it asks again for what was sent with it")
         for need in new:
             if self._context.store.find_record(need.key) is None:
-                if need.kind != "part":
-                    raise WrongAnswerError(f"it needs the entry {need.key[:16]}…, which this build has not")
                 if not can_ask(asked):
                     raise WrongAnswerError("it asks for parts, and may not")
                 if need.key not in self._asked:
