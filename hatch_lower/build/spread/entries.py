@@ -55,10 +55,8 @@ class Entries(Frozen):
     refused: dict[str, str] = field(default_factory=dict, compare=False)  # key, and why its entry was not taken
 
     def fetch(self, key: str, keep: Keep) -> Record | None:
-        if key not in self.entries:
-            return None
         try:
-            return self._fetch(key, keep)
+            return self._take(key, keep) if key in self.entries else None
         except RefusedError as error:
             self.refused[key] = str(error)
             return None
@@ -73,7 +71,7 @@ class Entries(Frozen):
             raise WrongAnswerError(f"the bytes {digest[:16]}… did not come, or have other contents")
         return bytes(data)
 
-    def _fetch(self, key: str, keep: Keep) -> Record:
+    def _take(self, key: str, keep: Keep) -> Record:
         entry, signature = self.entries[key]
         if self.trusted.keys and not is_signed(entry, signature, self.trusted):
             raise RefusedError(unsigned_text(signature, "is not trusted"))
@@ -102,13 +100,12 @@ def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> E
 def write_entries(entries: Iterable[Entry], beside: Iterable[bytes] = ()) -> bytes:
     """Return entries as bytes; `beside` are blobs that no entry refers to."""
     entries = tuple(entries)
-    blobs: dict[str, bytes | Path] = {digest: path for entry in entries for digest, path in entry.blobs.items()}
-    blobs |= {sha256_bytes(data): data for data in beside}
-    contents = {digest: read_file(each) if isinstance(each, Path) else each for digest, each in blobs.items()}
-    sizes = tuple((digest, len(data)) for digest, data in contents.items())
+    paths = {digest: path for entry in entries for digest, path in entry.blobs.items()}
+    blobs = {digest: read_file(path) for digest, path in paths.items()} | {sha256_bytes(data): data for data in beside}
+    sizes = tuple((digest, len(data)) for digest, data in blobs.items())
     index = canonical_json(encode(Index(tuple(len(entry.envelope) for entry in entries), sizes)))
     length = len(index).to_bytes(LENGTH_BYTES, "big")
-    return b"".join([length, index, *(entry.envelope for entry in entries), *contents.values()])
+    return b"".join([length, index, *(entry.envelope for entry in entries), *blobs.values()])
 
 
 def read_entries(data: bytes | memoryview) -> Entries:

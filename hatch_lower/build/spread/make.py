@@ -64,21 +64,16 @@ def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
 
 def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, str], *, shared: bool) -> None:
     store = context.store
-    lost = [
-        name for name in names if name not in kept or not (store.is_shared if shared else store.is_stored)(kept[name])
-    ]
+    is_there = store.is_shared if shared else store.is_stored
+    lost = [name for name in names if name not in kept or not is_there(kept[name])]
     if not lost:
         return
-    where = ", ".join(f"`{name}`" for name in lost)
-    if not shared:
-        what = "what was made is not in the cache"
-        raise CacheError(
-            what, where=where, found=f"no record of it in {store.directory}", hint="the lines above say why"
+    what, found = "what was made is not in the cache", f"no record of it in {store.directory}"
+    hint = "the lines above say why"
+    if shared:
+        what, found = "what was made is not in the shared cache", "no record of it that is believed here"
+        hint = (
+            "the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
+            " signature (`HATCH_LOWER_REMOTE_UNSIGNED=1`)"
         )
-    raise CacheError(
-        "what was made is not in the shared cache",
-        where=where,
-        found="no record of it that is believed here",
-        hint="the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
-        " signature (`HATCH_LOWER_REMOTE_UNSIGNED=1`)",
-    )
+    raise CacheError(what, where=", ".join(f"`{name}`" for name in lost), found=found, hint=hint)

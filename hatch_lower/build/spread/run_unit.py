@@ -138,7 +138,6 @@ def make_unit(
 
     If it needs parts, the error says so, and the rest is what was made before it did.
     """
-    needed = None
     try:
         given = attached(asked, attachments)
         taken = read_entries(given[ENTRIES]) if ENTRIES in given else None
@@ -154,6 +153,7 @@ def make_unit(
     if taken is not None:
         for key in taken.entries:
             replace(place.store, remote=taken).find(key)
+    needed = None
     try:
         (make_recipe if asked.kind == "recipe" else run_part)(asked, given, place)
     except NeedsError as error:

@@ -119,7 +119,7 @@ class Scheduler:
         pool: Pool | None = None
         finished = False
         try:
-            while not self._is_over():
+            while self._graph.over < len(self._graph.states):
                 if pool is None:
                     pool = self._connect()
                     continue
@@ -146,9 +146,6 @@ class Scheduler:
                 raise
             self._give_up_all(f"{error.what}: {error.found}")
             return None
-
-    def _is_over(self) -> bool:
-        return self._graph.over == len(self._graph.states)
 
     def _turn(self, pool: Pool) -> None:
         waits = self._submit(pool)
@@ -284,11 +281,10 @@ class Scheduler:
         refused = self._refused.setdefault(state.work.group, {})
         state.refused_again += worker in refused
         refused[worker] = lacks
-        if state.refused_again >= MOST_REFUSED_AGAIN:
+        enough = state.refused_again >= MOST_REFUSED_AGAIN
+        if enough:
             self._refuse(state)
-        self._try_again(
-            state, f"{worker} refused it: {'; '.join(lacks)}", enough=state.refused_again >= MOST_REFUSED_AGAIN
-        )
+        self._try_again(state, f"{worker} refused it: {'; '.join(lacks)}", enough=enough)
 
     def _refuse(self, state: State) -> None:
         """Raise the error for a unit that every worker refuses, unless one of them was lost or answered wrongly."""

@@ -22,7 +22,6 @@ class UnitView:
         self._now = now
         self._began = now()
         self._told = self._began
-        self._progress: Progress | None = None
 
     def made(self, work: Work, worker: str, seconds: float) -> None:
         self._told = self._now()
