@@ -38,11 +38,7 @@ def write_answer(answer: UnitAnswer, entries: Iterable[Entry], secret: str, besi
 
 
 def read_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]:
-    """Return the answer to a request, and the entries that came with it.
-
-    Raises:
-        WrongAnswerError: if it is none, or not as the worker wrote it, or the answer to another request.
-    """
+    """Return the answer to a request, and the entries that came with it; a `WrongAnswerError` for any other bytes."""
     whole = memoryview(data)
     if len(whole) < CONTENTS + LENGTH_BYTES or whole[: len(HEAD)] != HEAD:
         raise WrongAnswerError("it is no answer")

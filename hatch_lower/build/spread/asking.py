@@ -43,28 +43,17 @@ class PartsNeededError(ProcessError):
 
 
 class Asker:
-    """Asks for what is missing in a unit, if that is more than one part.
-
-    Args:
-        folder: where the parts are written.
-        asked: keys that were asked for before and brought nothing, so that they are made here.
-        timeout: seconds that a part may take.
-        note: is told why a partition is lowered here.
-    """
+    """Asks for what is missing in a unit, if that is more than one part."""
 
     def __init__(self, folder: Path, asked: Collection[str], timeout: int, note: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._asked = frozenset(asked)
-        self._timeout = timeout
-        self._note = note
+        self._folder = folder  # gets the parts
+        self._asked = frozenset(asked)  # keys that were asked for before and brought nothing: they are made here
+        self._timeout = timeout  # seconds that a part may take
+        self._note = note  # is told why a partition is lowered here
         self._told: set[str] = set()
 
     def partitions(self, groups: Mapping[str, Group]) -> None:
-        """Ask for partitions.
-
-        Raises:
-            PartsNeededError: if there is something to wait for.
-        """
+        """Ask for partitions; a `PartsNeededError` if there is something to wait for."""
         parts = {key: self._partition(key, group) for key, group in groups.items() if key not in self._asked}
         self._ask([part for part in parts.values() if part is not None])
 

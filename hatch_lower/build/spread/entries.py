@@ -65,7 +65,6 @@ class Entries(Frozen):
         return False
 
     def blob(self, digest: str) -> bytes:
-        """Return bytes that came beside the entries."""
         data = self.blobs.get(digest)
         if data is None or sha256_bytes(data) != digest:
             raise WrongAnswerError(f"the bytes {digest[:16]}… did not come, or have other contents")
@@ -109,11 +108,7 @@ def write_entries(entries: Iterable[Entry], beside: Iterable[bytes] = ()) -> byt
 
 
 def read_entries(data: bytes | memoryview) -> Entries:
-    """Return what `write_entries` wrote; the contents of blobs are checked when a store takes them.
-
-    Raises:
-        WrongAnswerError: if the bytes are something else.
-    """
+    """Return what `write_entries` wrote, or raise a `WrongAnswerError`; blobs are checked when a store takes them."""
     whole = memoryview(data)
     start = LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "big")
     if start > len(whole):

@@ -39,10 +39,7 @@ def facts_wanted(backends: Iterable[str]) -> tuple[str, ...]:
 
 
 def facts_here(names: Iterable[str], environment: Mapping[str, str], stats: StatCache) -> Facts:
-    """Return what this machine is, by the names of facts; what it has not is left out.
-
-    `environment` is that of a build's child process.
-    """
+    """Return what this machine is for a child process in an environment; facts that it has not are left out."""
     names = tuple(names)
     known = {MACHINE[name]: text for name, text in machine_facts().items()}
     known[SETS] = " ".join(sorted(ALIKE)) if set(known[SETS].split()) >= ALIKE else known[SETS]

@@ -29,8 +29,6 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """Where a unit is."""
-
     work: Work
     seconds: float
     chain: float  # seconds from its beginning to the end of the longest chain of units that wait for it

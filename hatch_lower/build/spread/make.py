@@ -18,14 +18,7 @@ from hatch_lower.pipeline.checkpoint import LocalSource
 
 
 def make_missing(context: BuildContext, names: Collection[str], *, shared: bool) -> tuple[MethodRow, ...]:
-    """Make the units of some names that are not cached; return a row for each method that was lowered.
-
-    `shared` is as for `find_units`.
-
-    Raises:
-        CacheError: if one was made, and cannot be kept where it is wanted.
-        LowerError: whatever else goes wrong; what was finished stays in the cache.
-    """
+    """Make the units of some names that are not cached, as `find_units` says; return a row for each method lowered."""
     units = missing_units(context, names, shared=shared)
     sources: dict[str, LocalSource] = {}
     # the digests of weights are in the keys, and known for sure only now

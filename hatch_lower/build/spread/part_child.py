@@ -33,12 +33,7 @@ WORDS = {"interpreter": "Python", "result_schema": "form of results"}
 
 
 def make_part(name: str, folder: Path, store: Store, ask: Ask | None) -> ModelReport:
-    """Make the part that lies in a folder; its result is in the store.
-
-    Raises:
-        ProcessError: if it would get another key here; `LACKS` in the folder says what differs.
-        PartsNeededError: if it asks for parts itself.
-    """
+    """Make the part that lies in a folder; a `ProcessError` if it has another key here: `LACKS` says what differs."""
     body, data = read_record(PartBody, folder / BODY), (folder / DATA).read_bytes()
     try:
         if body.make == "partition":

@@ -42,13 +42,7 @@ def asking(given: Mapping[str, bytes], place: Workplace) -> Iterator[Asking | No
 
 
 def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
-    """Make a part; its result is an ordinary entry of the workplace's store.
-
-    Raises:
-        LacksError: if this machine would make something else.
-        NeedsError: if it is made of parts that are to be made first.
-        LowerError: if the backend fails.
-    """
+    """Make a part; a `LacksError` if this machine would make another, a `NeedsError` if it needs parts itself."""
     try:
         body: PartBody = decode(PartBody, asked.body, "the part")
     except ProgramError as error:

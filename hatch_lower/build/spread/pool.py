@@ -71,13 +71,7 @@ class Pool(Protocol):
 def reply_future(
     future: Future[Any], explain: Callable[[BaseException], BaseException], known: Callable[[Any], Reply] = Reply._make
 ) -> Future[Reply]:
-    """Return a future of what has come back.
-
-    Args:
-        future: the engine's.
-        explain: returns the exception that a pool's future has for one of the engine's.
-        known: makes a reply of the result.
-    """
+    """Return a future of what has come back; `explain` gives a pool's exception for the engine's, `known` a reply."""
     reply: Future[Reply] = Future()
 
     def take(done: Future[Any]) -> None:

@@ -26,13 +26,7 @@ class RecipeBody(Frozen):
 
 
 def make_recipe(request: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
-    """Make a recipe; what it came to is in the workplace's store.
-
-    Raises:
-        LacksError: if another worker may be able to make it.
-        NeedsError: if parts of it are to be made first.
-        LowerError: if the model or a backend fails.
-    """
+    """Make a recipe; a `LacksError` if another worker may be able to, a `NeedsError` if it needs parts first."""
     tree = place.folder / TREE
     try:
         body: RecipeBody = decode(RecipeBody, request.body, "the unit")

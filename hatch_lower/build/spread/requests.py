@@ -56,11 +56,7 @@ class Asked(Frozen):
 
 
 def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
-    """Return a request for each of some recipes; the snapshot is one object that all of them share.
-
-    Raises:
-        PackageError: if a file of the project cannot be read.
-    """
+    """Return a request for each of some recipes; the snapshot is one object that all of them share."""
     settings, store = context.settings, context.store
     snapshot = take_snapshot(settings, context.view, context.files())
     known = b"" if store.remote is not None else known_keys(store)
@@ -149,13 +145,7 @@ def carrying(asked: Asked, attachments: Mapping[str, bytes]) -> Asked:
 
 
 def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> tuple[str, ...]:
-    """Put the entries of an answer into the build's store, which must be read and written; return the keys of new ones.
-
-    Raises:
-        WrongAnswerError: if one of them is not what it says, or not signed where it must be.
-        NotSharedError: if one is neither brought nor, as this build sees it, in the shared cache.
-        CacheError: if the store cannot be written.
-    """
+    """Put an answer's entries into the build's store, which must be read and written; return the keys of new ones."""
     store = context.store
     taking = replace(store, remote=replace(entries, trusted=signers_of(context)))
     new = []

@@ -90,11 +90,7 @@ def run_unit(
 ) -> bytes:
     """Make a unit and return the answer; whatever goes wrong is an answer too.
 
-    Args:
-        request: what `write_request` returned.
-        attachments: those of the request, in their order.
-        still_wanted: asked while the unit is made; as soon as it is not, all that runs for it is ended.
-        worker: what the engine calls this worker; its host and process if it has no name for it.
+    `still_wanted` is asked meanwhile: as soon as it is not, all that runs ends. `worker` is the engine's name for this.
     """
     began = time.monotonic()
     worker = worker or f"{socket.gethostname()}:{os.getpid()}"
@@ -134,10 +130,7 @@ def run_unit(
 def make_unit(
     asked: UnitRequest, attachments: Sequence[bytes], folder: Path, log: Log, poll: Callable[[], None]
 ) -> tuple[tuple[str, ...], list[Entry], NeedsError | None]:
-    """Return the keys of what a unit came to, and those entries of it that the build has no other way to get.
-
-    If it needs parts, the error says so, and the rest is what was made before it did.
-    """
+    """Return the keys of what a unit came to, those entries that the build cannot get otherwise, and its needs."""
     try:
         given = attached(asked, attachments)
         taken = read_entries(given[ENTRIES]) if ENTRIES in given else None

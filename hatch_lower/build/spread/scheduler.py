@@ -30,8 +30,6 @@ TICK_SECONDS = 0.5  # between two looks at how many workers there are
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an answer says."""
-
     kind: Literal["made", "needs", "refused", "failed"]
     needs: tuple[Work, ...] = ()  # what must be made before the unit is submitted again; some may be made already
     lacks: tuple[str, ...] = ()  # what the worker that refuses has not, in words
@@ -42,10 +40,7 @@ class Desk(Protocol):
     """Writes requests and reads answers: all that is known of what units are."""
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
-        """Return the request for a unit that is submitted now, with its attachments.
-
-        `divisible`: whether it may ask that others make parts of it first.
-        """
+        """Return the request for a unit, and attachments; `divisible`: it may ask that others make parts of it."""
 
     def read(self, work: Work, reply: Reply) -> Outcome:
         """Take what has come back; raises a `WrongAnswerError`, or a `LostWorkerError` if the unit was killed there."""
@@ -53,8 +48,6 @@ class Desk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far all units are."""
-
     made: int
     given_up: int  # and left to the local build
     total: int
@@ -202,11 +195,10 @@ class Scheduler:
         return False
 
     def _room(self, size: int | None) -> int | None:
-        """Return how many units may be at the engine, for all that it has not begun is begun before what comes later.
-
-        Where the length of a chain decides, none waits there, and the next of a chain follows at once. Where the number
-        of units decides, workers need not wait for the parent, and a cluster that grows on demand sees what there is.
-        """
+        """Return how many units may be at the engine: all that it has not begun is begun before what comes later."""
+        # Where the length of a chain decides, none waits there, and the next of a chain follows at once. Where the
+        # number of units decides, workers need not wait for the parent, and a cluster that grows on demand sees what
+        # there is.
         if size is None:
             return None
         size = max(size, 1)

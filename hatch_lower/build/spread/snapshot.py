@@ -58,11 +58,7 @@ class Places:
 
 
 def take_snapshot(settings: Settings, view: ProjectView, files: Iterable[Path]) -> Snapshot:
-    """Return an archive of files, and settings and view as they are where it is unpacked.
-
-    Raises:
-        PackageError: if a file cannot be read.
-    """
+    """Return an archive of files, and settings and view as they are where it is unpacked."""
     chosen = sorted(set(files))
     places = Places(settings.root, [*chosen, *view.import_roots, *(target for _, target in view.links)])
     members = {places.place(path).as_posix(): path for path in chosen}
@@ -99,12 +95,7 @@ def write_archive(members: dict[str, Path]) -> bytes:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Write an archive's files below an empty folder that nobody else writes to.
-
-    Raises:
-        HostileArchiveError: if it holds anything else than files with places of their own below the folder.
-        OSError: if the machine refuses to write them.
-    """
+    """Write the files of an archive below an empty folder; a `HostileArchiveError` if it holds anything else."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
@@ -131,11 +122,7 @@ def write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path
 
 
 def relocated(project: Relocated, folder: Path) -> tuple[Settings, ProjectView]:
-    """Return a project's settings and view where its archive was unpacked.
-
-    Raises:
-        HostileArchiveError: if a path of theirs leads out of the folder.
-    """
+    """Return settings and view where their archive was unpacked; a `HostileArchiveError` if a path leads out."""
 
     def place(path: Path) -> Path:
         if path.is_absolute() or ".." in path.parts:

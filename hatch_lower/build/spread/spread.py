@@ -44,12 +44,7 @@ MOST_ASKED = 16
 
 
 def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> None:
-    """Have the units of some models made by the executor, as far as they are not cached.
-
-    Raises:
-        ExecutorError: if there is no such executor, or none of its workers can make a unit.
-        LowerError: with which a unit has failed.
-    """
+    """Have the units of some models made by the executor, as far as they are not cached."""
     settings, store = context.settings, context.store
     view = UnitView(context.reporter, settings.name)
     open_pool = opener(context.executor, settings.executor, settings.jobs, context.work, run_unit)
@@ -69,8 +64,6 @@ def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> No
 
 
 class UnitDesk:
-    """Requests for the units of a build, and what becomes of their answers."""
-
     def __init__(self, context: BuildContext, units: Sequence[Unit]) -> None:
         self._context = context
         self._asked: dict[str, Asked] = {}  # what was last asked, by key

@@ -43,10 +43,8 @@ def unit_name(model: str, recipe: str) -> str:
 
 
 def find_units(context: BuildContext, *, shared: bool) -> tuple[Unit, ...]:
-    """Return the recipes and models of a project, each model after its recipes.
-
-    `shared`: whether what is cached on this machine alone does not count, since the build that joins it is elsewhere.
-    """
+    """Return the recipes and models of a project, each model after its recipes."""
+    # `shared`: what is cached on this machine alone does not count, since the build that joins it is elsewhere
     lookup = lookup_of(context)
     units = [unit for model in context.settings.models for unit in units_of(context, lookup, model, shared=shared)]
     lookup.save()
@@ -87,11 +85,7 @@ def recipe_units(units: Iterable[Unit]) -> tuple[Unit, ...]:
 
 
 def select_units(units: Iterable[Unit], only: Collection[str]) -> tuple[Unit, ...]:
-    """Return the recipes that names (`model` or `model/recipe`) stand for, sorted; all for no names.
-
-    Raises:
-        ConfigError: if there is no such model or recipe.
-    """
+    """Return the recipes that names (`model` or `model/recipe`) stand for, sorted; all for no names."""
     every = recipe_units(units)
     if not only:
         return every
@@ -110,11 +104,7 @@ def select_units(units: Iterable[Unit], only: Collection[str]) -> tuple[Unit, ..
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Return the number of a shard and how many there are, of `3/8`.
-
-    Raises:
-        ConfigError: if it is not one of them.
-    """
+    """Return the number of a shard and how many there are, of `3/8`."""
     match = SHARD.fullmatch(text)
     number, count = map(int, match.groups()) if match is not None else (0, 0)
     if not 1 <= number <= count:

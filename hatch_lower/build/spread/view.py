@@ -14,8 +14,6 @@ QUIET_SECONDS = 30.0  # how long nothing is said where lines are shown
 
 
 class UnitView:
-    """Reports what the scheduler tells."""
-
     def __init__(self, reporter: Reporter, project: str, now: Callable[[], float] = time.monotonic) -> None:
         self._reporter = reporter
         self._project = project

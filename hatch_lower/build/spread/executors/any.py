@@ -30,7 +30,6 @@ MOST_AVOIDED = 8  # workers that may refuse a unit: nobody knows how many there 
 
 
 def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
-    """Call a factory and use the executor that it returns."""
     module, _, attributes = name.partition(":")
     try:
         factory: Any = importlib.import_module(module)

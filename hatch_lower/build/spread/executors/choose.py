@@ -18,12 +18,7 @@ ENGINE = re.compile(r"(?P<engine>dask|ray)(:(?P<address>\S+))?")
 def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:
     """Return what opens an executor; the name is checked now.
 
-    Args:
-        name: of the executor.
-        setting: the executor that the settings name, to say who has named this one.
-        jobs: how many workers a cluster gets that is started for this build.
-        work: the build's folder.
-        run_unit: what workers do.
+    `setting` is the executor that the settings name, `jobs` how many workers a cluster of this build's own gets.
     """
     where = "`executor`" if name == setting else f"the variable `{VARIABLE}`"
     if re.fullmatch(EXECUTOR["pattern"], name) is None:

@@ -97,8 +97,6 @@ def await_port(address: str) -> None:
 
 
 class RayPool:
-    """This process as a driver of Ray."""
-
     def __init__(self, run_unit: RunUnit, leave: Callable[[], None]) -> None:
         self._run_unit = run_unit
         self._leave = leave  # what the connection is closed with
