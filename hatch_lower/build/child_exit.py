@@ -32,8 +32,6 @@ class KilledError(ProcessError):
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """A child process that has ended."""
-
     folder: Path
     place: str  # its model, and the stage in which the child was last seen
     status: int  # a signal as a negative number

@@ -29,11 +29,10 @@ ENDING = frozenset(
 
 
 class PipeReporter:
-    """Sends events to the parent; several threads may report at once.
+    """Sends events to the parent; several threads may report at once."""
 
-    The model's code or a backend may close descriptors that are not its own, and what it opens next gets their numbers.
-    Then nothing is sent any more: the build does not need it, and the other file is not to be written.
-    """
+    # The model's code or a backend may close descriptors that are not its own, and what it opens next gets their
+    # numbers. Then nothing is sent any more: the build does not need it, and the other file is not to be written.
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # a compiler must not keep it open

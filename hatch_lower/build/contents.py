@@ -64,7 +64,6 @@ class Contents:
         return None if entry is None else read_weights(self.read(entry), f"{self.place}/{entry.path}")
 
     def plan(self, recipe: RecipeEntry) -> Plan:
-        """Return a recipe's plan, if it says the same as the manifest."""
         where = f"{self.place}/{recipe.plan.path}"
         plan = read_plan(self.read(recipe.plan), where)
         check_agreement(plan, recipe, where)
@@ -76,8 +75,6 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class LoweredRecipe:
-    """One recipe of a model, with its plan and its debug map."""
-
     entry: RecipeEntry
     plan: Plan
     debug: Mapping[str, MethodDebug]

@@ -40,14 +40,11 @@ def export_models(
     models: Sequence[ModelSettings],
     known: Mapping[str, LookupResult],
     mode: Mode = "lower",
-    sources: Mapping[str, LocalSource] = {},
+    sources: Mapping[str, LocalSource] = {},  # by URL in `weights`
     localisation: Localisation | None = None,
-    units: Mapping[str, Mapping[str, Mapping[str, object]]] = {},
+    units: Mapping[str, Mapping[str, Mapping[str, object]]] = {},  # keys by model and recipe, in mode `recipe`
 ) -> list[Answer]:
-    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
-
-    `sources` are the files of the URLs in `weights`; `units` for each model are the keys by recipe, in mode `recipe`.
-    """
+    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
     refuse_incomplete()
     settings, store, work = context.settings, context.store, context.work
     path = write_site(context.view, work, settings.root)

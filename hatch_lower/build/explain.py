@@ -42,8 +42,6 @@ MOST_FILES = 400  # files that are kept, one or two a project: its last build, a
 
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
-    """One model in the last build."""
-
     # how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered from the
     # cache alone; 0: something was lowered
     level: int

@@ -14,12 +14,7 @@ from hatch_lower.pipeline.localise.finding import FINDINGS, Findings, Localisati
 
 
 def localise(context: BuildContext, model: str, wanted: Localisation) -> Findings:
-    """Return what is wrong in a model of a project, from a process of its own; nothing is kept but partitions.
-
-    Raises:
-        ConfigError: if the project has no such model.
-        LowerError: whatever goes wrong in the child process.
-    """
+    """Return what is wrong in a model of a project, from a process of its own; nothing is kept but partitions."""
     models = {each.name: each for each in context.settings.models}
     if model not in models:
         raise ConfigError(

@@ -237,7 +237,6 @@ def add_entry(
     *,
     elsewhere: bool = False,
 ) -> None:
-    """Put an entry before those that are stored under a key."""
     entry = {"inputs": inputs.to_json(), "report": report_key}
 
     def add(known: Any) -> tuple[Any, tuple[str, ...]]:

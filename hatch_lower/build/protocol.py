@@ -34,8 +34,6 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a child process is to do."""
-
     settings: Settings
     model: str
     folder: Path  # where it writes the model's files, and the answer
@@ -64,8 +62,6 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child process answers."""
-
     report: ModelReport
     unknown: tuple[str, ...] = ()  # why the next build exports again whatever has changed
     recipes: Mapping[str, str] = field(default_factory=dict)  # mode `recipe`: the keys of the records that there are

@@ -29,12 +29,7 @@ WHERE = "`weights` of the build hook `lower`"
 
 
 def obtain_sources(context: BuildContext, urls: Iterable[str]) -> dict[str, LocalSource]:
-    """Return where the files of URLs are on this machine, after servers were asked whether they have changed.
-
-    Raises:
-        FetchError: if a file cannot be had.
-        CacheError: if the cache is frozen, and what a URL has is not known.
-    """
+    """Return where the files of URLs are on this machine, after servers were asked whether they have changed."""
 
     def note(line: str) -> None:
         context.reporter.report(Event("weights", "note", context.settings.name, detail=line))

@@ -31,8 +31,6 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel that has been read once."""
-
     path: Path
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; of two of one name the last
     digests: Mapping[str, str]
@@ -88,10 +86,7 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
 
 
 def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
-    """Yield what differs in two archives besides the members' contents, where that has a likely reason.
-
-    What else may differ (flags, versions, fields that nobody reads) is told by the bytes of the archives.
-    """
+    """Yield what differs besides the members' contents and has a likely reason; the archives' bytes tell the rest."""
     for name in sorted({*first.repeated, *second.repeated}):
         left, right = ("several times" if name in wheel.repeated else "at most once" for wheel in (first, second))
         yield Difference(name, "", left, right, "another tool wrote the archive")

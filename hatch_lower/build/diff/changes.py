@@ -10,8 +10,6 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs."""
-
     place: Path  # the names that lead to it: `("models", "digits", "size")`
     first: object
     second: object
@@ -19,10 +17,7 @@ class Change:
 
 
 def document_changes(place: Path, first: object, second: object) -> Iterator[Change]:
-    """Yield the places at which two values differ, each as deep as both of them go.
-
-    Lists of things with names are compared by name; an object that has a digest is one thing.
-    """
+    """Yield where two values differ: things with names are compared by name, and what has a digest is one thing."""
     first, second = (list(side) if isinstance(side, tuple) else side for side in (first, second))
     if first == second:
         return

@@ -79,8 +79,6 @@ UNSEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which two wheels differ."""
-
     member: str  # the file in the first wheel, or in the second if only that has it; empty for the wheel as a whole
     place: str  # where in it: a JSON pointer, a tensor, a section or function; empty for the file as a whole
     first: str  # what the first wheel has there, shortened
@@ -130,7 +128,6 @@ def shortened(text: str) -> str:
 
 
 def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:
-    """Return why two texts may differ, or nothing."""
     for path, what in places.items():
         if (path in first) != (path in second):
             return f"{what} is in it; write paths relative to the project, or leave them out"
@@ -154,7 +151,6 @@ def reason_for_field(pointer: str, first: object, second: object, places: Mappin
 
 
 def reason_for_numbers(share: float, largest: float, *, drawn: bool) -> str:
-    """Return why two tensors may differ."""
     # `drawn`: the tensors are weights, not computed from weights
     if largest < CLOSE:
         return LOW_BITS

@@ -219,7 +219,6 @@ def native_lines(first: LoweredModel, second: LoweredModel, recipe: str, label: 
 
 
 def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
-    """Yield in what the graphs of the methods that both have differ."""
     old, new = first.plan.methods, second.plan.methods
     for name in sorted(old.keys() & new.keys()):
         # the arguments of what one side delegates are not known: to show the other side's would look like a change
@@ -233,10 +232,8 @@ def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
 
 
 def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tuple[list[Any], list[str]]:
-    """Return the operations of a method in their order, those in delegates too, and where they come from.
-
-    The debug map knows all of them; the plan knows the arguments of those that it runs itself.
-    """
+    """Return the operations of a method in their order, those in delegates too, and where they come from."""
+    # the debug map knows all of them; the plan knows the arguments of those that it runs itself
     calls: dict[int, OpCall] = {}
     for number, instruction in enumerate(plan.graph.instructions):
         handles = debug.instructions.get(str(number), ())

@@ -79,11 +79,9 @@ class Comparison:
         return [(before.position, after.position) for before, after in self._pairs]
 
     def operator_lines(self) -> tuple[list[str], list[str]]:
-        """Return a line for each operator that was changed, added or removed, and apart those for torch's own checks.
-
-        Operators left over between aligned ones count as changed if they are the same operator, as replaced if there
-        are as many on both sides.
-        """
+        """Return a line for each operator that was changed, added or removed, and apart those for torch's checks."""
+        # Operators left over between aligned ones count as changed if they are the same operator, as replaced if there
+        # are as many on both sides.
         if self._aligned is None:
             return [self._summary()], []
         lines = [("", line) for before, after in self._pairs for line in self._nested_lines(before, after)]

@@ -44,10 +44,7 @@ DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
 
 def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return a line for each setting and tool that differs, settings first.
-
-    What only one of the two keys has differs too.
-    """
+    """Return a line for each setting and tool that differs, or that only one of the keys has, settings first."""
     settings: list[str] = []
     tools: list[str] = []
     for name in {**before, **after}:

@@ -87,8 +87,6 @@ def collect(
 
 @dataclass(slots=True)
 class Collector:
-    """The parts of a record while it grows."""
-
     observations: Observations
     roots: Roots
     present: Present

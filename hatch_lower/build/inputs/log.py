@@ -36,8 +36,6 @@ KEPT_KINDS = frozenset({WRITTEN, PROCESS})
 
 
 class Record(NamedTuple):
-    """One event."""
-
     kind: str
     text: str  # a path, or what else was asked for
     state: str = ""  # what was found there, as `State.read` reads it, where the event tells it
@@ -46,10 +44,9 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was noted, each in the order of its first occurrence.
+    """What was noted, each in the order of its first occurrence."""
 
-    Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
-    """
+    # Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
 
     # Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
     # anything else created them here. A folder opened like a file is among them.

@@ -19,8 +19,6 @@ INITIAL = tuple(f"__init__{suffix}" for suffix in SUFFIX_RANKS)
 
 
 class Listing(NamedTuple):
-    """What is in a folder."""
-
     names: Sequence[str]  # all of them, sorted, without `__pycache__`
     modules: dict[
         str, str
@@ -29,7 +27,6 @@ class Listing(NamedTuple):
 
 
 def list_folder(path: str) -> Listing | None:
-    """Return what is in a folder, or `None` if it is not one."""
     names, modules, folders = [], dict[str, str](), set[str]()
     try:
         with os.scandir(path) as entries:

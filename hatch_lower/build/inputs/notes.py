@@ -52,7 +52,6 @@ class Notes:
         self._ended = self._log_size()
 
     def observed(self) -> Observed:
-        """Return what follows from all events so far."""
         with self.silent():
             return fold(tuple(self._events)) if self.log is None else read_log(self.log, self._began, self._ended)
 

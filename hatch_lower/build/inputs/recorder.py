@@ -73,7 +73,6 @@ def loaded_modules() -> tuple[set[str], list[str]]:
 
 
 def mapped_libraries() -> list[str]:
-    """Return the native libraries that are mapped now."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             fields = [line.rstrip("\n").split(None, 5) for line in maps]
@@ -151,7 +150,6 @@ class Recorder:
                 self._environment.active = active
 
     def observations(self) -> Observations:
-        """Return what has been noted so far."""
         notes, environment, asked = self._notes, self._environment, self._notes.observed()
         with notes.silent():
             modules, loaded = loaded_modules()

@@ -29,8 +29,6 @@ OWN_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Roots:
-    """The folders by which paths are located."""
-
     __slots__ = ("_home", "_kinds", "_sites", "home", "ignored", "project", "search_path")
 
     def __init__(self, project: Path, search_path: tuple[Path, ...], home: Path, ignored: tuple[Path, ...]) -> None:

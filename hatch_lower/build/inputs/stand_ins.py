@@ -151,10 +151,8 @@ def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
 
 
 def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], AbstractContextManager[None]]) -> None:
-    """Watch `ctypes.util.find_library`, by which CUDA's modules find libraries when torch imports them.
-
-    It starts a program that is linked statically, so that nobody can watch it, and that lists what is in one file.
-    """
+    """Watch `ctypes.util.find_library`, by which CUDA's modules find libraries when torch imports them."""
+    # it starts a program that is linked statically, so that nobody can watch it, and that lists what is in one file
     import ctypes.util
 
     def wrap(original: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -16,8 +16,6 @@ FOLDER = "sboms"  # of `.dist-info`, by PEP 770
 
 
 class Subject(Frozen):
-    """What an SBOM describes."""
-
     settings: Settings  # of the build, with the models' cards
     result: BuildResult  # of the build: the models and their files
     # name to version of the Python distributions at work, `hatchling` and what writes the document among them;

@@ -130,7 +130,6 @@ def tool_components(subject: Subject) -> Iterator[Component]:
 def model_component(
     subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
 ) -> Component:
-    """Return the component of a model, with its files."""
     card, entry, architecture = settings.card, result.entry, result.origin["architecture"]
     facts = {
         "architecture": [architecture["name"]] if architecture["name"] else [],
@@ -270,7 +269,6 @@ def dataset_ref(model: str, position: int) -> str:
 def model_card(
     model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the `modelCard` of a model's component."""
     parameters = {
         "approach": {"type": card.approach} if card.approach else None,
         "task": card.task,
