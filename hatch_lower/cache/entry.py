@@ -58,10 +58,7 @@ def parse_record(data: bytes) -> object:
 
 
 class RemoteCache(Protocol):
-    """A cache that several machines share; a store asks it for what it lacks and offers it what it gets.
-
-    Both methods report their own troubles and raise nothing but `OSError` about local files.
-    """
+    """A cache of several machines; its methods report their own troubles, and raise `OSError` of local files only."""
 
     def fetch(self, key: str, keep: Keep) -> Record | None:
         """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""

@@ -87,10 +87,7 @@ class ExportKey(Key):
 
 
 class ManifestKey(Key):
-    """The key of the stored results of one model that may still hold: what an export is given, not what it reads.
-
-    What it reads differs between these results, and is recorded with each of them.
-    """
+    """The key of one model's stored results: what an export is given. What it reads is recorded with each of them."""
 
     model: str
     export: str  # entry point

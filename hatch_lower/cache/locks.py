@@ -90,10 +90,7 @@ def held_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def make_held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int | None]:
-    """Make a private folder, among temporary files or in another one, held until the descriptor is closed.
-
-    Windows has no such descriptor.
-    """
+    """Make a private folder, among temporary files or elsewhere, held until the descriptor (not on Windows) closes."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if sys.platform == "win32":

@@ -20,10 +20,7 @@ REPORT_SCHEMA = 5
 
 
 def report_value(store: Store, report: ModelReport) -> dict[str, object] | None:
-    """Put a report's files into the store and return the report as JSON without a path of this machine.
-
-    `None` if the store does not hold all files, because it is not written.
-    """
+    """Store a report's files; return it as JSON without paths of this machine, or `None` if the store lacks a file."""
     from hatch_lower.format.codec import encode
     from hatch_lower.format.manifest import model_json
 

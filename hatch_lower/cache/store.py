@@ -43,10 +43,8 @@ PATIENCE = 3600.0  # seconds after which a build no longer waits for another
 
 
 def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remote: RemoteCache | None = None) -> Store:
-    """Return the store that `HATCH_LOWER_CACHE` and `HATCH_LOWER_CACHE_DIR` ask for.
-
-    A directory that others can write to is not used, for native code comes from it.
-    """
+    """Return the store that the environment asks for."""
+    # a directory that others can write to is not used, for native code comes from it
     directory, mode = choose_directory(environment, warn)
     return Store(directory, mode, warn, remote)
 
@@ -58,8 +56,6 @@ class Condition:
 
 
 class Store(Frozen):
-    """A directory of records and blobs."""
-
     directory: Path  # made when something is first written
     mode: Mode  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
     # called for each damaged entry, and once for a directory that cannot be read or written
@@ -100,10 +96,7 @@ class Store(Frozen):
         return value
 
     def find(self, key: str, *, shared: bool = True) -> Any:
-        """Return the value stored under a key, or `None`; every blob that it refers to is whole.
-
-        `shared`: whether a shared cache is asked for what is not here.
-        """
+        """Return the value under a key, or `None`; its blobs are whole. `shared`: ask the shared cache, too."""
         if not self.reads:
             return None
         record = self._read(key)
@@ -225,8 +218,7 @@ class Store(Frozen):
     ) -> None:
         """Store a JSON value under a key, with the blobs whose digests it holds: bytes, or digests of stored blobs.
 
-        The blobs live as long as the value does, and are whole when it is found. `components` say what the key was
-        made of; `kind` and `subject` among them are shown by `hatch-lower cache list`.
+        They live as long as it does. `components` say what the key was made of: `hatch-lower cache list` shows some.
         """
         if not self.writes:
             return
@@ -261,11 +253,8 @@ class Store(Frozen):
         *,
         shared: bool = False,
     ) -> object:
-        """Replace a value by one that is made from it, while no other build does; return the new one.
-
-        `change` is given the value, or `None`, and returns the new value and its blobs. It is called in every
-        mode, and must not call `update`.
-        """
+        """Replace a value by one that is made from it, while no other build does; return the new one."""
+        # `change` makes the new value, and its blobs, of the old one or of `None`, in every mode; it must not call this
         with self.locked([key], "record"):
             record = self._read(key) if self.reads else None
             value, blobs = change(None if record is None else record["value"])
@@ -274,10 +263,8 @@ class Store(Frozen):
 
     @contextlib.contextmanager
     def locked(self, keys: Iterable[str], level: Level = "partition") -> Iterator[None]:
-        """Let no other build on this machine make the same things: look again for what was missing, then make it.
-
-        Within it only locks of later levels may be taken (`cache/locks.py`).
-        """
+        """Let no other build on this machine make the same things: look again for what was missing, then make it."""
+        # within it only locks of later levels may be taken (`cache/locks.py`)
         if not self.writes:
             yield
             return

@@ -46,11 +46,7 @@ def requirements_to_add(
 ) -> tuple[str, ...]:
     """Return the requirements to append to the wheel's metadata.
 
-    Args:
-        mode: the setting `runtime-requirements`.
-        required: what each recipe requires.
-        declared: the project's dependencies.
-        extras: of the recipes that have one.
+    `required` is what each recipe requires, `declared` are the project's dependencies, `extras` those of recipes.
     """
     if mode == "off":
         return ()

@@ -30,8 +30,6 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a tensor's data is."""
-
     path: Path
     dtype: str
     begin: int
@@ -43,7 +41,6 @@ class Span:
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
-    """Return the packaged safetensors files that hold tensors of the payload again."""
     packaged = [file for file in files if file.distributed.endswith(SUFFIX)]
     if not packaged:
         return ()

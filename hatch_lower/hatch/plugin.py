@@ -60,7 +60,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self._prepare(version, build_data)
 
     def finalize(self, version: str, build_data: BuildData, artifact_path: str) -> None:
-        """Add the payload to the finished wheel."""
         if not self._payload:
             return
         from hatch_lower.hatch.wheel import append_payload, write_beside

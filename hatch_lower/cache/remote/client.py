@@ -68,11 +68,9 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
 
 class RemoteClient:
-    """Gets entries from one remote cache and sends them there; what fails is a miss.
+    """Gets entries from one remote cache and sends them there; what fails is a miss. One thread at a time uses it."""
 
-    It may be used by several threads, one at a time. `warn` hears once of each kind of refused entry, and once when
-    the remote is given up.
-    """
+    # `warn` hears once of each kind of refused entry, and once when the remote is given up
 
     def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: Limits | None = None) -> None:
         self._policy = policy

@@ -34,8 +34,6 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SharedEntry:
-    """What an entry says."""
-
     key: str
     value: object
     components: Mapping[str, object]
