@@ -9,12 +9,15 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hatch_lower.cache.entry import DIGEST, Record
+from hatch_lower.cache.entry import Record
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign
 from hatch_lower.canonical import canonical_json
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode
+from hatch_lower.format.values import Digest, Natural
 
 SCHEMA = 1
 NATIVE_SUFFIXES = frozenset({"a", "dll", "dylib", "o", "pt2", "pte", "pyd", "so"})
@@ -34,25 +37,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SharedEntry:
-    key: str
+    key: Digest
     value: object
     components: Mapping[str, object]
     # sha256 and size in bytes of each blob that the value refers to, in the order of the record
-    blobs: tuple[tuple[str, int], ...]
+    blobs: tuple[tuple[Digest, Natural], ...]
     native: bool  # whether any of it is native code
 
     def text(self) -> bytes:
         """Return what is signed."""
-        return canonical_json(
-            {
-                "schema": SCHEMA,
-                "key": self.key,
-                "value": self.value,
-                "components": self.components,
-                "blobs": self.blobs,
-                "native": self.native,
-            }
-        )
+        return canonical_json({"schema": SCHEMA, **{field.name: getattr(self, field.name) for field in fields(self)}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +79,14 @@ def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
         envelope = json.loads(data.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("an entry is nested too deeply") from error
-    fields = envelope.get("entry") if isinstance(envelope, dict) else None
-    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+    stated = envelope.get("entry") if isinstance(envelope, dict) else None
+    if not isinstance(stated, dict) or stated.pop("schema", None) != SCHEMA:
         raise ValueError("an entry of another version, or none")
-    key, components, blobs, native = (fields.get(name) for name in ("key", "components", "blobs", "native"))
-    if (
-        set(fields) != {"schema", "key", "value", "components", "blobs", "native"}
-        or not (isinstance(key, str) and DIGEST.fullmatch(key))
-        or not isinstance(components, dict)
-        or not isinstance(native, bool)
-        or not (isinstance(blobs, list) and all(map(is_blob, blobs)))
-    ):
-        raise ValueError("an entry without a key, components or blobs")
-    entry = SharedEntry(key, fields["value"], components, tuple((name, size) for name, size in blobs), native)
+    try:
+        entry: SharedEntry = decode(SharedEntry, stated, "an entry")
+    except ProgramError as error:
+        raise ValueError("an entry without a key, components or blobs") from error
     return entry, read_signature(envelope.get("signature"))
-
-
-def is_blob(value: object) -> bool:
-    match value:
-        case [str(name), int(size)]:
-            return DIGEST.fullmatch(name) is not None and 0 <= size < 1 << 63
-    return False
 
 
 def read_signature(value: object) -> Signature | None:
