@@ -85,10 +85,8 @@ def read_contents(directory: Path) -> Contents:
     blobs: dict[str, StoredBlob] = {}
     for path in walk(directory / "blobs"):
         if DIGEST.fullmatch(path.name):
-            try:
+            with contextlib.suppress(OSError):
                 blobs[path.name] = StoredBlob(path.name, path, path.stat())
-            except OSError:
-                continue
     return Contents(records, blobs, tuple(unfinished(directory)), tuple(unreadable))
 
 

@@ -18,7 +18,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,12 +49,6 @@ def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remo
     return Store(directory, mode, warn, remote)
 
 
-@dataclass(slots=True)
-class Condition:
-    # a directory that has failed is not written to again, and that is said once
-    failed: bool = False
-
-
 class Store(Frozen):
     directory: Path  # made when something is first written
     mode: Mode  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
@@ -62,7 +56,8 @@ class Store(Frozen):
     warn: Callable[[str], None]
     # asked for what is not here (in the modes `ASKING`), and offered what is stored
     remote: RemoteCache | None = None
-    condition: Condition = field(default_factory=Condition, repr=False, compare=False)
+    # the operations that have failed: a directory is not written to again then, and that is said once
+    failed: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def reads(self) -> bool:
@@ -70,7 +65,7 @@ class Store(Frozen):
 
     @property
     def writes(self) -> bool:
-        return self.mode in WRITING and not self.condition.failed
+        return self.mode in WRITING and not self.failed
 
     def blob_path(self, digest: str) -> Path:
         # what other machines send must not name other files
@@ -125,7 +120,7 @@ class Store(Frozen):
 
     def is_shared(self, key: str) -> bool:
         """Return whether the shared cache has a record, in whatever mode; its blobs are not asked for."""
-        if self.remote is None or self.condition.failed:
+        if self.remote is None or self.failed:
             return False
         return check_record(key, self.remote.fetch(key, lambda digest, write: True)) is not None
 
@@ -188,10 +183,8 @@ class Store(Frozen):
         try:
             if time.time() - path.stat().st_mtime > MARK_INTERVAL:
                 os.utime(path)
-        except FileNotFoundError:  # a trim has just removed it
-            return False
-        except OSError:
-            pass
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)  # a trim has just removed it
         return True
 
     def _discard(self, path: Path) -> None:
@@ -200,7 +193,7 @@ class Store(Frozen):
                 path.unlink()
 
     def _fetch(self, key: str) -> Record | None:
-        if self.remote is None or self.condition.failed or self.mode not in ASKING:
+        if self.remote is None or self.failed or self.mode not in ASKING:
             return None
         remote = self.remote
         return self._try_writing(lambda: fetch_record(remote, key, self.holds, self.blob_path))
@@ -289,7 +282,7 @@ class Store(Frozen):
         if not self.writes:
             return source
         self._try_writing(lambda: move_file(source, path))
-        return source if self.condition.failed else path
+        return source if self.failed else path
 
     def forget(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -317,7 +310,7 @@ class Store(Frozen):
             return None
 
     def _fail(self, verb: str, error: OSError) -> None:
-        if not self.condition.failed:
-            self.condition.failed = True
+        if not self.failed:
+            self.failed.append(verb)
             reason = error.strerror or str(error)
             self.warn(f"the cache {self.directory} could not be {verb}: {reason}; the build goes on without it")

@@ -83,14 +83,9 @@ def choose_records(contents: Contents, limits: Limits, now: float) -> list[Store
     chosen = []
     for record in sorted(contents.records.values(), key=lambda record: (record.stat.st_mtime_ns, record.key)):
         unused = now - record.stat.st_mtime
-        if record.record is None:
-            useless = True
-        elif unused <= KEPT:
-            useless = False
-        else:
-            incomplete = any(digest not in contents.blobs for digest in record.blobs)
-            useless = incomplete or unused > limits.age or size > limits.size
-        if useless:
+        incomplete = any(digest not in contents.blobs for digest in record.blobs)
+        spare = unused > KEPT and (incomplete or unused > limits.age or size > limits.size)
+        if spare or record.record is None:
             chosen.append(record)
             size -= record.stat.st_size + release(record, users, contents)
     return chosen
@@ -121,10 +116,7 @@ def remove_leftover(path: Path, now: float) -> bool:
     try:
         if not is_old(path.stat(), now):
             return False
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError:
         return False
     return True
