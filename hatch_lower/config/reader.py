@@ -80,11 +80,8 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
     if is_dataclass(hint):
         return read_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
-        if value in arguments:
-            return value
-        return refuse(
-            f"`{path}` must be one of {', '.join(json.dumps(argument) for argument in arguments)}", value, problems
-        )
+        listed = ", ".join(map(json.dumps, arguments))
+        return value if value in arguments else refuse(f"`{path}` must be one of {listed}", value, problems)
     return read_scalar(hint, value, path, problems, limits)
 
 
@@ -98,35 +95,30 @@ def read_item(hint: Any, value: object, path: str, problems: list[str], limits: 
     return 0 if hint in (int, float) else hint("")
 
 
-def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:
+def read_backend(value: object, path: str, problems: list[str]) -> object:
     if isinstance(value, str) and value:
         return BackendChoice(value)
     if not isinstance(value, Mapping):
-        refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
-        return None
+        return refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        problems.append(f"`{path}.name` must be a backend's name, found {words_for(name)}")
-        return None
+        return refuse(f"`{path}.name` must be a backend's name", name, problems)
     return BackendChoice(name, {key: item for key, item in value.items() if key != "name"})
 
 
-def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:
-    # the name alone may stand for the table
+def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> object:
+    if isinstance(value, str) and value:  # the name alone may stand for the table
+        value = {"name": value}
     if not isinstance(value, Mapping):
-        value = {"name": value} if isinstance(value, str) and value else value
-    if not isinstance(value, Mapping):
-        refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
-        return None
+        return refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
     if not isinstance(value.get("name"), str) or not value["name"]:
-        refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
-        return None
+        return refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
     return read_table(kind, value, path, problems)
 
 
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
-    words = limits.get("words", words)
+    kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}
+    words = limits.get("words", kinds[hint])
     if hint is float and type(value) is int:
         value = float(value)
     minimum, maximum = limits.get("minimum"), limits.get("maximum")

@@ -41,6 +41,11 @@ RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 # no file has such a name on Windows, whatever follows the first dot
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
+# what `Settings` have as the table has it
+AS_GIVEN = (
+    *("bench", "cache", "check", "editable", "executor", "inputs", "jobs", "localise", "pass_env"),
+    *("runtime_requirements", "seed", "strict", "timeout"),
+)
 LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -155,22 +160,10 @@ def read_settings(
         models=models,
         recipes=tuple(recipes[recipe] for recipe in order),
         recipe_order=order,
-        runtime_requirements=given.runtime_requirements,
-        check=given.check,
-        editable=given.editable,
         dependencies=None if dependencies is None else tuple(dependencies),
-        inputs=given.inputs,
-        pass_env=given.pass_env,
-        jobs=given.jobs,
-        timeout=given.timeout,
-        seed=given.seed,
-        strict=given.strict,
-        cache=given.cache,
-        bench=given.bench,
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
-        localise=given.localise,
-        executor=given.executor,
+        **{name: getattr(given, name) for name in AS_GIVEN},
     )
 
 
@@ -194,26 +187,20 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
         problems += file_name_problems(name, here)
         if name == "default" and given.backends and recipe.backends is not None:
             problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
-        backends = recipe.backends if recipe.backends is not None else ()
-        check_backends(backends, here, problems)
-        recipes[name] = Recipe(
-            name,
-            given.backends if name == "default" and recipe.backends is None else backends,
-            given.verify if recipe.verify is None else recipe.verify,
-            imports=given.imports if recipe.imports is None else recipe.imports,
-            **resolve_tolerances(
-                given.rtol if recipe.rtol is None else recipe.rtol, given.atol if recipe.atol is None else recipe.atol
-            ),
-        )
+        check_backends(recipe.backends or (), here, problems)
+        backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
+        verify = given.verify if recipe.verify is None else recipe.verify
+        imports = given.imports if recipe.imports is None else recipe.imports
+        rtol = given.rtol if recipe.rtol is None else recipe.rtol
+        atol = given.atol if recipe.atol is None else recipe.atol
+        recipes[name] = Recipe(name, backends, verify, imports=imports, **resolve_tolerances(rtol, atol))
     return recipes
 
 
 def resolve_tolerances(rtol: float | Mapping[str, float], atol: float | Mapping[str, float]) -> dict[str, Any]:
     """Return the fields of a `Recipe` for tolerances that are a number or a table by dtype."""
-    fields: dict[str, Any] = {}
-    for name, given in (("rtol", rtol), ("atol", atol)):
-        fields[f"{name}s" if isinstance(given, Mapping) else name] = given
-    return fields
+    tolerances = (("rtol", rtol), ("atol", atol))
+    return {f"{name}s" if isinstance(given, Mapping) else name: given for name, given in tolerances}
 
 
 def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Iterator[str]:
@@ -260,19 +247,17 @@ def own_backends() -> set[str]:
 
 def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
     named = given.recipe_order if given.recipe_order is not None else ("default",)
-    problems += name_problems(named, recipes, f"{path}.recipe-order", "recipe")
+    problems += recipe_problems(named, recipes, f"{path}.recipe-order")
     first = [name for name in dict.fromkeys(named) if name in recipes]
     return (*first, *sorted(recipes.keys() - set(first)))
 
 
-def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, noun: str) -> Iterator[str]:
+def recipe_problems(names: Sequence[str], known: Collection[str], path: str) -> Iterator[str]:
     for i, name in enumerate(names):
-        if not name:
-            continue  # already reported as ill-typed
-        if name not in known:
-            yield f"`{path}[{i}]` names no {noun}, found `{name}`; {nearest(name, known)}"
-        elif name in names[:i]:
-            yield f"`{path}[{i}]` names the {noun} `{name}` again"
+        if name and name not in known:  # without a name it was already reported as ill-typed
+            yield f"`{path}[{i}]` names no recipe, found `{name}`; {nearest(name, known)}"
+        elif name and name in names[:i]:
+            yield f"`{path}[{i}]` names the recipe `{name}` again"
 
 
 def weights_problems(urls: Sequence[str], path: str) -> Iterator[str]:
@@ -336,7 +321,7 @@ def resolve_models(
             problems.append(f"`{here}` is not the name of a model and has no `export`; {nearest(name, entry_points)}")
             continue
         recipes = override.recipes if override.recipes is not None else order
-        problems += name_problems(recipes, dict.fromkeys(order), f"{here}.recipes", "recipe")
+        problems += recipe_problems(recipes, order, f"{here}.recipes")
         if not recipes:
             problems.append(f"`{here}.recipes` must name at least one recipe; {nearest('', order)}")
         export = entry_points.get(name) or override.export or ""
