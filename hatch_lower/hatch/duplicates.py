@@ -31,13 +31,8 @@ class Repeated:
 @dataclass(frozen=True, slots=True)
 class Span:
     path: Path
-    dtype: str
     begin: int
-    end: int
-
-    def kind(self) -> tuple[str, int]:
-        """Return what two tensors must have in common before their data is compared."""
-        return self.dtype, self.end - self.begin
+    kind: tuple[str, int]  # dtype and size: what two tensors must have in common before their data is compared
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
@@ -48,7 +43,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     for constants in payload:
         if constants.path.endswith(CONSTANTS_FILES):
             for span in read_spans(constants.source):
-                kinds.setdefault(span.kind(), []).append(span)
+                kinds.setdefault(span.kind, []).append(span)
     # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
     # transposed one is not recognised.
     digests: dict[tuple[str, int], set[bytes]] = {}
@@ -56,20 +51,21 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     for file in packaged:
         size = 0
         for span in read_spans(file.path):
-            kind = span.kind()
-            if kind in kinds and kind not in digests:
-                digests[kind] = {digest_of_span(constant) for constant in kinds[kind]}
-            if kind in kinds and digest_of_span(span) in digests[kind]:
-                size += kind[1]
+            if span.kind in kinds and span.kind not in digests:
+                digests[span.kind] = {digest_of_span(constant) for constant in kinds[span.kind]}
+            if span.kind in kinds and digest_of_span(span) in digests[span.kind]:
+                size += span.kind[1]
         if size:
             repeated.append(Repeated(file, size))
     return tuple(repeated)
 
 
-def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str], where: str) -> str:
+def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]) -> str:
     pattern = relative if "/" in relative else f"/{relative}"
     lines = ", ".join(json.dumps(glob) for glob in (*exclude, pattern))
-    cure = f"add to `[{where}]`: exclude = [{lines}]" if relative else "take it out of `force-include`"
+    cure = "take it out of `force-include`"
+    if relative:
+        cure = f"add to `[tool.hatch.build.targets.wheel]`: exclude = [{lines}]"
     return (
         f"`{repeated.file.distributed}` is packaged although the lowered programs hold {repeated.size:,} bytes of its "
         f"tensors already; to ship them once, {cure}"
@@ -87,9 +83,8 @@ def read_spans(path: Path) -> Iterator[Span]:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                span = Span(path, entry["dtype"], start + size + begin, start + size + end)
                 if end - begin >= SMALLEST:
-                    yield span
+                    yield Span(path, start + size + begin, (entry["dtype"], end - begin))
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
         return
 
@@ -98,7 +93,7 @@ def digest_of_span(span: Span) -> bytes:
     total = hashlib.sha256()
     with span.path.open("rb") as file:
         file.seek(span.begin)
-        left = span.end - span.begin
+        left = span.kind[1]
         while left > 0 and (piece := file.read(min(1 << 20, left))):
             total.update(piece)
             left -= len(piece)

@@ -55,7 +55,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._discard()
         with self._reported():
             if self.target_name == "sdist":
-                self._carry_inputs(build_data)
+                from hatch_lower.hatch.project import input_files
+
+                carried = {str(path): str(path.relative_to(self.root)) for path in input_files(self)}
+                build_data["force_include"].update(carried)
             elif self.target_name == "wheel":
                 self._prepare(version, build_data)
 
@@ -78,12 +81,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 raise
             finally:
                 self._discard()
-
-    def _carry_inputs(self, build_data: BuildData) -> None:
-        from hatch_lower.hatch.project import input_files
-
-        for path in input_files(self):
-            build_data["force_include"][str(path)] = str(path.relative_to(self.root))
 
     def _prepare(self, version: str, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import read_project
@@ -162,14 +159,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
         context = build_context(project.settings, project.view, work, self._store, NullReporter())
         return (*result.payload, *write_sources(context))
 
-    def _refuse_incomplete(self) -> None:
-        from hatch_lower.config.requirements import refuse_incomplete
-
-        try:
-            refuse_incomplete()
-        except LowerError as error:
-            self.app.abort(f"hatch-lower: {error}")
-
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""
         from hatch_lower.errors import PackageError
@@ -219,7 +208,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
         except LowerError as error:
             self.app.abort(f"hatch-lower: {error}")
         except ModuleNotFoundError:
-            self._refuse_incomplete()
+            from hatch_lower.config.requirements import refuse_incomplete
+
+            try:
+                refuse_incomplete()
+            except LowerError as missing:
+                self.app.abort(f"hatch-lower: {missing}")
             raise
         except OSError as error:
             import tempfile

@@ -82,7 +82,7 @@ class Project(Frozen):
         for repeated in find_repeated(files, payload):
             path = repeated.file.path
             relative = "" if id(repeated.file) in forced else path.relative_to(root).as_posix()
-            yield repetition_warning(repeated, relative, self.exclude, "tool.hatch.build.targets.wheel")
+            yield repetition_warning(repeated, relative, self.exclude)
 
 
 def read_project(hook: Hook, build_data: BuildData) -> Project:
@@ -98,7 +98,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     declared = core.entry_points.get(MODEL_GROUP, {})
     table = table_path(config.target_config, hook.target_name)
     settings = read_settings(
-        own_table(hook.config),
+        {key: value for key, value in hook.config.items() if key not in RESERVED_KEYS},
         root=root,
         name=core.name,
         version=hook.metadata.version,
@@ -216,10 +216,6 @@ def distributed_files(files: Iterable[IncludedFile]) -> tuple[DistributedFile, .
 def without_description(metadata: str) -> str:
     # the body is the README: an export does not see it, so a new one is no reason to export again
     return metadata.partition("\n\n")[0].rstrip("\n") + "\n"
-
-
-def own_table(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if key not in RESERVED_KEYS}
 
 
 def table_path(target_config: Mapping[str, Any], target: str) -> str:

@@ -68,17 +68,8 @@ def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
 
 
 def cells_of(row: MethodRow) -> tuple[str, ...]:
-    return (
-        row.model,
-        row.method,
-        row.recipe,
-        str(row.nodes),
-        str(row.delegated),
-        str(row.partitions),
-        f"{row.bytes:,}",
-        f"{row.seconds:.2f}",
-        origin_of(row),
-    )
+    numbers = (str(row.nodes), str(row.delegated), str(row.partitions), f"{row.bytes:,}", f"{row.seconds:.2f}")
+    return (row.model, row.method, row.recipe, *numbers, origin_of(row))
 
 
 def origin_of(row: MethodRow) -> str:

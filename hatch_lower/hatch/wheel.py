@@ -35,7 +35,8 @@ LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a f
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None) -> None:
     """Add the payload to a wheel that hatchling has finished; after any exception the wheel is removed."""
     try:
-        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), store)
+        with replacing(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
+            write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), store)
     except BaseException as error:
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -50,11 +51,6 @@ def remove_temporaries(directory: Path) -> None:
     """Remove what builds that were killed have left in `directory`."""
     for path in sorted(directory.glob(f"*{TEMPORARY_SUFFIX}")):
         path.unlink(missing_ok=True)
-
-
-def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
-    with replacing(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
-        write_wheel(wheel, source, target, payload, store)
 
 
 @contextmanager
@@ -81,11 +77,7 @@ def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
 
 
 def write_wheel(
-    wheel: Path,
-    source: BinaryIO,
-    target: BinaryIO,
-    payload: Sequence[PayloadFile],
-    store: Store | None,
+    wheel: Path, source: BinaryIO, target: BinaryIO, payload: Sequence[PayloadFile], store: Store | None
 ) -> None:
     # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped, but for plans
     # and debug maps, which deflate to a tenth. Metadata comes last, as the specification of wheels recommends, byte for
@@ -146,7 +138,10 @@ def write_payload(
     if store is not None and file.source != store.blob_path(file.sha256):
         store = None
     noted = store is not None and file.size >= LARGE
-    checksum = find_checksum(store, file) if store is not None and noted else None
+    # an earlier one is right whenever the file turns out to have its sha256, and takes longer to compute than that
+    key = digest_of(["crc32", file.sha256])
+    known = store.find(key, shared=False) if store is not None and noted else None
+    checksum = int(known["crc32"]) if known is not None and "crc32" in known else None
     before, began_ns = file.source.stat(), time.time_ns()
     with file.source.open("rb", buffering=0) as source:
         if file.path.endswith(DOCUMENT):
@@ -164,18 +159,8 @@ def write_payload(
     if store is not None and noted:
         store.note_whole(file.sha256, before, began_ns)  # so the next build does not read it twice
         if checksum is None:
-            store.put(checksum_key(file), {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
+            store.put(key, {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
     return entry
-
-
-def find_checksum(store: Store, file: PayloadFile) -> int | None:
-    # an earlier one is right whenever the file turns out to have its sha256, and takes longer to compute than that
-    known = store.find(checksum_key(file), shared=False)
-    return int(known["crc32"]) if known is not None and "crc32" in known else None
-
-
-def checksum_key(file: PayloadFile) -> str:
-    return digest_of(["crc32", file.sha256])
 
 
 def discard(store: Store | None, file: PayloadFile) -> bool:
