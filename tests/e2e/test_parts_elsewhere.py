@@ -26,7 +26,7 @@ def make(context: BuildContext, asked: Asked, run: Callable[..., bytes], made: C
     before: list[str] = []
     while True:
         made[asked.request.name] += 1
-        data = run(run_unit, write_request(asked.request), *asked.attachments)
+        data = run(run_unit, write_request(asked.request), *asked.attachments.values())
         answer, entries = read_answer(data, asked.request)
         assert (answer.error, answer.lacks) == (None, ())
         take_answer(context, answer, entries)

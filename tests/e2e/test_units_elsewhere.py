@@ -30,7 +30,7 @@ def test_a_build_of_what_was_made_elsewhere_lowers_nothing_and_gives_the_same_wh
     elsewhere = tmp_path / "elsewhere"
     with worker(elsewhere) as run:
         for asked in requests_of(context, units):
-            data = run(run_unit, write_request(asked.request), *asked.attachments)
+            data = run(run_unit, write_request(asked.request), *asked.attachments.values())
             answer, entries = read_answer(data, asked.request)
             assert (answer.outcome, answer.error, answer.lacks) == ("made", None, ())
             assert set(take_answer(context, answer, entries)) == set(answer.entries)

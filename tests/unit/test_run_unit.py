@@ -142,7 +142,7 @@ def answered(asked: Asked, data: bytes) -> UnitAnswer:
 
 
 def run(asked: Asked, request: UnitRequest | None = None, attachments: Sequence[bytes] | None = None) -> UnitAnswer:
-    sent = asked.attachments if attachments is None else attachments
+    sent = asked.attachments.values() if attachments is None else attachments
     return answered(asked, run_unit(write_request(request or asked.request), *sent))
 
 
@@ -203,7 +203,7 @@ def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pyte
     monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
     asked = asked_of(context, "broken")
-    answer, entries = read_answer(run_unit(write_request(asked.request), *asked.attachments), asked.request)
+    answer, entries = read_answer(run_unit(write_request(asked.request), *asked.attachments.values()), asked.request)
     assert take_answer(context, answer, entries) == (KEY,)
 
 
@@ -217,7 +217,7 @@ def test_weights_that_a_worker_does_not_reach_are_no_failure_of_the_model(shop: 
 
 def test_other_attachments_than_were_sent_are_refused(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
-    wrong = [bytes(len(data)) for data in asked.attachments]
+    wrong = [bytes(len(data)) for data in asked.attachments.values()]
     for attachments in ((), wrong):
         answer = run(asked, attachments=attachments)
         assert answer.outcome == "refused"
@@ -252,7 +252,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     (shop.settings.root / "shop" / "large.bin").write_bytes(bytes(1 << 20))
     asked = asked_of(shop, "broken")
     with ProcessPoolExecutor(1, get_context("spawn"), limit_files, (1 << 16,)) as pool:
-        data = pool.submit(run_unit, write_request(asked.request), *asked.attachments).result()
+        data = pool.submit(run_unit, write_request(asked.request), *asked.attachments.values()).result()
     answer = answered(asked, data)
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
@@ -369,7 +369,7 @@ class Sleeping:
         return [int(pid) for pid in pids] if len(pids) == 2 else []
 
     def run(self, still_wanted: Callable[[], bool]) -> UnitAnswer:
-        data = run_unit(write_request(self.asked.request), *self.asked.attachments, still_wanted=still_wanted)
+        data = run_unit(write_request(self.asked.request), *self.asked.attachments.values(), still_wanted=still_wanted)
         return answered(self.asked, data)
 
     def await_end(self) -> None:
@@ -419,7 +419,9 @@ def test_a_unit_that_is_killed_alone_says_so(sleeping: Sleeping, temporary: Path
 
 def test_what_a_killed_worker_has_started_ends_with_it(sleeping: Sleeping, temporary: Path) -> None:
     asked = sleeping.asked
-    worker = get_context("spawn").Process(target=run_unit, args=(write_request(asked.request), *asked.attachments))
+    worker = get_context("spawn").Process(
+        target=run_unit, args=(write_request(asked.request), *asked.attachments.values())
+    )
     worker.start()
     wait_for(sleeping.processes, "the model's code")
     worker.kill()
@@ -542,11 +544,11 @@ def test_a_unit_is_asked_for_again_with_what_it_needs(shop: BuildContext, tmp_pa
     again = ask_again(asked, [entry])
     assert again.request.bring_all
     assert again.request.secret != asked.request.secret
-    assert [each.role for each in again.request.attachments] == [SNAPSHOT, "entries"]
-    assert again.attachments[0] is asked.attachments[0]
-    assert list(read_entries(again.attachments[1]).entries) == [KEY]
+    assert [each.role for each in again.request.attachments] == list(again.attachments) == [SNAPSHOT, "entries"]
+    assert again.attachments[SNAPSHOT] is asked.attachments[SNAPSHOT]
+    assert list(read_entries(again.attachments["entries"]).entries) == [KEY]
     known = asked_of(shop, "broken")
-    assert known.attachments[1] == bytes.fromhex(KEY)
+    assert known.attachments["known"] == bytes.fromhex(KEY)
     assert read_request(write_request(known.request)) == known.request
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.record import received
@@ -51,8 +52,17 @@ class Asked(Frozen):
     """A request with what travels with it."""
 
     request: UnitRequest
-    attachments: tuple[bytes, ...]
+    attachments: Mapping[str, bytes]  # by role, in the request's order
     snapshot: Snapshot
+
+    def carrying(self, attachments: Mapping[str, bytes], **changes: Any) -> Asked:
+        """Return a request with other attachments, and other values of some fields."""
+        attached = tuple(attach(role, data) for role, data in attachments.items())
+        request = replace(self.request, attachments=attached, **changes)
+        return replace(self, request=request, attachments=attachments)
+
+    def without(self, role: str) -> dict[str, bytes]:
+        return {other: data for other, data in self.attachments.items() if other != role}
 
 
 def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
@@ -85,63 +95,40 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
             signers=signers,
             bring_all=store.remote is None,
         )
-        asked.append(Asked(request, tuple(attachments.values()), snapshot))
+        asked.append(Asked(request, attachments, snapshot))
     return asked
 
 
 def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
     """Return for each recipe what a worker must be; it is looked up once, for there may be thousands of units."""
     stats = StatCache(stats_path(context.store))
-    known: dict[tuple[str, ...], Facts] = {}
-    facts = {}
-    for recipe in context.settings.recipes:
-        if recipe.name in recipes:
-            names = facts_wanted(choice.name for choice in recipe.backends)
-            if names not in known:
-                known[names] = facts_here(names, context.environment, stats)
-            facts[recipe.name] = known[names]
-    return facts
+    chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]
+    names = {recipe.name: facts_wanted(choice.name for choice in recipe.backends) for recipe in chosen}
+    known = {wanted: facts_here(wanted, context.environment, stats) for wanted in set(names.values())}
+    return {recipe: known[wanted] for recipe, wanted in names.items()}
 
 
 def ask_again(asked: Asked, entries: Iterable[Entry] = ()) -> Asked:
     """Return a request for the same unit with results that it needs; all that it comes to is to be brought."""
     # known keys are left out: what the build was believed to have, it may have lost
-    bundle = write_entries(entries)
-    attachments = {role: data for role, data in given(asked).items() if role != KNOWN}
-    request = replace(asked.request, secret=new_secret(), bring_all=True)
-    return carrying(replace(asked, request=request), {**attachments, ENTRIES: bundle})
+    attachments = {**asked.without(KNOWN), ENTRIES: write_entries(entries)}
+    return asked.carrying(attachments, secret=new_secret(), bring_all=True)
 
 
 def may_ask(asked: Asked, before: Iterable[str] = ()) -> Asked:
     """Return a request whose unit may ask for parts, but for those of some keys, for which it has asked before."""
-    return carrying(asked, {**given(asked), ASKED: b"".join(map(bytes.fromhex, before))})
+    return asked.carrying({**asked.attachments, ASKED: b"".join(map(bytes.fromhex, before))})
 
 
 def may_not_ask(asked: Asked) -> Asked:
     """Return a request whose unit makes all that is missing itself."""
-    return carrying(asked, {role: data for role, data in given(asked).items() if role != ASKED})
-
-
-def can_ask(asked: Asked) -> bool:
-    return ASKED in given(asked)
+    return asked.carrying(asked.without(ASKED))
 
 
 def request_part(asked: Asked, need: Need, blob: bytes) -> Asked:
     """Return the request for a part that the unit of another request needs; `blob` came with its answer."""
-    request = replace(
-        asked.request, name=need.name, kind="part", key=need.key, secret=new_secret(), body=need.body, bring_all=True
-    )
-    return carrying(replace(asked, request=request), {PART: blob})
-
-
-def given(asked: Asked) -> dict[str, bytes]:
-    roles = [attachment.role for attachment in asked.request.attachments]
-    return dict(zip(roles, asked.attachments, strict=True))
-
-
-def carrying(asked: Asked, attachments: Mapping[str, bytes]) -> Asked:
-    attached = tuple(attach(role, data) for role, data in attachments.items())
-    return replace(asked, request=replace(asked.request, attachments=attached), attachments=tuple(attachments.values()))
+    part = {"name": need.name, "kind": "part", "key": need.key, "body": need.body}
+    return asked.carrying({PART: blob}, **part, secret=new_secret(), bring_all=True)
 
 
 def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> tuple[str, ...]:
@@ -202,20 +189,15 @@ def error_of(asked: Asked, answer: UnitAnswer, root: Path) -> LowerError:
     error = error_from_json(dict(told))
     names = (quoted or plain.rstrip(".,;:)") for quoted, plain in QUOTED.findall(f"{error.what} {error.found}"))
     missing = next((name for name in names if asked.snapshot.lacks(root, name)), None)
-    hint = error.hint
-    if missing is not None:
-        hint = (
-            f"`{missing}` is not sent to workers, for it is in no distribution of the project:"
-            " name it in `inputs` of the build hook `lower`"
-        )
+    hint = (
+        f"`{missing}` is not sent to workers, for it is in no distribution of the project:"
+        " name it in `inputs` of the build hook `lower`"
+    )
     where = f"{error.where}, on the worker {answer.worker}" if error.where else f"the worker {answer.worker}"
-    return type(error)(error.what, where=where, found=error.found, hint=hint)
+    return type(error)(error.what, where=where, found=error.found, hint=error.hint if missing is None else hint)
 
 
 def known_keys(store: Store) -> bytes:
     """Return the keys of all entries that a store has, 32 bytes each."""
-    return b"".join(sorted(map(bytes.fromhex, keys_in(store.directory / "records"))))
-
-
-def keys_in(folder: Path) -> Iterator[str]:
-    return (path.stem for path in folder.glob("[0-9a-f][0-9a-f]/[0-9a-f]*.json") if len(path.stem) == 64)
+    paths = (store.directory / "records").glob("[0-9a-f][0-9a-f]/[0-9a-f]*.json")
+    return b"".join(sorted(bytes.fromhex(path.stem) for path in paths if len(path.stem) == 64))

@@ -15,13 +15,13 @@ from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
+from hatch_lower.build.spread.parts import ASKED
 from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
 from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
 from hatch_lower.build.spread.requests import (
     Asked,
     NotSharedError,
     ask_again,
-    can_ask,
     error_of,
     may_ask,
     may_not_ask,
@@ -76,7 +76,7 @@ class UnitDesk:
         self._shared: dict[int, Shared] = {}
         self.works: list[Work] = []
         for unit, asked in zip(units, requests_of(context, units), strict=True):
-            for data in asked.attachments:  # one object in all of them, which lives as long as this
+            for data in asked.attachments.values():  # one object in all of them, which lives as long as this
                 self._shared.setdefault(id(data), Shared(data))
             self._asked[unit.key] = asked
             group = digest_of(dict(asked.request.facts))
@@ -93,7 +93,7 @@ class UnitDesk:
         elif sent or (divisible and (work.seconds is None or work.seconds >= PARTS_SECONDS)):
             asked = may_ask(asked, sent)
         self._asked[work.key] = asked
-        return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments]
+        return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments.values()]
 
     def read(self, work: Work, reply: Reply) -> Outcome:
         try:
@@ -128,7 +128,7 @@ class UnitDesk:
             raise WrongAnswerError("it asks again for what was sent with it")
         for need in new:
             if self._context.store.find_record(need.key) is None:
-                if not can_ask(asked):
+                if ASKED not in asked.attachments:
                     raise WrongAnswerError("it asks for parts, and may not")
                 if need.key not in self._asked:
                     self._asked[need.key] = request_part(asked, need, entries.blob(need.blob))
