@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.inputs.machine import cpu_capability
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
@@ -57,8 +57,8 @@ def build_context(
     reporter: Reporter,
     files: Callable[[], Iterable[Path]] = tuple,
 ) -> BuildContext:
-    capability = cpu_capability(CPU_INFORMATION)
-    environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary", capability)
+    temporary = work / "temporary"
+    environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability())
     return BuildContext(settings, view, work, store, reporter, environment, files=files)
 
 

@@ -29,7 +29,7 @@ def machine_facts() -> Mapping[str, str]:
         "system": system.sysname,
         "machine": system.machine,
         "libc": libc_version(),
-        "cpu": cpu_capability(CPU_INFORMATION),
+        "cpu": cpu_capability(),
         "python": " ".join([sys.implementation.name, *sys.version.split()]),
     }
 
@@ -42,7 +42,7 @@ def libc_version() -> str:
         return ""
 
 
-def cpu_capability(path: Path) -> str:
+def cpu_capability(path: Path = CPU_INFORMATION) -> str:
     """Return the sorted names of the first processor's instruction sets that numerical code chooses by."""
     for row in first_processor(path).splitlines():
         name, _, value = row.partition(b":")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import fixed_variables, matches
-from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.inputs.machine import cpu_capability
 from hatch_lower.cache.files import temporary_beside
 from hatch_lower.canonical import read_file
 
@@ -103,5 +103,5 @@ def new_variables(recorded: Iterable[str], environment: Mapping[str, str]) -> fr
 
 def known_variables(names: Iterable[str], environment: Mapping[str, str]) -> set[str]:
     """Return which variables are no inputs whoever reads them: a build sets them, always alike or for itself."""
-    fixed = fixed_variables(cpu_capability(CPU_INFORMATION))
+    fixed = fixed_variables(cpu_capability())
     return {name for name in names if name in PASSING or (name in fixed and environment.get(name) == fixed[name])}

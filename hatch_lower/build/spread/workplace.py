@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.environment import PASSED, child_environment, matches
-from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.inputs.machine import cpu_capability
 from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.build.protocol import Asking
@@ -64,9 +64,8 @@ def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll:
     work = folder / "work"
     work.mkdir()
     sent = {name: value for name, value in request.environment.items() if not is_own(name)}
-    capability = cpu_capability(CPU_INFORMATION)
     given = {**os.environ, **cache, **sent}
-    environment = child_environment(given, tuple(sent), sys.path, work / "temporary", capability)
+    environment = child_environment(given, tuple(sent), sys.path, work / "temporary", cpu_capability())
     lend_library(store, environment)
     return Workplace(folder, store, outbox, reporter, environment, poll)
 
