@@ -28,25 +28,23 @@ def build(context: BuildContext) -> BuildResult:
     """Lower every model of a project of which no earlier result holds."""
     settings, store = context.settings, context.store
     assets = find_assets(settings)
-    known = look_up(context)
-    results = results_that_hold(settings, known)
-    missing = [model for model in settings.models if model.name not in results]
     sources: dict[str, LocalSource] = {}
-    # by the digests that are known then; other models may have had a result by those of before
-    while urls := [url for url in urls_of(missing) if url not in sources]:
-        from hatch_lower.build.weight_sources import obtain_sources
-
-        sources |= obtain_sources(context, urls)
+    while True:
         known = look_up(context)
         results = results_that_hold(settings, known)
         missing = [model for model in settings.models if model.name not in results]
+        urls = [url for url in urls_of(missing) if url not in sources]
+        if not urls:
+            break
+        from hatch_lower.build.weight_sources import obtain_sources
+
+        # then by the digests that are known now; other models may have had a result by those of before
+        sources |= obtain_sources(context, urls)
     # a project that was copied or moved has no history here yet, and `explain` is to know it
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
-        from hatch_lower.build.executor import (
-            export_models,
-            record_results,
-        )  # a build of what is known starts no process
+        # a build of what is known starts no process
+        from hatch_lower.build.executor import export_models, record_results
 
         if missing and context.executor != "local":
             from hatch_lower.build.spread.spread import make_elsewhere

@@ -165,8 +165,7 @@ def as_on_a_terminal(line: str) -> str:
 
 
 def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
-    event = read_event(line)
-    if event is None:
+    if (event := read_event(line)) is None:
         return
     child.heard = time.monotonic()
     if event.state == "start":

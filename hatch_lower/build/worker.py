@@ -172,8 +172,9 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with export_guard(model.name):
             exports = discover(entry)
-    if request.mode in LOWERING:
-        note_untried(reporter, model.name, torch.__version__)
+    if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
+        line = f"{newer}: what is built is compared with eager as always, except where `verify` is false"
+        reporter.report(Event("torch", "note", model.name, detail=line))
     with export_guard(model.name):
         source = capture_model(
             model.name,
@@ -209,12 +210,6 @@ def asker_of(request: Request, reporter: Reporter) -> Asker | None:
         reporter.report(Event("lower", "note", request.model, detail=line))
 
     return Asker(request.asking.folder, request.asking.asked, request.settings.timeout, note)
-
-
-def note_untried(reporter: Reporter, model: str, version: str) -> None:
-    if newer := why_untried(version):
-        line = f"{newer}: what is built is compared with eager as always, except where `verify` is false"
-        reporter.report(Event("torch", "note", model, detail=line))
 
 
 def enter_project(request: Request) -> None:
@@ -271,12 +266,11 @@ def show(error: BaseException) -> None:
 
 
 def unexpected_error(model: str, error: BaseException) -> ProcessError:
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
     newer = why_untried(sys.modules["torch"].__version__) if "torch" in sys.modules else ""
     return ProcessError(
         "the build process failed unexpectedly",
         where=f"model `{model}`",
-        found="".join(lines[-4:]),
+        found="".join(traceback.format_exception(error)[-4:]),
         hint=f"{newer}: build with one of these, and please report it with the whole output"
         if newer
         else "this is a fault in hatch-lower or in a backend; please report it with the whole output",
