@@ -124,15 +124,14 @@ def find_contents(target: str | Path) -> list[Contents]:
 
 def folders_below(path: Path) -> Iterator[Contents]:
     manifests = [path / "manifest.json"] if (path / "manifest.json").is_file() else sorted(path.rglob(MANIFEST))
-    for manifest in manifests:
-        yield contents_of(open_folder(manifest.parent))
+    return (contents_of(open_folder(manifest.parent)) for manifest in manifests)
 
 
 def folders_in_wheel(path: Path) -> Iterator[Contents]:
     for member in sorted(member for member in wheel_members(path) if member.endswith(f"/{MANIFEST}")):
-        place = f"{path.name}: {member.removesuffix('/manifest.json')}"
-        manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
         folder = member.removesuffix("/manifest.json")
+        place = f"{path.name}: {folder}"
+        manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
         read = functools.partial(read_checked, path, folder)
         map_file = functools.partial(map_checked, path, folder)
         yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)

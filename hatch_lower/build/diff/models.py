@@ -17,14 +17,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from hatch_lower.build.contents import (
-    SBOM,
-    Contents,
-    LoweredModel,
-    LoweredRecipe,
-    find_contents,
-    metadata_text,
-)
+from hatch_lower.build.contents import SBOM, Contents, LoweredModel, LoweredRecipe, find_contents, metadata_text
 from hatch_lower.build.diff.changes import Change, document_changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
@@ -74,14 +67,10 @@ def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
         except InvalidRequirement:
             named[text] = text
             continue
-        about = replace_specifier(requirement)
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        about = f"{requirement.name}{extras}" + (f"; {requirement.marker}" if requirement.marker else "")
         named[about if about not in named else text] = str(requirement.specifier) or requirement.url or "any version"
     return named
-
-
-def replace_specifier(requirement: Requirement) -> str:
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    return f"{requirement.name}{extras}" + (f"; {requirement.marker}" if requirement.marker else "")
 
 
 def components_of(sbom: str, where: str) -> dict[str, str]:

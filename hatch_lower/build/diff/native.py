@@ -100,9 +100,8 @@ def compare_libraries(member: str, first: Library, second: Library, places: Mapp
         differences.append(Difference(member, "sections", left, right, reason, lines))
     differences += [Difference(member, *function, code) for function in functions[:FUNCTIONS]]
     if len(functions) > FUNCTIONS:
-        differences.append(
-            Difference(member, "functions", "", "", code, (f"{len(functions) - FUNCTIONS} more differ",))
-        )
+        rest = (f"{len(functions) - FUNCTIONS} more differ",)
+        differences.append(Difference(member, "functions", "", "", code, rest))
     return differences
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hatch_lower.build.diff.changes import Path, document_changes
 from hatch_lower.build.diff.words import change_text
@@ -51,7 +52,7 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
         if name in EXPORTED or name in CONSEQUENCES:
             continue
         if name == "weights":
-            settings += weights_lines(*(dict(pairs_of(key.get(name))) for key in (before, after)))
+            settings += weights_lines(*(dict(rows_of(key.get(name))) for key in (before, after)))
             continue
         if name == "samples":
             settings += samples_lines(before.get(name), after.get(name))
@@ -64,7 +65,7 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
     return list(dict.fromkeys([*settings, *tools]))
 
 
-def pairs_of(value: object) -> Sequence[tuple[str, str]]:
+def rows_of(value: object) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
@@ -82,7 +83,7 @@ def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
 def samples_lines(before: object, after: object) -> Iterator[str]:
     """Yield a line for each method, by source and digest, that is verified on other real inputs."""
-    old, new = ({name: (source, digest) for name, source, digest in triples_of(value)} for value in (before, after))
+    old, new = ({name: (source, digest) for name, source, digest in rows_of(value)} for value in (before, after))
     for name in {**old, **new}:
         if name not in new:
             yield f"no real inputs of `{name}`"
@@ -90,10 +91,6 @@ def samples_lines(before: object, after: object) -> Iterator[str]:
             yield f"real inputs of `{name}` from {new[name][0]}"
         elif old[name] != new[name]:
             yield f"other real inputs of `{name}` in {new[name][0]}"
-
-
-def triples_of(value: object) -> Sequence[tuple[str, str, str]]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -82,16 +82,14 @@ def compare_tensors(
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS_FILES):
             continue  # said of the file of constants
         elif (left.dtype, left.shape) != (right.dtype, right.shape):
-            differences.append(
-                Difference(member, place, form_of(left), form_of(right), "another model, or other settings")
-            )
+            reason = "another model, or other settings"
+            differences.append(Difference(member, place, form_of(left), form_of(right), reason))
         else:
             contents = first.contents(name), second.contents(counterpart)
             differences += compare_contents(member, place, left.dtype, *contents, drawn=drawn)
     if not differences and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
-        differences.append(
-            Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries))
-        )
+        orders = (", ".join(first.entries), ", ".join(second.entries))
+        differences.append(Difference(member, "order of the header", *orders))
     return differences
 
 

@@ -14,7 +14,7 @@ from hatch_lower.build.diff.archive import Wheel, compare_archives, map_member, 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known
 from hatch_lower.build.diff.native import CODE, compare_libraries, read_library
 from hatch_lower.build.diff.pairing import DOCUMENT_LIMIT, known_of, pair_members, record_rows
-from hatch_lower.build.diff.tensors import Header, compare_tensors, header_of, read_tensor_file
+from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tensor_file
 from hatch_lower.build.diff.texts import compare_bytes, compare_documents, compare_texts, is_equal, pieces
 
 FOLLOWS = "computed from weights or by code that differs too"
@@ -61,13 +61,10 @@ def compare_names(first: str, second: str) -> Iterator[Difference]:
 
 
 def lone_members(first: Wheel, second: Wheel, pairs: Mapping[str, str]) -> Iterator[Difference]:
-    counterparts = set(pairs.values())
-    for name in sorted(first.members):
-        if name not in pairs:
-            yield Difference(name, "", f"{first.members[name].file_size} bytes", NOTHING, reason_for_lone(name))
-    for name in sorted(second.members):
-        if name not in counterparts:
-            yield Difference(name, "", NOTHING, f"{second.members[name].file_size} bytes", reason_for_lone(name))
+    for name in sorted(first.members.keys() - pairs.keys()):
+        yield Difference(name, "", f"{first.members[name].file_size} bytes", NOTHING, reason_for_lone(name))
+    for name in sorted(second.members.keys() - set(pairs.values())):
+        yield Difference(name, "", NOTHING, f"{second.members[name].file_size} bytes", reason_for_lone(name))
 
 
 def reason_for_lone(name: str) -> str:
@@ -139,27 +136,17 @@ def compare_parsed(member: str, first: memoryview, second: memoryview, known: Kn
         drawn = not member.endswith(CHECK_FILE)
         differences = compare_tensors(member, tensors[0], tensors[1], known, drawn=drawn)
         return differences if differences or tensors[0].entries.keys() != tensors[1].entries.keys() else None
-    headers = header_of(first), header_of(second)
-    if headers[0] is not None and headers[1] is not None:
-        return compare_framed(member, (first, second), (headers[0], headers[1]), known)
+    left, right = header_of(first), header_of(second)
+    if left is not None and right is not None:
+        # a JSON value after its length, and something else behind it
+        differences = compare_documents(member, left.value, right.value, known)
+        first, second = first[left.end :], second[right.end :]
+        if next(pieces(first, second), None) is not None:
+            return differences + compare_members(member, first, second, known)
+        return [Difference(member, "", "", "", OTHER_FORM)] if is_equal(left.value, right.value) else differences
     if max(len(first), len(second)) > DOCUMENT_LIMIT:
         return None
     return compare_whole(member, bytes(first), bytes(second), known)
-
-
-def compare_framed(
-    member: str,
-    contents: tuple[memoryview, memoryview],
-    headers: tuple[Header, Header],
-    known: Known,
-) -> list[Difference]:
-    """Return what differs in files that are a JSON value after its length, and something else behind it."""
-    differences = compare_documents(member, headers[0].value, headers[1].value, known)
-    first, second = (data[header.end :] for data, header in zip(contents, headers, strict=True))
-    if next(pieces(first, second), None) is not None:
-        return differences + compare_members(member, first, second, known)
-    same = is_equal(headers[0].value, headers[1].value)
-    return [Difference(member, "", "", "", OTHER_FORM)] if same else differences
 
 
 def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> list[Difference] | None:
