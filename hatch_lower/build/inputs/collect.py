@@ -58,7 +58,8 @@ def collect(
     # in this order: looks leave out files whose contents are known, and what `importable` tells of
     asked = observations.asked
     collector.add_files((*asked.opened, *observations.loaded))
-    collector.add_globs(globs)
+    for glob in globs:
+        collector.add_files(map(str, sorted(files_matching(roots.project, glob))))
     collector.add_listings()
     collector.add_looks((*asked.missing, *asked.looked_at, *asked.links, *asked.denied, *collector.not_files))
     collector.add_times()
@@ -134,7 +135,7 @@ class Collector:
                 self.doubt(located, "is no regular file")
             elif source not in loaded:
                 self.not_files.append(source)  # a look at what is there comes later
-            elif not is_in_archive(source):
+            elif not any(map(os.path.isfile, parents(source))):  # else it is in an archive
                 self.doubt(located, "was removed while the export ran")
 
     def add_file(self, path: str, located: str) -> None:
@@ -151,10 +152,6 @@ class Collector:
         self.files[located] = digest
         return None
 
-    def add_globs(self, globs: Sequence[str]) -> None:
-        for glob in globs:
-            self.add_files(map(str, sorted(files_matching(self.roots.project, glob))))
-
     def add_looks(self, paths: Iterable[str]) -> None:
         interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
         leading = [*self.roots.search_path, self.roots.project, self.roots.home, *self.roots.ignored, *interpreters]
@@ -168,18 +165,14 @@ class Collector:
             if is_metadata(path) or path.startswith(tuple(f"{folder}/" for folder in interpreters)):
                 continue
             state = self.present.look(located)
+            made = path in self.observations.made
             if path in self.observations.asked.removed:
                 self.doubt(located, "was removed while the export ran")
             elif path in self.observations.asked.folders_made:
                 continue
-            elif path in self.observations.made:
-                if self.was_another(path, ABSENT):
-                    self.doubt(located)
-                elif not self.is_initial(located):
-                    self.absent.add(located)
-            elif self.was_another(path, state):
+            elif self.was_another(path, ABSENT if made else state):
                 self.doubt(located)
-            elif not state:
+            elif made or not state:
                 if not self.is_initial(located):
                     self.absent.add(located)
             else:
@@ -327,11 +320,6 @@ def source_of(path: str) -> str:
 
 def is_metadata(path: str) -> bool:
     return any(part.endswith(METADATA) for part in path.split("/"))
-
-
-def is_in_archive(path: str) -> bool:
-    """Return whether a path that is not there leads into a file."""
-    return any(os.path.isfile(parent) for parent in parents(path))
 
 
 def parents(path: str) -> list[str]:

@@ -111,14 +111,12 @@ class Notes:
 
     def note(self, kind: str, path: object) -> None:
         """Note an event of a path, unless this thread takes no notes."""
-        text = "" if self.paused else self.absolute(path)
-        if text:
-            self._add(kind, text)
+        if not self.paused:
+            self.note_change(kind, path)
 
     def note_change(self, kind: str, path: object) -> None:
         """Note that the process writes or removes something; whoever looks at it later looks at no input."""
-        text = self.absolute(path)
-        if text:
+        if text := self.absolute(path):
             self._add(kind, text)
 
     def note_written(self, path: object) -> None:
@@ -130,8 +128,7 @@ class Notes:
         self._add(events.VARIABLE_SET, name)
 
     def note_scan(self, path: object) -> None:
-        text = "" if self.paused else self.absolute(path)
-        if text:
+        if not self.paused and (text := self.absolute(path)):
             self.scanned.add(text)
 
     def note_distribution(self, name: object) -> None:

@@ -128,11 +128,15 @@ class RecordingSwitch:
     # A process notes nothing twice, so what the recorder itself looks at must not be noted at all: cut out of the log
     # afterwards, it would be missing when the model's code looks at it later.
 
-    __slots__ = ("_library", "is_there")
+    __slots__ = ("_library",)
 
     def __init__(self) -> None:
-        self._library = ctypes.PyDLL(None) if sys.platform == "linux" else None
-        self.is_there = hasattr(self._library, "hatch_lower_note")
+        library = ctypes.PyDLL(None) if sys.platform == "linux" else None
+        self._library = library if hasattr(library, "hatch_lower_note") else None
+
+    @property
+    def is_there(self) -> bool:
+        return self._library is not None
 
     @contextlib.contextmanager
     def quiet(self, *, everywhere: bool = False) -> Iterator[None]:
@@ -144,16 +148,16 @@ class RecordingSwitch:
             self._step(-1, everywhere)
 
     def _step(self, step: int, everywhere: bool) -> None:
-        if self._library is not None and self.is_there:
+        if self._library is not None:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
     def note(self, kind: str, text: str) -> None:
         """Note in the log what the library cannot know by itself; `kind` is one of `log`."""
         # no path has a zero byte in it, but what is asked for may have one
-        if self._library is not None and self.is_there and "\0" not in text:
+        if self._library is not None and "\0" not in text:
             self._library.hatch_lower_note(ord(kind), os.fsencode(text))
 
     def forget(self) -> None:
         """Note again from here on what was noted before: for a log of which only the rest is read."""
-        if self._library is not None and self.is_there:
+        if self._library is not None:
             self._library.hatch_lower_forget()

@@ -103,16 +103,14 @@ class Present:
     @remembered
     def listing(self, located: str) -> str:
         path = self.roots.find(located)
-        listing = self._list(str(path)) if path is not None else None
-        if listing is None:
+        if path is None or (listing := self._list(str(path))) is None:
             return ABSENT
         return digest_of_names(f"{name}/" if name in listing.folders else name for name in listing.names)
 
     @remembered
     def importable(self, located: str) -> str:
         path = self.roots.find(located)
-        listing = self._list(str(path)) if path is not None else None
-        if path is None or listing is None:
+        if path is None or (listing := self._list(str(path))) is None:
             return ABSENT
         namespaces = os.path.realpath(path) not in self._import_folders
         return digest_of_names(importable_kinds(str(path), listing, namespaces=namespaces))

@@ -67,15 +67,13 @@ class RecordedInputs(Frozen):
         names = [field.name for field in fields(cls)]
         if not isinstance(value, dict) or sorted(value) != sorted(names):
             raise ValueError(f"recorded inputs are an object of {', '.join(names)}")
-        values: dict[str, Any] = {}
-        for name in names:
-            field = value[name]
+        for name, field in value.items():
             if not isinstance(field, list if name in LISTS else dict):
                 raise ValueError(f"recorded inputs have {'a list' if name in LISTS else 'an object'} as `{name}`")
             texts = [*field, *field.values()] if isinstance(field, dict) else field
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"recorded inputs hold only texts as `{name}`")
-            values[name] = tuple(field) if name in LISTS else field
+        values: dict[str, Any] = {name: tuple(value[name]) if name in LISTS else value[name] for name in names}
         return cls(**values)
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 
 from hatch_lower.build.inputs.log import read_log
 from hatch_lower.build.protocol import Request
-from hatch_lower.config.settings import Settings
 from hatch_lower.errors import EntryPointError, ProcessError
 
 MODULES = (".py", *EXTENSION_SUFFIXES)
@@ -51,8 +50,9 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
     whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
     whole += [Path(entry) for entry in sys.path if entry]
     allowed = [folder for folder in whole if not holds_project(folder, project)]
-    files = [*source_files(request), *declared_files(settings), *sample_files(request)]
-    files += [source.path for source in request.sources]
+    files = [*source_files(request), *sample_files(request), *(source.path for source in request.sources)]
+    # a folder that matches stands for all that is in it
+    files += (path for pattern in settings.inputs for path in settings.root.glob(pattern))
     if not restrict_reads([*allowed, *files], listable=project):
         raise ProcessError(
             "undeclared reads cannot be refused here",
@@ -93,12 +93,6 @@ def source_files(request: Request) -> Iterator[Path]:
         for folder, folders, names in os.walk(root, followlinks=request.work in root.parents):
             folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(".")]
             yield from (Path(folder, name) for name in names if name.endswith(MODULES))
-
-
-def declared_files(settings: Settings) -> Iterator[Path]:
-    """Yield what the declared `inputs` match; a folder that matches stands for all that is in it."""
-    for pattern in settings.inputs:
-        yield from settings.root.glob(pattern)
 
 
 def sample_files(request: Request) -> Iterator[Path]:
