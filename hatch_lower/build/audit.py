@@ -41,22 +41,14 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     context = replace(context, store=replace(context.store, mode="read-only"))
     known = look_up(context)
     held = {name: result.report for name, result in known.items() if result.report is not None}
-    sample = [
-        model
-        for model in context.settings.models
-        if model.name in held and is_chosen(digest_of(known[model.name].key), rate, seed)
-    ]
+    there = [model for model in context.settings.models if model.name in held]
+    sample = [model for model in there if is_chosen(digest_of(known[model.name].key), rate, seed)]
     (work / "temporary").mkdir()  # as the environment says
     settings = replace(context.settings, strict=False)  # links lead out of the other folder
-    again = export_again(
-        replace(
-            context,
-            settings=replace(settings, root=folder_of_links(settings.root, work / "elsewhere")),
-            work=work / "varied",
-            environment=varied_environment(context.environment, seed),
-        ),
-        sample,
-    )
+    elsewhere = replace(settings, root=folder_of_links(settings.root, work / "elsewhere"))
+    environment = varied_environment(context.environment, seed)
+    varied = replace(context, settings=elsewhere, work=work / "varied", environment=environment)
+    again = export_again(varied, sample)
     stale = {name: lines for name in again.reports if (lines := again.differences(held[name]))}
     if stale:
         models = [model for model in sample if model.name in stale]
@@ -64,7 +56,7 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
         raise stale_error(stale, {name: plain.differences(held[name]) for name in plain.reports}, settings.root)
     compared = {name for name in again.reports if held[name].methods and again.reports[name].methods}
     return Audit(
-        known=tuple(model.name for model in settings.models if model.name in held),
+        known=tuple(model.name for model in there),
         audited=tuple(model.name for model in sample if model.name in compared),
         skipped=tuple(model.name for model in sample if model.name not in compared),
     )

@@ -109,8 +109,7 @@ def record_results(
         key = known[report.model].key if known else {}
         changes = tuple(change.text() for change in known[report.model].changes) if known else ()
         if not changes and earlier is not None:  # nothing was stored under this key
-            changes = tuple(key_changes(earlier.manifest, key)) if earlier.manifest else ()
-            changes = changes or earlier.unknown
+            changes = tuple(key_changes(earlier.manifest, key) if earlier.manifest else ()) or earlier.unknown
         reasons = explain_methods(earlier, report, changes, store.read_blob) if store.mode != "off" else {}
         rows = tuple(replace(row, note=summary_note(reasons.get(row.method, ()))) for row in report.rows)
         level = min((row.level for row in rows), default=0)

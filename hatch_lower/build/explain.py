@@ -85,9 +85,8 @@ def explain_methods(
     explained = {}
     for name in names:
         old, new = before.methods.get(name), after.methods.get(name)
-        own = method_changes(old, new, read_blob) if old and new else []
-        if name not in known:
-            own = ["new method"]
+        changed = method_changes(old, new, read_blob) if old and new else []
+        own = changed if name in known else ["new method"]
         explained[name] = tuple([*general, *own] or changes or rest or [NOTHING])
     return explained
 
@@ -124,13 +123,11 @@ def read_stored(digest: str, read_blob: ReadBlob) -> Form | None:
 
 def read_history(directory: Path, root: Path) -> BuildHistory | None:
     """Return a project's last build, or `None` if nothing is known of one."""
-    try:
+    history: BuildHistory | None = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ProgramError):
         value = json.loads(read_file(history_path(directory, root)))
-        if value["schema"] != SCHEMA:
-            return None
-        history: BuildHistory = decode(BuildHistory, value["build"], "")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ProgramError):
-        return None
+        if value["schema"] == SCHEMA:
+            history = decode(BuildHistory, value["build"], "")
     return history
 
 

@@ -59,15 +59,14 @@ def unpack(wheel: Path, work: Path) -> list[Place]:
 
 def refuse_incomplete(wheel: Path) -> None:
     """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
-    lines = {
-        name: (metadata_text(wheel, name) or "").splitlines() for name in ("RECORD", "entry_points.txt", "METADATA")
-    }
+    names = ("RECORD", "entry_points.txt", "METADATA")
+    record, entry_points, metadata = ((metadata_text(wheel, name) or "").splitlines() for name in names)
     promise = ""
-    if any(f"/{MANIFEST}," in line for line in lines["RECORD"]):
+    if any(f"/{MANIFEST}," in line for line in record):
         promise = f"a RECORD that lists `{MANIFEST}`"
-    elif f"[{MODEL_GROUP}]" in lines["entry_points.txt"]:
+    elif f"[{MODEL_GROUP}]" in entry_points:
         promise = f"entry points `{MODEL_GROUP}`"
-    elif any(line.startswith("Requires-Dist: hatch-lower") for line in lines["METADATA"]):
+    elif any(line.startswith("Requires-Dist: hatch-lower") for line in metadata):
         promise = "a requirement of `hatch-lower`"
     if promise:
         raise ProgramError(
@@ -98,7 +97,8 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
     try:
         opened = open_folder(target, recorded)
     except ProgramError as error:
-        raise placed(error, str(target), place) from error
+        where = error.where.replace(str(target), place)
+        raise ProgramError(error.what, where=where, found=error.found, hint=error.hint) from error
     with zipfile.ZipFile(wheel) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
         listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
@@ -143,7 +143,3 @@ def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -
             found=f"{type(error).__name__}: {error}",
             hint="build the wheel again, or see that there is space for temporary files",
         ) from error
-
-
-def placed(error: ProgramError, folder: str, place: str) -> ProgramError:
-    return ProgramError(error.what, where=error.where.replace(folder, place), found=error.found, hint=error.hint)

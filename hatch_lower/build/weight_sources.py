@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
@@ -70,12 +71,8 @@ def take_file(url: str, stats: StatCache) -> LocalSource:
     try:
         return LocalSource(url, path.stat().st_size, stats.digest(path), path)
     except OSError as error:
-        raise FetchError(
-            "a file of weights cannot be read",
-            where=url,
-            found=error.strerror or str(error),
-            hint=f"correct {WHERE}",
-        ) from error
+        found = error.strerror or str(error)
+        raise FetchError("a file of weights cannot be read", where=url, found=found, hint=f"correct {WHERE}") from error
 
 
 def take_known(url: str, known: KnownSource | None) -> LocalSource:
@@ -107,16 +104,10 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
         return False
     try:
         # the answer for the last byte has the stamp as well
-        stream = open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)
-        try:
+        with closing(open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)) as stream:
             return stream.stamp == known.stamp and stream.size in (None, known.size)
-        finally:
-            stream.close()
-    except BrokenError as error:
-        note(f"{url} could not be asked whether it has changed: {error}")
-        return True
-    except RefusedError as error:
-        if not str(error).startswith("no connection"):
+    except (BrokenError, RefusedError) as error:
+        if isinstance(error, RefusedError) and not str(error).startswith("no connection"):
             return False  # the download will say the same
         note(f"{url} could not be asked whether it has changed: {error}")
         return True

@@ -124,8 +124,7 @@ def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation
         "HATCH_LOWER_REMOTE_CACHE": "off",
         "PYTHONUSERBASE": site.getuserbase(),  # packages installed there are tools of the build, wherever HOME is
     }
-    names = (*CHOICES, "HOME", "TMPDIR")
-    told = {name: chosen[name] for name in names} | {"source folder": str(project)}
+    told = {name: chosen[name] for name in (*CHOICES, "HOME", "TMPDIR")} | {"source folder": str(project)}
     told |= {"umask": f"{mask:03o}"} if mask >= 0 else {}
     told |= {"cores": "1"} if spare_cores() else {}
     return Variation({**environment, **chosen, **fixed}, mask, places, told)

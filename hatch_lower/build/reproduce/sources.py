@@ -37,7 +37,12 @@ def copy_tree(source: Path, target: Path) -> None:
         for path in sorted(paths_below(source, source), reverse=True):
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy_entry(path, copy, source, target)
+            if path.is_symlink():
+                copy.symlink_to(link_target(path, source, target))
+            elif path.is_dir():
+                copy.mkdir(exist_ok=True)
+            elif path.is_file():
+                copy_file(path, copy)
     except OSError as error:
         raise PackageError(
             "the sources cannot be copied",
@@ -65,15 +70,6 @@ def is_left_out(folder: Path, top: Path) -> bool:
     if folder.name in LEFT_OUT or any((folder / mark).exists() for mark in (CACHE_MARK, ENVIRONMENT_MARK)):
         return True
     return folder.parent == top and folder.name in LEFT_OUT_AT_TOP and not (folder / "__init__.py").exists()
-
-
-def copy_entry(path: Path, copy: Path, source: Path, target: Path) -> None:
-    if path.is_symlink():
-        copy.symlink_to(link_target(path, source, target))
-    elif path.is_dir():
-        copy.mkdir(exist_ok=True)
-    elif path.is_file():
-        copy_file(path, copy)
 
 
 def link_target(link: Path, source: Path, target: Path) -> str:

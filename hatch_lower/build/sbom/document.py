@@ -99,13 +99,11 @@ def distribution_component(subject: Subject) -> Component:
 
 
 def tool_components(subject: Subject) -> Iterator[Component]:
-    results = subject.result.models
+    results, kind = subject.result.models, ComponentType.LIBRARY
     libraries = {"hatch-lower": __version__, "torch": results[0].torch, **subject.tools}
     for name, version in libraries.items():
         url = package_url(name, version)
-        yield Component(
-            type=ComponentType.LIBRARY, name=name, version=version, bom_ref=f"tool:{url.to_string()}", purl=url
-        )
+        yield Component(type=kind, name=name, version=version, bom_ref=f"tool:{url.to_string()}", purl=url)
     programs = {"Python": subject.python}
     programs |= {name: version for result in results for name, version in result.tools.items()}
     for name, version in programs.items():
@@ -117,7 +115,7 @@ def tool_components(subject: Subject) -> Iterator[Component]:
     for name, backend in backends.items():
         distribution, version = backend["distribution"], backend["version"]
         yield Component(
-            type=ComponentType.LIBRARY,
+            type=kind,
             name=name,
             version=version or None,
             bom_ref=f"backend:{name}",
@@ -172,9 +170,8 @@ def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]
         roles[asset["path"]] = ("asset", ())
     for recipe in entry["order"]:
         parts = entry["recipes"][recipe]
-        listed = [("plan", parts["plan"]), ("debug map", parts["debug"])]
-        listed += [("delegate", delegate) for delegate in parts["delegates"]]
-        for role, file in listed:
+        delegates = [("delegate", delegate) for delegate in parts["delegates"]]
+        for role, file in [("plan", parts["plan"]), ("debug map", parts["debug"]), *delegates]:
             _, recipes = roles.get(file["path"], (role, ()))
             roles[file["path"]] = (role, (*recipes, recipe))
     return roles
