@@ -219,24 +219,24 @@ def makespan(works: Sequence[Work], workers: int) -> float:
 
 
 def shortest_makespan(works: Sequence[Work], workers: int) -> float:
-    """Return a time in which it cannot be done faster: all workers busy, or the longest chain. Units are in order."""
-    ends: dict[str, float] = {}
-    for work in works:
-        ends[work.key] = (work.seconds or 0.0) + max((ends[key] for key in work.depends), default=0.0)
-    return max(sum(work.seconds or 0.0 for work in works) / workers, *ends.values())
+    """Return a time in which it cannot be done faster: all workers busy, or the longest unit."""
+    seconds = [work.seconds or 0.0 for work in works]
+    return max(sum(seconds) / workers, *seconds)
 
 
 def mixed_units(count: int, seed: int) -> list[Work]:
-    """Return units of mixed costs: short ones, long ones, a few chains of many, and random dependencies."""
+    """Return units of mixed costs: short ones and long ones."""
     chance = random.Random(seed)
-    works: list[Work] = []
-    for number in range(count):
-        shape = chance.random()
-        depends: set[int] = set()
-        if number and (number < count // 100 or shape < 0.2):
-            depends = {number - 1}
-        elif number and shape < 0.5:
-            depends = {chance.randrange(number) for _ in range(chance.randrange(1, 4))}
-        seconds = chance.choice([chance.uniform(1, 5), chance.lognormvariate(2, 1), chance.uniform(30, 120)])
-        works.append(Work(str(number), f"unit {number}", tuple(map(str, sorted(depends))), seconds))
-    return works
+    costs = (lambda: chance.uniform(1, 5), lambda: chance.lognormvariate(2, 1), lambda: chance.uniform(30, 120))
+    return [Work(str(number), f"unit {number}", chance.choice(costs)()) for number in range(count)]
+
+
+def mixed_needs(works: Sequence[Work], seed: int) -> dict[str, list[str]]:
+    """Return for each unit the earlier ones that it needs: the one before it, some others, or none."""
+    chance = random.Random(seed)
+    needs: dict[str, list[str]] = {}
+    for number, work in enumerate(works):
+        shape = chance.random() if number else 1.0
+        chosen = {chance.randrange(number) for _ in range(chance.randrange(1, 4))} if shape < 0.5 else set()
+        needs[work.key] = [works[other].key for other in ({number - 1} if shape < 0.2 else chosen)]
+    return needs

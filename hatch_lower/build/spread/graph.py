@@ -1,18 +1,19 @@
 """Units and what each waits for: which one is next is a question of the longest chain that waits for it.
 
 ```text
-waiting ── all that it waits for is made ──► ready ── submitted ──► running ── made ──► made
-   ▲                                           ▲                      │
-   └───────────── needs other units ───────────┼──────────────────────┤
-                                               └──── to be tried again ┘   several times: given up
+  ┌──── to be tried again ────┐   several times: given up
+  ▼                           │
+ready ───── submitted ────► running ── made ──► made
+  ▲                           │
+  └── all are made ── waiting ◄── needs other units
 ```
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -22,7 +23,6 @@ class Work:
 
     key: str  # units with equal keys are one
     name: str
-    depends: tuple[str, ...] = ()  # keys; what is not among the units is made already
     seconds: float | None = None  # that it will take; `None` if nobody knows
     group: str = ""  # a worker that refuses one unit of a group refuses all
 
@@ -32,8 +32,9 @@ class State:
     work: Work
     seconds: float
     chain: float  # seconds from its beginning to the end of the longest chain of units that wait for it
-    stage: Literal["waiting", "ready", "running", "made", "given up"] = "waiting"
-    missing: int = 0  # units that it waits for
+    stage: Literal["waiting", "ready", "running", "made", "given up"] = "ready"
+    needs: list[State] = field(default_factory=list)  # units that it waits for
+    missing: int = 0  # how many of them are not made
     dependents: list[State] = field(default_factory=list)
     attempt: int = 0  # what earlier attempts bring counts no more
     began: float = 0.0
@@ -70,9 +71,8 @@ class UnitGraph:
         waited = [other for other in others if not other.over]
         if not self._lengthen([(other, state.chain + other.seconds) for other in waited], state):
             return False
-        depends = dict.fromkeys([*state.work.depends, *(other.work.key for other in others)])
-        state.work = replace(state.work, depends=tuple(depends))
         state.stage = "waiting"
+        state.needs = waited
         for other in waited:
             other.dependents.append(state)
         state.missing = len(waited)
@@ -111,51 +111,18 @@ class UnitGraph:
 
     def _add(self, works: Iterable[Work]) -> None:
         new = {work.key: work for work in works if work.key not in self.states}
-        for work in new.values():
-            if work.seconds is not None:
-                self.estimates += 1
-                self._estimated += work.seconds
+        known = [work.seconds for work in new.values() if work.seconds is not None]
+        self.estimates += len(known)
+        self._estimated += sum(known)
         # what nobody knows is taken to be as long as the others are on average
         usual = self._estimated / self.estimates if self.estimates else 1.0
         for work in new.values():
             seconds = usual if work.seconds is None else work.seconds
-            self.states[work.key] = State(work, seconds, seconds)
+            self.states[work.key] = state = State(work, seconds, seconds)
             self.left += seconds
-        for key in new:
-            state = self.states[key]
-            for other in self._waited(state):
-                other.dependents.append(state)
-                state.missing += 1
-        for state in self._dependents_first(new):
-            state.chain = state.seconds + max((other.chain for other in state.dependents), default=0.0)
-        for key in new:
-            state = self.states[key]
-            older = [other for other in self._waited(state) if other.work.key not in new]
-            self._lengthen([(other, state.chain + other.seconds) for other in older], None)
-            if not state.missing:
-                self.make_ready(state)
+            self._push(state)
 
-    def _waited(self, state: State) -> Iterator[State]:
-        for key in dict.fromkeys(state.work.depends):
-            other = self.states.get(key)
-            if other is not None and not other.over:
-                yield other
-
-    def _dependents_first(self, keys: Iterable[str]) -> Iterator[State]:
-        """Yield new units, each after those that wait for it; units in a circle are left out."""
-        left = {key: len(self.states[key].dependents) for key in keys}
-        free = [key for key, count in left.items() if not count]
-        while free:
-            state = self.states[free.pop()]
-            yield state
-            for other in self._waited(state):
-                key = other.work.key
-                if key in left:
-                    left[key] -= 1
-                    if not left[key]:
-                        free.append(key)
-
-    def _lengthen(self, chains: list[tuple[State, float]], waiting: State | None) -> bool:
+    def _lengthen(self, chains: list[tuple[State, float]], waiting: State) -> bool:
         """Make chains longer, and those of what is waited for; return whether `waiting` is not among it."""
         while chains:
             state, chain = chains.pop()
@@ -165,7 +132,7 @@ class UnitGraph:
                 state.chain = chain
                 if state.stage == "ready":
                     self._push(state)
-                chains += [(other, chain + other.seconds) for other in self._waited(state)]
+                chains += [(other, chain + other.seconds) for other in state.needs if not other.over]
         return True
 
     def _push(self, state: State) -> None:

@@ -80,7 +80,7 @@ class UnitDesk:
                 self._shared.setdefault(id(data), Shared(data))
             self._asked[unit.key] = asked
             group = digest_of(dict(asked.request.facts))
-            self.works.append(Work(unit.key, unit.name, (), unit.seconds, group))
+            self.works.append(Work(unit.key, unit.name, unit.seconds, group))
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         asked, sent = self._asked[work.key], self._sent.get(work.key, [])
@@ -132,7 +132,7 @@ class UnitDesk:
                     raise WrongAnswerError("it asks for parts, and may not")
                 if need.key not in self._asked:
                     self._asked[need.key] = request_part(asked, need, entries.blob(need.blob))
-                yield Work(need.key, need.name, (), None, work.group)
+                yield Work(need.key, need.name, None, work.group)
         sent += [need.key for need in new]
         self._kept.setdefault(work.key, set()).update(entries.entries)
         self._times[work.key] += 1
