@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
 
-from hatch_lower.config.requirements import distributions_required, is_requirement
+from hatch_lower.config.requirements import distributions_required, read_requirement
 
 CACHED = ".pyc"  # Python writes them when modules are imported, and an installer may, too
 
@@ -17,7 +17,7 @@ def installed_sizes(requirements: Iterable[str], known: Sizes) -> Sizes:
     """Return what the distributions weigh that requirements bring, the heaviest first; `known` grows meanwhile."""
     texts = list(requirements)
     # a wheel that is looked at may say anything
-    unreadable = [text for text in texts if not is_requirement(text)]
+    unreadable = [text for text in texts if read_requirement(text) is None]
     names = distributions_required(text for text in texts if text not in unreadable)
     known.update((name, installed_size(name)) for name in names if name not in known)
     sizes = {name: known[name] for name in sorted(names, key=lambda name: (-(known[name] or 0), name))}

@@ -30,12 +30,19 @@ class Unmet(Frozen):
     reason: str
 
 
-def is_requirement(text: str) -> bool:
+def read_requirement(text: str) -> Requirement | None:
     try:
-        Requirement(text)
+        return Requirement(text)
     except InvalidRequirement:
-        return False
-    return True
+        return None
+
+
+def required_by(distribution: str) -> list[Requirement]:
+    """Return what an installed distribution requires; nothing of one that is not installed."""
+    try:
+        return [Requirement(text) for text in importlib.metadata.requires(distribution) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def requirements_to_add(
@@ -89,33 +96,23 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
     # since neither says which version there will be. An extra of hatch-lower stands for what it consists of here:
     # `hatch-lower[openvino]` implies OpenVINO.
     dependencies = [Requirement(dependency) for dependency in declared]
-    dependencies += [required for dependency in dependencies for required in extras_required(dependency)]
+    for dependency in tuple(dependencies):
+        if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
+            dependencies += own_requirements(dependency.extras)
     unmet = []
     for text in required:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        reason = reason_unmet(
-            requirement, [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
-        )
-        if reason:
+        alike = [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
+        if reason := reason_unmet(requirement, alike):
             unmet.append(Unmet(text, reason))
     return tuple(unmet)
-
-
-def extras_required(dependency: Requirement) -> Iterator[Requirement]:
-    if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
-        yield from own_requirements(dependency.extras)
 
 
 def own_requirements(extras: Iterable[str]) -> Iterator[Requirement]:
     """Yield what extras of hatch-lower consist of, as far as its metadata are installed."""
     markers = {f'extra == "{canonicalize_name(extra)}"' for extra in extras}
-    try:
-        listed = importlib.metadata.requires(OWN_NAME) or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for text in listed:
-        requirement = Requirement(text)
+    for requirement in required_by(OWN_NAME):
         if str(requirement.marker) in markers:
             requirement.marker = None
             yield requirement
@@ -153,15 +150,9 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
         name = canonicalize_name(requirement.name)
         for extra in sorted({"", *requirement.extras} - {known for owner, known in seen if owner == name}):
             seen.add((name, extra))
-            try:
-                listed = importlib.metadata.requires(name) or []
-            except importlib.metadata.PackageNotFoundError:
-                continue  # it is not installed here: nothing can be hidden on its behalf
-            candidates = [Requirement(text) for text in listed]
+            # if it is not installed here, nothing can be hidden on its behalf
             pending += [
-                candidate
-                for candidate in candidates
-                if candidate.marker is None or candidate.marker.evaluate({"extra": extra})
+                each for each in required_by(name) if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
     return frozenset(name for name, _ in seen)
 

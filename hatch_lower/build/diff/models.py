@@ -15,14 +15,13 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from hatch_lower.build.contents import SBOM, Contents, LoweredModel, LoweredRecipe, find_contents, metadata_text
 from hatch_lower.build.diff.changes import Change, document_changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.tensors import compare_numbers, read_tensor_file
 from hatch_lower.build.diff.words import change_text
+from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug
@@ -62,9 +61,8 @@ def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
     """Return requirements by what they are of, so that another version is a change and not two."""
     named: dict[str, str] = {}
     for text in texts:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
+        requirement = read_requirement(text)
+        if requirement is None:
             named[text] = text
             continue
         extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""

@@ -39,14 +39,14 @@ def foreign_requirement(requirements: Sequence[str]) -> str | None:
     """Return the first requirement that this environment does not meet with packages of its own backends, or `None`."""
     if not requirements:
         return None
-    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
+
+    from hatch_lower.config.requirements import read_requirement
 
     versions = {canonicalize_name(name): version for name, version in known_versions()}
     for text in requirements:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
+        requirement = read_requirement(text)
+        if requirement is None:
             return text
         version = versions.get(canonicalize_name(requirement.name))
         plain = not (requirement.url or requirement.extras or requirement.marker)
@@ -57,20 +57,15 @@ def foreign_requirement(requirements: Sequence[str]) -> str | None:
 
 def known_versions() -> Iterator[tuple[str, str]]:
     """Name and installed version of the packages that programs of this environment's backends may require."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from hatch_lower.config.requirements import read_requirement
 
     # torch, hatch-lower, the distributions with backends, and what these require themselves
     names = {"torch", "hatch-lower"}
     for point in importlib.metadata.entry_points(group=BACKEND_GROUP):
         if point.dist is not None:
             names.add(point.dist.name)
-            for text in point.dist.requires or ():
-                try:
-                    requirement = Requirement(text)
-                except InvalidRequirement:
-                    continue
-                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                    names.add(requirement.name)
+            listed = filter(None, map(read_requirement, point.dist.requires or ()))
+            names |= {each.name for each in listed if each.marker is None or each.marker.evaluate({"extra": ""})}
     for name in sorted(names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)

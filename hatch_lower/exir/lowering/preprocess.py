@@ -19,7 +19,7 @@ import torch
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.partition import SUFFIX
 from hatch_lower.cache.store import Store
-from hatch_lower.config.requirements import is_requirement
+from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
@@ -320,7 +320,7 @@ def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
         return "suffix", "the end of a file's name: letters, digits, dots, dashes"
     if not isinstance(requirements, (tuple, list)) or not all(isinstance(each, str) for each in requirements):
         return "requirements", "a tuple of strings"
-    if not all(map(is_requirement, requirements)):
+    if None in map(read_requirement, requirements):
         return "requirements", "a tuple of requirements as in `pyproject.toml`"
     if target is not None and not isinstance(target, Target):
         return "target", "a `Target` or `None`"
