@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import mmap
 import os
 import struct
@@ -18,6 +17,7 @@ from typing import TypeVar
 from packaging.utils import canonicalize_name
 
 from hatch_lower.build.sbom import FOLDER
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
@@ -186,7 +186,7 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 def checked(data: Data, entry: FileEntry, where: str) -> Data:
-    if hashlib.sha256(data).hexdigest() != entry.sha256:
+    if sha256_bytes(data) != entry.sha256:
         raise ProgramError(
             "a packaged program file is not the one that the manifest lists",
             where=where,

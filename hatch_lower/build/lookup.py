@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,7 @@ MOST_ENTRIES = 16
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
 # Variables of Python's that say where things are, on which no recorded input depends
 PLACES = frozenset(
-    {
-        *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
-        *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE"),
-    }
+    {*("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"), *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE")}
 )
 
 
@@ -75,9 +73,7 @@ class LookupResult(Frozen):
     @property
     def report(self) -> ModelReport | None:
         """The whole report of the result that still holds; putting it together takes longer than to look it up."""
-        if self.result is None:
-            return None
-        return read_report(self.store, self.stored)
+        return None if self.result is None else read_report(self.store, self.stored)
 
 
 def lookup_of(context: BuildContext) -> ResultLookup:
@@ -273,13 +269,10 @@ def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[
     """Return name, version and digest of the entry points of the distributions that bring backends or delegates."""
     brought = []
     for distribution in distributions:
-        try:
-            with open(f"{distribution.information}/entry_points.txt", "rb") as file:
-                text = file.read()
-        except OSError:
-            continue
-        if any(group in text for group in BACKEND_GROUPS):
-            brought.append((distribution.name, distribution.version, sha256_bytes(text)))
+        with suppress(OSError), open(f"{distribution.information}/entry_points.txt", "rb") as file:
+            text = file.read()
+            if any(group in text for group in BACKEND_GROUPS):
+                brought.append((distribution.name, distribution.version, sha256_bytes(text)))
     return tuple(sorted(brought))
 
 

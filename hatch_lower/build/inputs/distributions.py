@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from hatch_lower.cache.stats import StatCache
@@ -72,11 +73,10 @@ def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
     # every RECORD is read: a build of what is known cannot afford that, so only the process of an export comes here
     owners: dict[str, str] = {}
     for distribution in distributions:
-        try:
-            with open(f"{distribution.information}/RECORD", encoding="utf-8", newline="") as file:
-                rows = file.read().splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
+        rows: list[str] = []
+        path = f"{distribution.information}/RECORD"
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8", newline="") as file:
+            rows = file.read().splitlines()
         for row in rows:
             path = row.rsplit(",", 2)[0]
             if path.startswith('"'):

@@ -10,7 +10,6 @@ is never in one.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 from hatch_lower.build.environment import matches
 from hatch_lower.build.inputs.variables import UNSET, is_credential, mark_of
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.frozen import Frozen
 
 ABSENT = ""  # what is recorded of what is not there: a variable, a command, a module, a distribution, a folder
@@ -110,4 +110,4 @@ def received(inputs: RecordedInputs, environment: Mapping[str, str], key: bytes)
 
 
 def plain_mark(name: str, value: str) -> str:
-    return PLAIN + hashlib.sha256(os.fsencode(f"{name}={value}")).hexdigest()
+    return PLAIN + sha256_bytes(os.fsencode(f"{name}={value}"))

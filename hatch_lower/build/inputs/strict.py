@@ -83,9 +83,8 @@ def undeclared_read(request: Request, error: BaseException) -> EntryPointError |
 
 def holds_project(folder: Path, project: tuple[Path, ...]) -> bool:
     """Return whether all that is in a folder being readable would make the project's own files so."""
-    if LEFT_OUT & set(folder.parts):
-        return False
-    return any(root.is_relative_to(folder) or folder.is_relative_to(root) for root in project)
+    related = any(root.is_relative_to(folder) or folder.is_relative_to(root) for root in project)
+    return related and not LEFT_OUT & set(folder.parts)
 
 
 def source_files(request: Request) -> Iterator[Path]:
@@ -108,10 +107,8 @@ def is_available() -> bool:
 def restrict_reads(allowed: Sequence[Path], listable: Sequence[Path] = ()) -> bool:
     """Refuse this thread, and what it starts later, to read anything else; `False` where there is no Landlock."""
     # Threads that are there already are not restricted, so this comes before torch is imported. It cannot be undone.
-    if not is_available():
-        return False
     handled = struct.pack("=Q", READ_FILE | READ_DIR)
-    rules = system_call(CREATE_RULESET, handled, len(handled), 0)
+    rules = system_call(CREATE_RULESET, handled, len(handled), 0) if is_available() else -1
     if rules < 0:
         return False
     try:

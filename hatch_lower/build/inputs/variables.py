@@ -37,9 +37,7 @@ PLACES = ("PATH", "HOME", "PYTHON*", TOOL)
 
 
 def mark_of(key: bytes, name: str, value: str | None) -> str:
-    if value is None:
-        return UNSET
-    return hmac.new(key, os.fsencode(f"{name}={value}"), hashlib.sha256).hexdigest()
+    return UNSET if value is None else hmac.new(key, os.fsencode(f"{name}={value}"), hashlib.sha256).hexdigest()
 
 
 def is_credential(name: str) -> bool:
