@@ -210,11 +210,7 @@ def remember(
 
 
 def remember_made(
-    store: Store,
-    key: Mapping[str, object],
-    inputs: RecordedInputs,
-    made: str,
-    shared: RecordedInputs | None = None,
+    store: Store, key: Mapping[str, object], inputs: RecordedInputs, made: str, shared: RecordedInputs | None = None
 ) -> None:
     """Keep under a key that what is stored under another, `made`, holds for what an export read."""
     if not store.writes or inputs.unknown:

@@ -126,12 +126,7 @@ def table_schema(kind: type) -> dict[str, Any]:
             **value_schema(hints[setting.name], setting.metadata),
             **({} if default is None or is_dataclass(default) else {"default": default}),
         }
-    return {
-        "type": "object",
-        "description": summary(kind),
-        "additionalProperties": False,
-        "properties": properties,
-    }
+    return {"type": "object", "description": summary(kind), "additionalProperties": False, "properties": properties}
 
 
 def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, object]:

@@ -97,12 +97,7 @@ def is_whole(library: Path) -> bool:
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
     subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=SECONDS_TO_COMPILE,
-        env=environment,
+        command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS_TO_COMPILE, env=environment
     )
 
 

@@ -42,36 +42,22 @@ class HostileArchiveError(Exception):
     """An archive that no build writes; the text says why."""
 
 
-class Places:
-    """Where the paths of a project are in an archive."""
-
-    def __init__(self, root: Path, paths: Iterable[Path]) -> None:
-        self._root = root
-        steps = max((PurePosixPath(self._relative(path)).parts.count("..") for path in paths), default=0)
-        self._project = PurePosixPath(*[ABOVE] * steps, PROJECT)
-
-    def place(self, path: Path) -> Path:
-        return Path(os.path.normpath(self._project / self._relative(path)))
-
-    def _relative(self, path: Path) -> str:
-        return os.path.relpath(path, self._root)
-
-
 def take_snapshot(settings: Settings, view: ProjectView, files: Iterable[Path]) -> Snapshot:
     """Return an archive of files, and settings and view as they are where it is unpacked."""
     chosen = sorted(set(files))
-    places = Places(settings.root, [*chosen, *view.import_roots, *(target for _, target in view.links)])
-    members = {places.place(path).as_posix(): path for path in chosen}
-    relocated = Relocated(
-        replace(settings, root=places.place(settings.root)),
-        replace(
-            view,
-            import_roots=tuple(map(places.place, view.import_roots)),
-            links=tuple((name, places.place(target)) for name, target in view.links),
-        ),
-    )
-    names = frozenset(os.path.relpath(path, settings.root) for path in chosen)
-    return Snapshot(write_archive(members), relocated, names)
+    places = [*chosen, *view.import_roots, *(target for _, target in view.links)]
+    relative = {path: os.path.relpath(path, settings.root) for path in (*places, settings.root)}
+    steps = max(PurePosixPath(path).parts.count("..") for path in relative.values())
+    project = PurePosixPath(*[ABOVE] * steps, PROJECT)  # with as many folders above it as paths lead out of it
+
+    def place(path: Path) -> Path:
+        return Path(os.path.normpath(project / relative[path]))
+
+    links = tuple((name, place(target)) for name, target in view.links)
+    there = replace(view, import_roots=tuple(map(place, view.import_roots)), links=links)
+    relocated = Relocated(replace(settings, root=place(settings.root)), there)
+    members = {place(path).as_posix(): path for path in chosen}
+    return Snapshot(write_archive(members), relocated, frozenset(relative[path] for path in chosen))
 
 
 def write_archive(members: dict[str, Path]) -> bytes:

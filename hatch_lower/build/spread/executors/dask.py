@@ -95,20 +95,17 @@ class DaskPool:
         self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
         self._shared: dict[Shared, object] = {}
-        self._running: dict[Future[Any], frozenset[str] | None] = {}  # and the workers that may run it
+        self._running: dict[Future[Any], frozenset[str]] = {}  # and the workers that may run it; none for all
         self._threads: dict[str, int] = {}  # by worker
         self._looked = float("-inf")
 
     def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
-        allowed = None
-        if avoid:
-            allowed = frozenset(self._workers().keys() - avoid)
-            if not allowed and self._threads:
-                raise NoWorkerError
-            allowed = allowed or None
+        allowed = frozenset(self._workers().keys() - avoid) if avoid else frozenset()
+        if avoid and not allowed and self._threads:
+            raise NoWorkerError
         with self._connected():
             given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
-            workers = None if allowed is None else sorted(allowed)
+            workers = sorted(allowed) or None
             names = {"function": name_of(self._run_unit), "request": request, "attachments": given}
             # it warns of large arguments
             future = no_warnings(self._executor.submit, eval, TASK, names, workers=workers)
@@ -133,7 +130,7 @@ class DaskPool:
                 self._threads = dict(self._client.nthreads())
             self._looked = time.monotonic()
             for future, allowed in list(self._running.items()):
-                if allowed is not None and not allowed & self._threads.keys():
+                if allowed and not allowed & self._threads.keys():
                     future.cancel()  # all that may run it are gone, and Dask would wait for them
         return self._threads
 
