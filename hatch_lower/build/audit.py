@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower.build.build import look_up
@@ -22,12 +22,12 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import CacheError
 from hatch_lower.format.record import FORMS, ModelReport
+from hatch_lower.frozen import Frozen
 
 HASH_SEEDS = 4_294_967_295  # the largest that Python takes
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Frozen):
     """What an audit that found nothing wrong looked at."""
 
     known: tuple[str, ...]
@@ -62,8 +62,7 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Exports:
+class Exports(Frozen):
     """Models that were exported again."""
 
     reports: Mapping[str, ModelReport]  # model to report, of which only the methods count

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.build.protocol import UNANSWERED, Answer, out_of_memory_error, read_answer
 from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.frozen import Frozen
 
 SHOWN_LINES = 20
 SEARCHED_LINES = 60
@@ -30,8 +30,7 @@ class KilledError(ProcessError):
     """Somebody else ended the process: the system, say, that was out of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExit:
+class ChildExit(Frozen):
     folder: Path
     place: str  # its model, and the stage in which the child was last seen
     status: int  # a signal as a negative number

@@ -9,7 +9,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeE
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.weights import Weights, read_weights
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder, Recorded, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 
@@ -40,8 +41,7 @@ ARCHIVE_ERRORS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Frozen):
     """One `_lowered` folder."""
 
     place: str  # the folder, and the wheel that it is in
@@ -73,8 +73,7 @@ class Contents:
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredRecipe:
+class LoweredRecipe(Frozen):
     entry: RecipeEntry
     plan: Plan
     debug: Mapping[str, MethodDebug]
@@ -99,8 +98,7 @@ class LoweredRecipe:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredModel:
+class LoweredModel(Frozen):
     name: str
     contents: Contents
     entry: ModelEntry

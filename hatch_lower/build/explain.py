@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +30,7 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import MethodRow
+from hatch_lower.frozen import Frozen
 
 FIRST_BUILD = "first build"
 NOTHING = "nothing changed"
@@ -40,8 +41,7 @@ SCHEMA = 1
 MOST_FILES = 400  # files that are kept, one or two a project: its last build, and what its models printed
 
 
-@dataclass(frozen=True, slots=True)
-class ModelHistory:
+class ModelHistory(Frozen):
     # how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered from the
     # cache alone; 0: something was lowered
     level: int
@@ -59,8 +59,7 @@ class ModelHistory:
     manifest: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildHistory:
+class BuildHistory(Frozen):
     """The last build of a project that exported something and came to its end."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError, ProcessError, error_from_json
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.record import ModelReport
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.localise.finding import Localisation
 
@@ -24,16 +25,14 @@ UNANSWERED = 75  # the exit status of a child that could not write its answer
 Mode = Literal["lower", "recipe", "part", "capture", "localise"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Frozen):
     """That what is missing may be asked for, instead of being made."""
 
     folder: Path  # where it is written what is asked for
     asked: tuple[str, ...] = ()  # keys of what was asked for before, and is to be made if it is missing still
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Frozen):
     settings: Settings
     model: str
     folder: Path  # where it writes the model's files, and the answer
@@ -60,8 +59,7 @@ class Request:
     outbox: Path | None = None  # where it is noted what is kept for others; `None` if nobody asks
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Frozen):
     report: ModelReport
     unknown: tuple[str, ...] = ()  # why the next build exports again whatever has changed
     recipes: Mapping[str, str] = field(default_factory=dict)  # mode `recipe`: the keys of the records that there are

@@ -14,6 +14,7 @@ from pathlib import Path
 from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
 from hatch_lower.canonical import read_file, sha256_file
+from hatch_lower.frozen import Frozen
 
 # a component that only keys of one kind have, and the kind; `kind` itself comes first
 KINDS = (
@@ -47,8 +48,7 @@ class StoredBlob:
     stat: os.stat_result
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Frozen):
     records: dict[str, StoredRecord]  # by key
     blobs: dict[str, StoredBlob]  # by digest
     leftovers: tuple[Path, ...]  # of killed processes, and those that are being written
@@ -124,8 +124,7 @@ class Entry:
     whole: bool  # not damaged, and all its blobs are there
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Frozen):
     entries: tuple[Entry, ...]  # the last used first
     size: int  # each blob counted once
     blobs: int

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.cache.store import Store
@@ -22,13 +21,13 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.values import Digest
+from hatch_lower.frozen import Frozen
 
 SCHEMA = 1
 COST_SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class UsedVersions:
+class UsedVersions(Frozen):
     """A backend that lowered a partition, as it was then."""
 
     backend: str
@@ -36,8 +35,7 @@ class UsedVersions:
     versions: object  # JSON of what its result depends on beside the partition
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeRecord:
+class RecipeRecord(Frozen):
     """What one exported model came to for one recipe."""
 
     plan: Digest

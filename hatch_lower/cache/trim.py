@@ -10,13 +10,13 @@ import contextlib
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.cache.contents import Contents, StoredBlob, StoredRecord, read_contents, walk
 from hatch_lower.cache.files import remove_unused, write_file
 from hatch_lower.cache.store import MARK_INTERVAL, Store
 from hatch_lower.config.tables import CacheSettings
+from hatch_lower.frozen import Frozen
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -24,14 +24,12 @@ DAY = 24 * HOUR
 KEPT = HOUR + MARK_INTERVAL  # seconds without a mark after which a record was surely not used within the last hour
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Frozen):
     size: int  # bytes
     age: float  # seconds since the last use
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
+class Trimmed(Frozen):
     records: int
     blobs: int
     leftovers: int  # unfinished files of killed processes, or folders of such

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.build.project_view import DistributedFile
 from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, tensors_begin
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
@@ -20,8 +21,7 @@ SUFFIX = ".safetensors"
 SMALLEST = 1024  # bytes; smaller tensors are equal by chance
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(Frozen):
     """A packaged file, and how many bytes of its tensors the payload holds as well."""
 
     file: DistributedFile

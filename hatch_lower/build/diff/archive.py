@@ -8,13 +8,13 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.errors import PackageError
+from hatch_lower.frozen import Frozen
 
 END_RECORD = 22
 TAIL = END_RECORD + 0xFFFF
@@ -29,8 +29,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wheel:
+class Wheel(Frozen):
     path: Path
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; of two of one name the last
     digests: Mapping[str, str]

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hatch_lower.frozen import Frozen
+
 NOTHING = "(not there)"  # what is shown for a side that lacks something
 SHOWN = 96
 LABEL = "the sha256 of "
@@ -87,8 +89,7 @@ class Difference:
     lines: tuple[str, ...] = ()  # more about it: the lines of a diff, or sentences
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Frozen):
     """What is known before members are compared one by one."""
 
     # paths that only one of the builds had, to what they are: `the rebuild's HOME`

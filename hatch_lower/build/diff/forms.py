@@ -15,6 +15,7 @@ from typing import Any
 from hatch_lower.build.diff.align import align
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.words import change_text, range_text, value_change, value_text
+from hatch_lower.frozen import Frozen
 
 LARGEST_FORM = 1 << 28  # bytes of JSON that a stored form may have; the largest graphs of today have a tenth
 CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
@@ -22,8 +23,7 @@ CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
 MUTATED, PERSISTENT = 6, 7
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Frozen):
     """An exported method's canonical form, and what it leaves out but a reader wants."""
 
     graph: Sequence[Any]  # rows of the nodes

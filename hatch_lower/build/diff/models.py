@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ from hatch_lower.format.graph import OpCall
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import MethodPlan, Plan, signature_text
 from hatch_lower.format.tree import tree_text
+from hatch_lower.frozen import Frozen
 
 Facts = dict[str, object]
 MOST_LINES = 40  # lines that are said of one graph or library
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Frozen):
     title: str
     models: Mapping[str, LoweredModel]
     requirements: Mapping[str, str]

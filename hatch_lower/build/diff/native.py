@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.build.diff.difference import NOTHING, Difference, reason_for_texts, shortened
 from hatch_lower.build.diff.texts import first_difference, printable
+from hatch_lower.frozen import Frozen
 
 MAGIC = b"\x7fELF"
 FILE_LIMIT = 1 << 30  # bytes of a library that is held in memory; a larger one is compared as bytes
@@ -31,8 +31,7 @@ FRAME_REASONS = {
 OTHER_LIBRARIES = "other libraries on the build machine, or other code or flags"
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Frozen):
     frame: Mapping[str, tuple[str, ...]]  # machine, compiler, and what the dynamic section says of loading
     sections: Mapping[str, bytes]
     sizes: Mapping[str, int]  # of sections, of those without contents too

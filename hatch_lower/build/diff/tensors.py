@@ -14,6 +14,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode
 from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, TensorEntry, header_span, tensors_begin
 from hatch_lower.format.values import DTYPES
+from hatch_lower.frozen import Frozen
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Safetensors' name of a dtype to torch's; complex numbers are pairs of others
@@ -30,8 +31,7 @@ class Header(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFile:
+class TensorFile(Frozen):
     entries: Mapping[str, TensorEntry]
     metadata: object
     data: memoryview

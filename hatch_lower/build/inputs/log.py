@@ -12,9 +12,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
+
+from hatch_lower.frozen import Frozen
 
 # Kinds that only the library notes
 UPDATED, DENIED, LINK, LISTED, LISTED_BY_PROGRAM, EXECUTED, PROCESS = "B", "D", "K", "L", "F", "X", "P"
@@ -42,8 +44,7 @@ class Record(NamedTuple):
     target: str = ""  # the path that a link led to
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Frozen):
     """What was noted, each in the order of its first occurrence."""
 
     # Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.

@@ -17,7 +17,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -38,11 +37,11 @@ from hatch_lower.build.inputs.stand_ins import (
 )
 from hatch_lower.build.inputs.variables import RECORDING_VARIABLES
 from hatch_lower.cache.stats import State
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
+class Observations(Frozen):
     """What was asked for, by absolute path."""
 
     asked: Observed

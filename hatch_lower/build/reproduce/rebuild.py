@@ -10,11 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.errors import ConfigError, ProcessError
+from hatch_lower.frozen import Frozen
 
 LONGER = "another-folder-with-a-longer-name"
 GRACE_SECONDS = 10.0  # how long a build may take to end after an interruption, which reaches it as it does this process
@@ -35,8 +35,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
+class Rebuilt(Frozen):
     wheel: Path
     log: str
     variation: Variation
@@ -98,8 +97,7 @@ def build(source: Path, target: Path, variation: Variation) -> str:
     return log
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(Frozen):
     """How a build differs from one that the caller would run."""
 
     environment: Mapping[str, str]  # all its variables

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from hatch_lower.build.spread.graph import State, UnitGraph, Work
 from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Reply, Shared
 from hatch_lower.build.spread.protocol import WrongAnswerError
 from hatch_lower.errors import ExecutorError, LowerError
+from hatch_lower.frozen import Frozen
 
 MOST_LOST = 4  # workers that a unit may lose: it may be what ends them
 MOST_WRONG = 3  # wrong answers to one unit
@@ -28,8 +28,7 @@ PATIENCE_SECONDS = 5.0  # that one waits for other workers than those that refus
 TICK_SECONDS = 0.5  # between two looks at how many workers there are
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Frozen):
     kind: Literal["made", "needs", "refused", "failed"]
     needs: tuple[Work, ...] = ()  # what must be made before the unit is submitted again; some may be made already
     lacks: tuple[str, ...] = ()  # what the worker that refuses has not, in words
@@ -46,8 +45,7 @@ class Desk(Protocol):
         """Take what has come back; raises a `WrongAnswerError`, or a `LostWorkerError` if the unit was killed there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Frozen):
     made: int
     given_up: int  # and left to the local build
     total: int

@@ -9,7 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from hatch_lower.cache.entry import Record
@@ -18,6 +18,7 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode
 from hatch_lower.format.values import Digest, Natural
+from hatch_lower.frozen import Frozen
 
 SCHEMA = 1
 NATIVE_SUFFIXES = frozenset({"a", "dll", "dylib", "o", "pt2", "pte", "pyd", "so"})
@@ -35,8 +36,7 @@ class RefusedError(Exception):
     """An entry came that must not be used; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedEntry:
+class SharedEntry(Frozen):
     key: Digest
     value: object
     components: Mapping[str, object]
@@ -49,8 +49,7 @@ class SharedEntry:
         return canonical_json({"schema": SCHEMA, **{field.name: getattr(self, field.name) for field in fields(self)}})
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Frozen):
     # who signed an entry, by the name of the key
     key_id: str
     value: bytes

@@ -10,11 +10,12 @@ import base64
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import SplitResult, urlsplit
 
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign, needs_library, read_key, read_keys
 from hatch_lower.errors import CacheError, ConfigError, LowerError
+from hatch_lower.frozen import Frozen
 
 CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATCH_LOWER_REMOTE_PUSH"
 TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
@@ -32,8 +33,7 @@ ANONYMOUS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RemotePolicy:
+class RemotePolicy(Frozen):
     url: str  # without a final slash
     push: bool = False  # whether what this build makes is sent there
     authorization: str = ""  # the header of that name, for HTTP; empty: none

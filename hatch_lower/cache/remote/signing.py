@@ -9,26 +9,24 @@ from __future__ import annotations
 import base64
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
+from hatch_lower.frozen import Frozen
 
 # stands before every signed text, so that a signature made for something else is none here
 PURPOSE = b"hatch-lower cache entry 1\n"
 KEY_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPair(Frozen):
     # in base64
     private: str
     public: str
     key_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
+class SigningKey(Frozen):
     private: bytes
 
     def __repr__(self) -> str:
@@ -48,8 +46,7 @@ class SigningKey:
         return Ed25519PrivateKey.from_private_bytes(self.private).sign(PURPOSE + text)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyingKeys:
+class VerifyingKeys(Frozen):
     keys: tuple[bytes, ...] = ()
 
     def ids(self) -> tuple[str, ...]:

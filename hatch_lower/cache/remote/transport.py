@@ -10,10 +10,11 @@ import contextlib
 import io
 import secrets
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
+
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     import fsspec
@@ -31,8 +32,7 @@ class UnreachableError(TransferError):
     """There is no use in asking this remote again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Frozen):
     """How much time and space a remote cache may cost."""
 
     connect: float = 5.0  # seconds until a connection stands
