@@ -18,12 +18,13 @@ FORBIDDEN = (
     *("code", "codeop", "imp", "pty", "runpy", "types.FunctionType", "os.system", "os.popen"),
     *("torch.load", "torch.jit", "torch.hub", "torch.package", "torch.export.load", "torch.classes"),
     *("torch.ops.load_library", "torch._C._aoti", "numpy.load", "ctypes", "importlib.import_module"),
+    "pkgutil.resolve_name",
     *("importlib.util.module_from_spec", "importlib.util.spec_from_file_location"),
 )
 """Whatever turns data into code, or loads code; a name stands for all that is in it."""
 
 GENERATED = {"builtins.compile", "builtins.exec"}
-IMPORTS, LIBRARIES = {"importlib.import_module"}, {"ctypes"}
+IMPORTS, NAMED, LIBRARIES = {"importlib.import_module"}, {"pkgutil.resolve_name"}, {"ctypes"}
 ALLOWED = {
     # a function made from the checked fields of a plan
     "runtime/compile.py": GENERATED,
@@ -42,8 +43,8 @@ ALLOWED = {
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,
     # the executor that the settings name; what workers of Dask evaluate is a constant that imports our own module
-    "build/spread/executors/any.py": IMPORTS,
-    "build/spread/executors/dask.py": {"builtins.eval", *IMPORTS},
+    "build/spread/executors/any.py": NAMED,
+    "build/spread/executors/dask.py": {"builtins.eval", *NAMED},
     # asks the C library to give back what was freed
     "backends/testing/memory.py": LIBRARIES,
     # whether the engine's libraries are there; the kit's own names, and the backend that its caller names

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from hatch_lower.build.protocol import Asking
 
 
-def nothing() -> None:
-    pass
-
-
 EXECUTOR = "HATCH_LOWER_EXECUTOR"  # the variable that is stronger than the setting
 
 
@@ -37,7 +33,7 @@ class BuildContext(Frozen):
     outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
     files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
     asking: Asking | None = None  # `None`: all that is missing is made
-    poll: Callable[[], None] = nothing  # called while child processes run: what it raises ends them
+    poll: Callable[[], None] = lambda: None  # called while child processes run: what it raises ends them
 
     @property
     def executor(self) -> str:

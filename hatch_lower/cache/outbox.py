@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from hatch_lower.cache.entry import DIGEST, Keep, Record, RemoteCache
 
-State: TypeAlias = Literal["made", "sent", "came"]
-STATES: tuple[State, ...] = ("made", "sent", "came")
+STATES = ("made", "sent", "came")
 
 
 class Outbox:
@@ -37,20 +35,17 @@ class Outbox:
         self._note(key, "sent" if sent else "made")
         return sent
 
-    def _note(self, key: str, state: State) -> None:
+    def _note(self, key: str, state: str) -> None:
         with self._path.open("a", encoding="ascii") as file:
             file.write(f"{key} {state}\n")
 
 
-def read_outbox(path: Path) -> dict[str, State]:
+def read_outbox(path: Path) -> dict[str, str]:
     """Return the last note of each key; none for what was never written."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
         return {}
-    notes: dict[str, State] = {}
-    for key, _, text in (line.partition(" ") for line in lines):
-        state = next((state for state in STATES if state == text), None)
-        if state is not None and DIGEST.fullmatch(key):  # a process that was killed leaves half a line
-            notes[key] = state
-    return notes
+    notes = (line.partition(" ") for line in lines)
+    # a process that was killed leaves half a line
+    return {key: state for key, _, state in notes if state in STATES and DIGEST.fullmatch(key)}

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import source_from_cache
+from pathlib import PurePath
 
 from hatch_lower.build.environment import LOADER
 from hatch_lower.build.inputs.distributions import Owners
@@ -323,7 +324,4 @@ def is_metadata(path: str) -> bool:
 
 
 def parents(path: str) -> list[str]:
-    above = [path]
-    while above[-1] != os.path.dirname(above[-1]):
-        above.append(os.path.dirname(above[-1]))
-    return above
+    return [path, *map(str, PurePath(path).parents)]

@@ -10,8 +10,8 @@ Executors of jobs, such as submitit's for Slurm, call nobody: the jobs that they
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import socket
 import sys
 import threading
@@ -43,11 +43,8 @@ END_SECONDS = 5.0  # that jobs which are cancelled have to end
 
 
 def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
-    module, _, attributes = name.partition(":")
     try:
-        factory: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            factory = getattr(factory, attribute)
+        factory = pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise ExecutorError(
             f"the factory of the executor `{name}` cannot be imported",

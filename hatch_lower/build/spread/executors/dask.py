@@ -6,8 +6,8 @@ What all units need is a task of its own, not scattered data: Dask makes that ag
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
+import pkgutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -172,8 +172,7 @@ def run_on_dask(function: str, request: bytes, attachments: Sequence[bytes]) -> 
     """Make a unit on a worker; as soon as the worker is told that nobody wants it, it ends."""
     worker = distributed.get_worker()
     key = worker.get_current_task()
-    module, _, name = function.partition(":")
-    run_unit: RunUnit = getattr(importlib.import_module(module), name)
+    run_unit: RunUnit = pkgutil.resolve_name(function)
 
     def still_wanted() -> bool:
         task = worker.state.tasks.get(key)
