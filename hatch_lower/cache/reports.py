@@ -6,7 +6,7 @@ The parent process reads them in every build, so nothing is imported that only `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cache.store import Store
@@ -97,32 +97,16 @@ def is_file_name(path: str) -> bool:
 def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
     """Return all of a stored report, which takes longer than `read_result`; `None` also if it could not be packaged."""
     from hatch_lower.format.codec import decode
-    from hatch_lower.format.manifest import ModelEntry
-    from hatch_lower.format.metrics import VerifiedMethod
-    from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport, WeightsRecord
+    from hatch_lower.format.record import ModelReport
 
     result = read_result(store, value, level)
     if result is None:
         return None
     try:
-        manifest = decode(ModelEntry, value["manifest"], "a report")
-        if not manifest.recipes:  # of an audit
-            return None
-        return ModelReport(
-            model=result.model,
-            manifest=manifest,
-            files=result.files,
-            rows=result.rows,
-            native=result.native,
-            tools=result.tools,
-            torch=result.torch,
-            methods=decode(Mapping[str, MethodRecord], value["methods"], "a report"),
-            key=value["key"],
-            architecture=decode(Architecture, value["architecture"], "a report"),
-            backends=decode(tuple[BackendRecord, ...], value["backends"], "a report"),
-            verified=decode(tuple[VerifiedMethod, ...], value["verified"], "a report"),
-            outside=decode(WeightsRecord | None, value["outside"], "a report"),
-            beside=result.beside,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, LowerError):
+        told = {field.name: value[field.name] for field in fields(ModelReport)}
+        report: ModelReport = decode(ModelReport, {**told, "files": [], "native": [], "beside": []}, "a report")
+    except (KeyError, LowerError):
         return None
+    if not report.manifest.recipes:  # of an audit
+        return None
+    return replace(report, files=result.files, rows=result.rows, native=result.native, beside=result.beside)
