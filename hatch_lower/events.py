@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from hatch_lower.frozen import Frozen
 
@@ -38,10 +38,6 @@ class Event(Frozen):
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
-
-
-def event_from_json(fields: dict[str, Any]) -> Event:
-    return Event(**fields)
 
 
 class Reporter(Protocol):

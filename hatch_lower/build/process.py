@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from hatch_lower.build.child_exit import ChildExit, answer_of, cut, without_errors
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.protocol import REQUEST, Answer, Request
-from hatch_lower.errors import LowerError, ProcessError
-from hatch_lower.events import Event, Reporter, event_from_json
-from hatch_lower.format.codec import write_record
+from hatch_lower.errors import LowerError, ProcessError, ProgramError
+from hatch_lower.events import Event, Reporter
+from hatch_lower.format.codec import decode, write_record
 
 GRACE_SECONDS = 3.0  # how long a child may take to remove its temporary files when it is told to end
 TICK_SECONDS = 0.2
@@ -185,14 +185,10 @@ def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
 def read_event(line: bytes) -> Event | None:
     # a child that crashed leaves half a line, and other code may write to the pipe
     try:
-        fields = json.loads(line)
-        event = event_from_json(fields)
-    except (ValueError, TypeError, RecursionError):
+        event: Event = decode(Event, json.loads(line), "an event")
+    except (ValueError, RecursionError, ProgramError):
         return None
-    well_typed = isinstance(event.seconds, float) and all(
-        isinstance(value, str) for name, value in fields.items() if name != "seconds"
-    )
-    return event if well_typed else None
+    return event
 
 
 def has_ended(child: Child) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.kept_events import Events
 
-from hatch_lower.events import CollapsedOutput, Event, LineReporter, LiveReporter, NullReporter, event_from_json, stage
+from hatch_lower.events import CollapsedOutput, Event, LineReporter, LiveReporter, NullReporter, stage
+from hatch_lower.format.codec import decode
 
 CLEAR = "\r\x1b[2K"
 
@@ -29,7 +30,7 @@ def test_a_subject_names_what_is_there(event: Event, subject: str) -> None:
 
 def test_an_event_survives_json() -> None:
     event = Event("verify", "end", "digits", "default", "embed", 0.25, "4 cases")
-    assert event_from_json(json.loads(json.dumps(event.to_json()))) == event
+    assert decode(Event, json.loads(json.dumps(event.to_json())), "an event") == event
 
 
 def test_a_stage_reports_its_start_and_its_end() -> None:
