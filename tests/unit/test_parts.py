@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache", "on", pytest.fail)
 
 
-def asked(folder: Path, program: ExportedProgram, store: Store, partitioner: Any, *before: str) -> list[Need]:
+def asked(folder: Path, program: ExportedProgram, store: Store, partitioner: Any, *before: str) -> Sequence[Need]:
     notes: list[str] = []
     with pytest.raises(PartsNeededError):
         lower_methods(
@@ -88,7 +88,7 @@ def test_one_part_alone_is_made_where_it_is(program: ExportedProgram, store: Sto
     ask = Asker(tmp_path / "asked", (), 60, pytest.fail)
     lowered = lower_methods({"a": program}, {"a": TagBy(everything, "reference")}, store=store, ask=ask)["a"]
     assert (lowered.partitions, lowered.reused) == (1, 0)
-    assert read_asked(tmp_path / "asked") == ([], [])
+    assert read_asked(tmp_path / "asked") == ((), [])
 
 
 def test_what_was_asked_for_in_vain_is_made(program: ExportedProgram, store: Store, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ where it is: the unit that asks has to be begun again, with another export.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from hatch_lower.build.spread.protocol import Need
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProcessError
-from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.codec import encode, read_record, write_record
 from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ class Asker:
 
     def partitions(self, groups: Mapping[str, Group]) -> None:
         """Ask for partitions; a `PartsNeededError` if there is something to wait for."""
-        parts = {key: self._partition(key, group) for key, group in groups.items() if key not in self._asked}
-        self._ask([part for part in parts.values() if part is not None])
+        parts = (self._partition(key, group) for key, group in groups.items() if key not in self._asked)
+        self._ask([part for part in parts if part is not None])
 
     def steps(self, backend_id: str, specs: Sequence[CompileSpec], steps: Mapping[str, Step]) -> None:
         """Ask for steps of a backend; raises as `partitions`."""
@@ -97,8 +96,7 @@ class Asker:
         self._folder.mkdir(exist_ok=True)
         for need, data in parts:
             (self._folder / need.blob).write_bytes(data)
-        text = json.dumps([encode(need) for need, _ in parts])
-        (self._folder / NEEDS).write_text(text, encoding="utf-8")
+        write_record(self._folder / NEEDS, [need for need, _ in parts])
         raise PartsNeededError("parts of it are to be made first", found=", ".join(need.name for need, _ in parts))
 
 
@@ -110,11 +108,10 @@ def part_of(name: str, body: PartBody, key: str, data: bytes) -> tuple[Need, byt
     return Need(key, name, encode(body), sha256_bytes(data)), data
 
 
-def read_asked(folder: Path) -> tuple[list[Need], list[bytes]]:
+def read_asked(folder: Path) -> tuple[tuple[Need, ...], list[bytes]]:
     """Return what a child process has asked for, and the bytes of each; nothing if it did not."""
     try:
-        rows = json.loads((folder / NEEDS).read_text(encoding="utf-8"))
+        needs = read_record(tuple[Need, ...], folder / NEEDS)
     except FileNotFoundError:
-        return [], []
-    needs: list[Need] = decode(tuple[Need, ...], rows, NEEDS)
-    return list(needs), [(folder / need.blob).read_bytes() for need in needs]
+        return (), []
+    return needs, [(folder / need.blob).read_bytes() for need in needs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from hatch_lower.exir.lowering.portable_sizes import NotPortableError
 from hatch_lower.exir.lowering.preprocess import Ask, Request, key_of, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_steps import step_key, write_step
-from hatch_lower.format.codec import encode, read_record
+from hatch_lower.format.codec import encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.sandbox import backend_guard
@@ -41,7 +40,7 @@ def make_part(name: str, folder: Path, store: Store, ask: Ask | None) -> ModelRe
         else:
             make_step(name, body, data, store)
     except LacksError as error:
-        (folder / LACKS).write_text(json.dumps(encode(error.lacks)), encoding="utf-8")
+        write_record(folder / LACKS, error.lacks)
         raise ProcessError("this machine makes something else of it", where=name, found=str(error)) from error
     return ModelReport(name, ModelEntry((), None, None, {}), files=())
 

@@ -6,7 +6,6 @@ before. It is begun again when there is what it needs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from hatch_lower.build.spread.protocol import Lack, LacksError, NeedsError, Unit
 from hatch_lower.build.spread.workplace import Workplace
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError, ProgramError
-from hatch_lower.format.codec import decode, write_record
+from hatch_lower.format.codec import decode, read_record, write_record
 
 ASKED = "asked"  # the role of the attachment that says that a unit may ask, and for what it has asked
 PART = "part"  # of that with what a part is made from
@@ -77,8 +76,6 @@ def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -
 
 def read_lacks(folder: Path) -> tuple[Lack, ...]:
     try:
-        rows = json.loads((folder / LACKS).read_text(encoding="utf-8"))
+        return read_record(tuple[Lack, ...], folder / LACKS)
     except FileNotFoundError:
         return ()
-    lacks: tuple[Lack, ...] = decode(tuple[Lack, ...], rows, LACKS)
-    return lacks
