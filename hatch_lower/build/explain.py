@@ -135,11 +135,6 @@ def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
     path = history_path(directory, root)
     with contextlib.suppress(OSError):
         write_file(path, canonical_json({"schema": SCHEMA, "build": encode(history)}))
-        forget_oldest(path.parent)
-
-
-def forget_oldest(folder: Path) -> None:
-    ages = sorted((path.stat().st_mtime_ns, path.name) for path in folder.glob("*.*"))
-    for _, name in ages[:-MOST_FILES]:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
+        ages = sorted((each.stat().st_mtime_ns, each) for each in path.parent.glob("*.*"))
+        for _, oldest in ages[:-MOST_FILES]:
+            oldest.unlink(missing_ok=True)

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     request = read_record(Request, Path(arguments[0]))
     faulthandler.enable(all_threads=False)
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinding removes temporary files
     end_with_parent()
     shorten_sockets(tempfile.gettempdir())
     refuse_signals(request.model)
@@ -232,11 +231,6 @@ def enter_folder(root: Path, model: str) -> None:
             found=describe_exception(error),
             hint="let it remove and move only what it has made itself",
         ) from error
-
-
-def leave(number: int, frame: FrameType | None) -> None:
-    # unwinding removes temporary files
-    sys.exit(128 + number)
 
 
 def error_of(request: Request, error: BaseException) -> LowerError:

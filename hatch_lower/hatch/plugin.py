@@ -110,14 +110,15 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.events import SaidOnce
-        from hatch_lower.hatch.project import set_tag, with_weights_inside
+        from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
         from hatch_lower.hatch.tags import remembering, tag_of
         from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines
 
         if editable:
             # what is being worked on has its weights, whatever a release leaves out
-            project = replace(project, settings=with_weights_inside(project.settings))
+            models = tuple(replace(model, weights=()) for model in project.settings.models)
+            project = replace(project, settings=replace(project.settings, models=models))
         else:
             check_hatchling(build_data)
         notes = CacheNotes(project.settings.name)

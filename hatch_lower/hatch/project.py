@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +113,8 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     view = ProjectView(
         name=core.name,
         version=hook.metadata.version,
-        metadata=without_description(config.core_metadata_constructor(hook.metadata)),
+        # the body is the README: an export does not see it, so a new one is no reason to export again
+        metadata=config.core_metadata_constructor(hook.metadata).partition("\n\n")[0].rstrip("\n") + "\n",
         entry_points=config.builder.construct_entry_points_file(),
         import_roots=roots,
         links=plan_links(files),
@@ -179,10 +179,6 @@ def input_files(hook: Hook) -> list[Path]:
     return sorted(files)
 
 
-def with_weights_inside(settings: Settings) -> Settings:
-    return replace(settings, models=tuple(replace(model, weights=()) for model in settings.models))
-
-
 def set_tag(build_data: BuildData, tag: str) -> None:
     """Give the wheel the payload's tag, unless an earlier hook has already made it narrower."""
     platform = tag.rpartition("-")[2]
@@ -211,11 +207,6 @@ def distributed_files(files: Iterable[IncludedFile]) -> tuple[DistributedFile, .
             hint="rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`",
         )
     return distributed
-
-
-def without_description(metadata: str) -> str:
-    # the body is the README: an export does not see it, so a new one is no reason to export again
-    return metadata.partition("\n\n")[0].rstrip("\n") + "\n"
 
 
 def table_path(target_config: Mapping[str, Any], target: str) -> str:
