@@ -63,10 +63,8 @@ def read_policy(
 ) -> tuple[RemotePolicy | None, list[str]]:
     """Return which remote cache to use, if any, and warnings; `remote` and `public_keys` are the project's settings."""
     from_environment = environment.get(CACHE, "").strip()
-    if from_environment == "off":
-        return None, []
-    url = (from_environment or (remote or "")).rstrip("/")
-    if not url:
+    url = (from_environment or remote or "").rstrip("/")
+    if from_environment == "off" or not url:
         return None, []
     where = f"environment variable `{CACHE}`" if from_environment else f"`{PROJECT_KEY}.remote`"
     parts = check_url(url, where, ConfigError if not from_environment else CacheError)
@@ -80,12 +78,8 @@ def read_policy(
             + ", ".join(f"`{scheme}`" for scheme in (*PORTS, *ANONYMOUS)),
         )
     wants_push = environment.get(PUSH, "") == "1"
-    warnings = []
-    if wants_push and not named:
-        warnings.append(
-            f"nothing is sent to the remote cache {parts.netloc or url}: only `pyproject.toml` names it;"
-            f" set `{CACHE}` to push"
-        )
+    place = parts.netloc or url
+    warning = f"nothing is sent to the remote cache {place}: only `pyproject.toml` names it; set `{CACHE}` to push"
     policy = RemotePolicy(
         url=url,
         push=wants_push and named,
@@ -95,7 +89,7 @@ def read_policy(
         trusted=trusted_keys(environment, public_keys),
         unsigned=environment.get(UNSIGNED, "") == "1",
     )
-    return policy, warnings
+    return policy, [warning] if wants_push and not named else []
 
 
 def trusted_keys(environment: Mapping[str, str], public_keys: Sequence[str]) -> VerifyingKeys:
@@ -128,12 +122,10 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
             hint=f"give them as `{TOKEN}`, or as `{USER}` and `{PASSWORD}`",
         )
     if parts.scheme in PORTS:
-        plain = re.fullmatch(r"[!-~]+", url) is not None and bool(parts.hostname)
-        plain = plain and port_is_good and not parts.query and not parts.fragment
+        is_plain = bool(re.fullmatch(r"[!-~]+", url) and parts.hostname and not parts.query and not parts.fragment)
     else:
-        plain = re.match(r"[a-z][a-z0-9+.-]*://.", url) is not None and url.isprintable() and "::" not in url
-        plain = plain and port_is_good
-    if not plain:
+        is_plain = bool(re.match(r"[a-z][a-z0-9+.-]*://.", url)) and url.isprintable() and "::" not in url
+    if not is_plain or not port_is_good:
         raise kind(
             "a remote cache needs a URL",
             where=where,
