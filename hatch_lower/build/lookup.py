@@ -107,7 +107,11 @@ class ResultLookup:
     def look_up(self, key: Mapping[str, object]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed."""
         entries = readable_entries(self._store.find(digest_of(key), shared=False))
-        known = self._first_that_holds(key, entries) or self._look_elsewhere(key)
+        known = self._first_that_holds(key, entries)
+        if known is None:
+            known = self._first_that_holds(key, self._entries_elsewhere(key))
+            if known is not None and known.entry is not None:  # it is known here from then on
+                add_entry(self._store, digest_of(key), described(key), *known.entry)
         if known is not None:
             return known
         every = [tuple(changes(inputs, self._present)) for inputs, _ in entries]
@@ -141,13 +145,6 @@ class ResultLookup:
             return ()
         shared = readable_entries(self._store.fetch(shared_key(key)))
         return [(received(inputs, self._environment, self._secret), made) for inputs, made in shared]
-
-    def _look_elsewhere(self, key: Mapping[str, object]) -> LookupResult | None:
-        """Ask the shared cache; what it has is known here from then on."""
-        known = self._first_that_holds(key, self._entries_elsewhere(key))
-        if known is not None and known.entry is not None:
-            add_entry(self._store, digest_of(key), described(key), *known.entry)
-        return known
 
     def save(self) -> None:
         if self._store.writes:

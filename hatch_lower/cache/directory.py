@@ -14,7 +14,6 @@ from hatch_lower.errors import CacheError
 
 MODES = ("on", "off", "read-only", "refresh", "frozen")
 WRITING = ("on", "refresh")
-Mode = str
 
 VERSION = "v1"  # the folder for this layout: another version of hatch-lower may have another
 # folders in it; those for results are made by `cache/files.py`, for this user or a group alone
@@ -35,7 +34,7 @@ def history_path(directory: Path, root: Path) -> Path:
     return directory / "history" / f"{sha256_bytes(os.fsencode(os.path.realpath(root)))}.json"
 
 
-def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, Mode]:
+def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, str]:
     """Return the folder of this version in the cache directory, and the mode: `off` if it cannot be trusted."""
     mode = environment.get("HATCH_LOWER_CACHE", "on")
     if mode not in MODES:

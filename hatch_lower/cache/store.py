@@ -22,7 +22,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hatch_lower.cache.directory import WRITING, Mode, choose_directory
+from hatch_lower.cache.directory import WRITING, choose_directory
 from hatch_lower.cache.entry import DIGEST, Record, RemoteCache, check_record, fetch_record, make_record, parse_record
 from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import Level, hold_keys
@@ -51,7 +51,7 @@ def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remo
 
 class Store(Frozen):
     directory: Path  # made when something is first written
-    mode: Mode  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
+    mode: str  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
     # called for each damaged entry, and once for a directory that cannot be read or written
     warn: Callable[[str], None]
     # asked for what is not here (in the modes `ASKING`), and offered what is stored
