@@ -32,14 +32,13 @@ REQUEST = UnitRequest(
     name="digits/default",
     kind="recipe",
     key=KEY,
-    build="build",
     secret=new_secret(),
     facts={"torch": "2.13.0"},
     environment={"HF_HOME": "/models"},
     body={"model": "digits"},
     attachments=(attach("snapshot", b"files"),),
 )
-MADE = UnitAnswer("digits/default", KEY, "host:1", "made", 2.5, (OTHER,), log=("exported",))
+MADE = UnitAnswer("digits/default", KEY, "host:1", "made", (OTHER,), log=("exported",))
 
 
 def no_warning(line: str) -> None:

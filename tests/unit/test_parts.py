@@ -144,7 +144,7 @@ def test_partitions_that_are_lowered_together_stay_together(
 
 def part_request(need: Need, data: bytes, **changed: Any) -> UnitRequest:
     body = {**need.body, **changed}
-    return UnitRequest(need.name, "part", need.key, "b" * 8, "0" * 64, {}, {}, body, (attach("part", data),))
+    return UnitRequest(need.name, "part", need.key, "0" * 64, {}, {}, body, (attach("part", data),))
 
 
 def made(folder: Path, need: Need, data: bytes, given: Mapping[str, bytes] = {}, **changed: Any) -> Workplace:

@@ -79,7 +79,6 @@ class UnitRequest(Frozen):
     name: Text
     kind: UnitKind
     key: Digest
-    build: Text  # random; the same in all requests of one build
     secret: Digest  # random; who answers proves with it that it has read this request
     facts: Facts  # what the worker must be
     environment: Mapping[str, str]  # the variables that `pass-env` names, and no others
@@ -102,7 +101,6 @@ class UnitAnswer(Frozen):
     key: Digest
     worker: str  # `host:pid`, or the engine's own name for it
     outcome: Outcome
-    seconds: float = 0.0
     entries: tuple[Digest, ...] = ()  # keys of its results: the answer brings them, or the shared cache has them
     needs: tuple[Need, ...] = ()
     lacks: tuple[Lack, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +71,6 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
     known = b"" if store.remote is not None else known_keys(store)
     attachments = {SNAPSHOT: snapshot.data, **({KNOWN: known} if known else {})}
     attached = tuple(attach(role, data) for role, data in attachments.items())
-    build = secrets.token_hex(8)
     units = tuple(units)
     facts = facts_of(context, {unit.recipe for unit in units})
     models = {model.name: model for model in settings.models}
@@ -86,7 +84,6 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
             name=unit.name,
             kind="recipe",
             key=unit.key,
-            build=build,
             secret=new_secret(),
             facts=facts[unit.recipe],
             environment=environment,

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -92,7 +91,6 @@ def run_unit(
 
     `still_wanted` is asked meanwhile: as soon as it is not, all that runs ends. `worker` is the engine's name for this.
     """
-    began = time.monotonic()
     worker = worker or f"{socket.gethostname()}:{os.getpid()}"
     try:
         asked = read_request(request)
@@ -102,8 +100,7 @@ def run_unit(
     blank = UnitAnswer(asked.name, asked.key, worker, "made")
 
     def finish(answer: UnitAnswer, entries: Sequence[Entry] = (), beside: Sequence[bytes] = ()) -> bytes:
-        answer = replace(answer, seconds=time.monotonic() - began, log=log.lines())
-        return write_answer(answer, entries, asked.secret, beside)
+        return write_answer(replace(answer, log=log.lines()), entries, asked.secret, beside)
 
     def poll() -> None:
         if not still_wanted():
