@@ -36,7 +36,7 @@ from support.simulated import (  # noqa: E402
 from hatch_lower.build.spread.executors.choose import opener  # noqa: E402
 from hatch_lower.build.spread.graph import Work  # noqa: E402
 from hatch_lower.build.spread.pool import Pool, Reply  # noqa: E402
-from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler  # noqa: E402
+from hatch_lower.build.spread.scheduler import RealClock, Scheduler  # noqa: E402
 
 UNITS, WORKERS = 32, 8
 NO_OPS = 500
@@ -53,9 +53,8 @@ class JsonDesk:
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, tuple[()]]:
         return self._request, ()
 
-    def read(self, work: Work, reply: Reply) -> Outcome:
+    def read(self, work: Work, reply: Reply) -> None:
         assert json.loads(reply.data)[0] == "made"
-        return Outcome("made")
 
 
 def main(*engines: str) -> None:

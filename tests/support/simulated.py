@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from hatch_lower.build.spread.graph import Work
 from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Shared
-from hatch_lower.build.spread.protocol import WrongAnswerError
-from hatch_lower.build.spread.scheduler import Finished, Outcome, Progress, Scheduler
+from hatch_lower.build.spread.protocol import Lack, LacksError, WrongAnswerError
+from hatch_lower.build.spread.scheduler import Finished, Scheduler
+from hatch_lower.build.spread.view import Progress
 from hatch_lower.errors import CaptureError
 
 # Seconds that a unit takes on a worker, and what comes back
@@ -164,17 +165,17 @@ class SimulatedDesk:
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         return work.key.encode(), ()
 
-    def read(self, work: Work, reply: Reply) -> Outcome:
+    def read(self, work: Work, reply: Reply) -> Sequence[Work] | None:
         word, *keys = reply.data.decode().split()
         if word == "made":
             self.made.append(work.key)
-            return Outcome("made")
+            return None
         if word == "needs":
-            return Outcome("needs", needs=tuple(self.works[key] for key in keys))
+            return [self.works[key] for key in keys]
         if word == "refused":
-            return Outcome("refused", lacks=("has no g++",))
+            raise LacksError(Lack("g++", "g++ 13", ""))
         if word == "failed":
-            return Outcome("failed", error=CaptureError("the model is wrong", where=work.name))
+            raise CaptureError("the model is wrong", where=work.name)
         raise WrongAnswerError(word)
 
 

@@ -199,8 +199,8 @@ def test_a_unit_that_every_worker_refuses_ends_the_build_and_says_what_each_lack
     assert str(caught.value) == (
         "no worker can make a unit of this build\n"
         "  where: `one`\n"
-        "  found: worker-0: has no g++\n"
-        "    worker-1: has no g++\n"
+        "  found: worker-0: has no g++, where g++ 13 is wanted\n"
+        "    worker-1: has no g++, where g++ 13 is wanted\n"
         '  to do: install on the workers what this build has here, or build with `executor = "local"`'
     )
     assert engine.closed == [True]

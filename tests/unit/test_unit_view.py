@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.scheduler import Progress
-from hatch_lower.build.spread.view import UnitView, duration
+from hatch_lower.build.spread.view import Progress, UnitView, duration
 from hatch_lower.events import Event
 
 A, B = Work("a", "digits/a"), Work("b", "digits/b")

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from hatch_lower.build.spread.graph import State, UnitGraph, Work
 from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Reply, Shared
-from hatch_lower.build.spread.protocol import WrongAnswerError
-from hatch_lower.errors import ExecutorError, LowerError
-from hatch_lower.frozen import Frozen
+from hatch_lower.build.spread.protocol import LacksError, WrongAnswerError
+from hatch_lower.build.spread.view import Progress, UnitView
+from hatch_lower.errors import ExecutorError
 
 MOST_LOST = 4  # workers that a unit may lose: it may be what ends them
 MOST_WRONG = 3  # wrong answers to one unit
@@ -28,44 +28,18 @@ PATIENCE_SECONDS = 5.0  # that one waits for other workers than those that refus
 TICK_SECONDS = 0.5  # between two looks at how many workers there are
 
 
-class Outcome(Frozen):
-    kind: Literal["made", "needs", "refused", "failed"]
-    needs: tuple[Work, ...] = ()  # what must be made before the unit is submitted again; some may be made already
-    lacks: tuple[str, ...] = ()  # what the worker that refuses has not, in words
-    error: LowerError | None = None  # why it has failed
-
-
 class Desk(Protocol):
     """Writes requests and reads answers: all that is known of what units are."""
 
     def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
         """Return the request for a unit, and attachments; `divisible`: it may ask that others make parts of it."""
 
-    def read(self, work: Work, reply: Reply) -> Outcome:
-        """Take what has come back; raises a `WrongAnswerError`, or a `LostWorkerError` if the unit was killed there."""
+    def read(self, work: Work, reply: Reply) -> Sequence[Work] | None:
+        """Take what has come back; return the units that are needed first, some made already, or `None` if it is made.
 
-
-class Progress(Frozen):
-    made: int
-    given_up: int  # and left to the local build
-    total: int
-    running: Sequence[tuple[Work, float]]  # and for how many seconds
-    rest: float | None  # seconds that are left, estimated; `None` if nothing is known
-    workers: int | None  # that there are; `None` if nobody knows
-
-
-class Watcher(Protocol):
-    """Is told what happens, and shows it."""
-
-    def made(self, work: Work, worker: str, seconds: float) -> None: ...
-
-    def again(self, work: Work, reason: str) -> None: ...
-
-    def given_up(self, work: Work, reason: str) -> None: ...
-
-    def said(self, text: str) -> None: ...
-
-    def show(self, progress: Progress) -> None: ...
+        Raises a `LacksError` if the worker refuses the unit, a `LostWorkerError` if the unit was killed there, a
+        `WrongAnswerError`, or the error with which the unit has failed.
+        """
 
 
 Finished: TypeAlias = tuple[State, int, "Future[Reply]"]
@@ -89,15 +63,15 @@ class RealClock:
 
 
 class Scheduler:
-    def __init__(self, open_pool: Callable[[], Pool], desk: Desk, watcher: Watcher, clock: Clock) -> None:
+    def __init__(self, open_pool: Callable[[], Pool], desk: Desk, view: UnitView, clock: Clock) -> None:
         self._open_pool = open_pool
         self._desk = desk
-        self._watcher = watcher
+        self._view = view
         self._clock = clock
         self._graph = UnitGraph(())
         self._running: dict[str, State] = {}
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._refused: dict[str, dict[str, tuple[str, ...]]] = {}  # by group and worker: what it lacks
+        self._refused: dict[str, dict[str, str]] = {}  # by group and worker: what it lacks
         self._unserved: dict[str, float] = {}  # groups whose units no worker takes, and since when
         self._given_up: dict[str, str] = {}
         self._connections = 0
@@ -162,7 +136,7 @@ class Scheduler:
             done = sum(min(seconds, self._running[work.key].seconds) for work, seconds in running)
             rest = max((graph.left - done) / max(len(running), 1), longest, 0.0)
         given_up = graph.over - graph.made
-        self._watcher.show(Progress(graph.made, given_up, len(graph.states), running, rest, pool.size()))
+        self._view.show(Progress(graph.made, given_up, len(graph.states), running, rest, pool.size()))
 
     # submitting
 
@@ -245,36 +219,32 @@ class Scheduler:
 
     def _take(self, state: State, reply: Reply) -> None:
         try:
-            outcome = self._desk.read(state.work, reply)
+            needs = self._desk.read(state.work, reply)
+        except LacksError as error:
+            self._take_refusal(state, reply.worker, str(error))
         except WrongAnswerError as error:
             state.wrong += 1
             state.avoid |= {reply.worker}
             reason = f"{reply.worker} answered wrongly: {error}"
             self._try_again(state, reason, enough=state.wrong >= MOST_WRONG)
-            return
         except LostWorkerError as error:
             self._take_loss(state, error, f"{reply.worker}: {error}")
-            return
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.kind == "made":
-            self._connections = 0
-            self._graph.end(state, "made")
-            self._watcher.made(state.work, reply.worker, self._clock.now() - state.began)
-        elif outcome.kind == "needs":
-            if not self._graph.need(state, outcome.needs):
-                self._give_up(state, "what it needs cannot be made before it")
         else:
-            self._take_refusal(state, reply.worker, outcome.lacks)
+            if needs is None:
+                self._connections = 0
+                self._graph.end(state, "made")
+                self._view.made(state.work, reply.worker, self._clock.now() - state.began)
+            elif not self._graph.need(state, needs):
+                self._give_up(state, "what it needs cannot be made before it")
 
-    def _take_refusal(self, state: State, worker: str, lacks: tuple[str, ...]) -> None:
+    def _take_refusal(self, state: State, worker: str, lacks: str) -> None:
         refused = self._refused.setdefault(state.work.group, {})
         state.refused_again += worker in refused
         refused[worker] = lacks
         enough = state.refused_again >= MOST_REFUSED_AGAIN
         if enough:
             self._refuse(state)
-        self._try_again(state, f"{worker} refused it: {'; '.join(lacks)}", enough=enough)
+        self._try_again(state, f"{worker} refused it: {lacks}", enough=enough)
 
     def _refuse(self, state: State) -> None:
         """Raise the error for a unit that every worker refuses, unless one of them was lost or answered wrongly."""
@@ -283,7 +253,7 @@ class Scheduler:
         raise ExecutorError(
             "no worker can make a unit of this build",
             where=f"`{state.work.name}`",
-            found="\n".join(f"{worker}: {'; '.join(lacks)}" for worker, lacks in sorted(refused.items())),
+            found="\n".join(f"{worker}: {lacks}" for worker, lacks in sorted(refused.items())),
             hint='install on the workers what this build has here, or build with `executor = "local"`',
         )
 
@@ -305,7 +275,7 @@ class Scheduler:
         if enough:
             self._give_up(state, reason)
         else:
-            self._watcher.again(state.work, reason)
+            self._view.again(state.work, reason)
             self._graph.make_ready(state)
 
     def _give_up(self, state: State, reason: str) -> None:
@@ -315,7 +285,7 @@ class Scheduler:
             each, why = doomed.pop()
             if not each.over:
                 self._given_up[each.work.key] = why
-                self._watcher.given_up(each.work, why)
+                self._view.given_up(each.work, why)
                 waited = self._graph.end(each, "given up")
                 doomed += [(other, f"`{each.work.name}`, which it needs, was given up") for other in waited]
 
@@ -326,7 +296,7 @@ class Scheduler:
     def _forget_running(self, reason: str) -> None:
         """Submit again what ran when the connection was lost, or give up all that is left."""
         self._lost = True
-        self._watcher.said(f"the executor was lost: {reason}")
+        self._view.said(f"the executor was lost: {reason}")
         for state in list(self._running.values()):
             self._stop(state)
             state.lost += 1

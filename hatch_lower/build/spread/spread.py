@@ -17,7 +17,7 @@ from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.build.spread.graph import Work
 from hatch_lower.build.spread.parts import ASKED
 from hatch_lower.build.spread.pool import LostWorkerError, Reply, Shared
-from hatch_lower.build.spread.protocol import UnitAnswer, WrongAnswerError, write_request
+from hatch_lower.build.spread.protocol import LacksError, UnitAnswer, WrongAnswerError, write_request
 from hatch_lower.build.spread.requests import (
     Asked,
     NotSharedError,
@@ -30,7 +30,7 @@ from hatch_lower.build.spread.requests import (
     take_answer,
 )
 from hatch_lower.build.spread.run_unit import run_unit
-from hatch_lower.build.spread.scheduler import Outcome, RealClock, Scheduler
+from hatch_lower.build.spread.scheduler import RealClock, Scheduler
 from hatch_lower.build.spread.units import Unit, find_units
 from hatch_lower.build.spread.view import UnitView
 from hatch_lower.canonical import digest_of
@@ -95,7 +95,7 @@ class UnitDesk:
         self._asked[work.key] = asked
         return write_request(asked.request), [self._shared.get(id(data), data) for data in asked.attachments.values()]
 
-    def read(self, work: Work, reply: Reply) -> Outcome:
+    def read(self, work: Work, reply: Reply) -> Sequence[Work] | None:
         try:
             return self._read(work, reply)
         except WrongAnswerError as error:
@@ -103,22 +103,22 @@ class UnitDesk:
             self._brings |= isinstance(error, NotSharedError)
             raise
 
-    def _read(self, work: Work, reply: Reply) -> Outcome:
+    def _read(self, work: Work, reply: Reply) -> Sequence[Work] | None:
         asked = self._asked[work.key]
         answer, entries = read_answer(reply.data, asked.request)
         if answer.outcome == "refused":
-            return Outcome("refused", lacks=tuple(lack.text() for lack in answer.lacks))
+            raise LacksError(*answer.lacks)
         if answer.outcome == "killed" and answer.error is not None:
             raise LostWorkerError(answer.error["what"], reply.worker)
         if answer.outcome == "failed":
             for line in answer.log:
                 self._context.reporter.report(Event("output", "note", work.name, detail=line))
-            return Outcome("failed", error=error_of(asked, answer, self._context.settings.root))
+            raise error_of(asked, answer, self._context.settings.root)
         take_answer(self._context, answer, entries)
         if answer.outcome == "needs":
-            return Outcome("needs", needs=tuple(self._parts(work, asked, answer, entries)))
+            return tuple(self._parts(work, asked, answer, entries))
         del self._asked[work.key]
-        return Outcome("made")
+        return None
 
     def _parts(self, work: Work, asked: Asked, answer: UnitAnswer, entries: Entries) -> Iterator[Work]:
         """Yield the units that a unit needs; of what is in the store already there is none to be made."""

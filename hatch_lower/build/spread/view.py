@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.scheduler import Progress
 from hatch_lower.events import Event, Reporter
+from hatch_lower.frozen import Frozen
 
 LONGEST = 4  # units of the live view: those that run for longest
 QUIET_SECONDS = 30.0  # how long nothing is said where lines are shown
+
+
+class Progress(Frozen):
+    made: int
+    given_up: int  # and left to the local build
+    total: int
+    running: Sequence[tuple[Work, float]]  # and for how many seconds
+    rest: float | None  # seconds that are left, estimated; `None` if nothing is known
+    workers: int | None  # that there are; `None` if nobody knows
 
 
 class UnitView:
