@@ -294,23 +294,19 @@ class Store(Frozen):
     # a directory that fails
 
     def _try_reading(self, action: Callable[[], Result]) -> Result | None:
-        try:
-            return action()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._fail("read", error)
-            return None
+        return self._try(action, "read", (FileNotFoundError, NotADirectoryError))
 
     def _try_writing(self, action: Callable[[], Result]) -> Result | None:
+        return self._try(action, "written", ())
+
+    def _try(self, action: Callable[[], Result], verb: str, passed: tuple[type[OSError], ...]) -> Result | None:
         try:
             return action()
-        except OSError as error:
-            self._fail("written", error)
+        except passed:
             return None
-
-    def _fail(self, verb: str, error: OSError) -> None:
-        if not self.failed:
-            self.failed.append(verb)
-            reason = error.strerror or str(error)
-            self.warn(f"the cache {self.directory} could not be {verb}: {reason}; the build goes on without it")
+        except OSError as error:
+            if not self.failed:
+                self.failed.append(verb)
+                reason = error.strerror or str(error)
+                self.warn(f"the cache {self.directory} could not be {verb}: {reason}; the build goes on without it")
+            return None
