@@ -99,6 +99,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
 
 def start(request: Request, environment: Mapping[str, str]) -> Child:
     read_end, write_end = os.pipe()
+    events = io.FileIO(read_end, "rb")
     try:
         request = replace(request, events=write_end)
         path = request.folder / REQUEST
@@ -113,20 +114,19 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
             pass_fds=(write_end,),
             start_new_session=True,
         )
-    except OSError as error:
-        os.close(read_end)
+    except BaseException as error:
+        events.close()
+        if not isinstance(error, OSError):
+            raise
         raise ProcessError(
             "the build process could not be started",
             where=f"model `{request.model}`",
             found=f"{type(error).__name__}: {error}",
             hint="end other programs, or raise the limits of memory, disk and processes that this build runs under",
         ) from error
-    except BaseException:
-        os.close(read_end)
-        raise
     finally:
         os.close(write_end)
-    child = Child(request, process, io.FileIO(read_end, "rb"), time.monotonic())
+    child = Child(request, process, events, time.monotonic())
     for descriptor in child.descriptors():
         os.set_blocking(descriptor, False)
     return child

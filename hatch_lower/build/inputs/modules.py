@@ -20,9 +20,8 @@ INITIAL = tuple(f"__init__{suffix}" for suffix in SUFFIX_RANKS)
 
 class Listing(NamedTuple):
     names: Sequence[str]  # all of them, sorted, without `__pycache__`
-    modules: dict[
-        str, str
-    ]  # name that can be imported → suffix of the file that would be taken, or `/` for a folder alone
+    # name that can be imported → suffix of the file that would be taken, or `/` for a folder alone
+    modules: dict[str, str]
     folders: frozenset[str]  # links to folders too
 
 
