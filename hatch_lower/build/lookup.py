@@ -228,11 +228,11 @@ def add_entry(
 ) -> None:
     entry = {"inputs": inputs.to_json(), "report": report_key}
 
-    def add(known: Any) -> tuple[Any, tuple[str, ...]]:
+    def add(known: Any) -> object:
         value = store.fetch(digest) if elsewhere else known
         older = value["entries"] if readable_entries(value) else []
         others = [other for other in older if other["inputs"] != entry["inputs"]]
-        return {"entries": [entry, *others][:MOST_ENTRIES]}, ()
+        return {"entries": [entry, *others][:MOST_ENTRIES]}
 
     store.update(digest, components, add, shared=elsewhere)
 

@@ -239,20 +239,13 @@ class Store(Frozen):
             self._try_reading(lambda: remote.offer(key, record, blobs))
 
     def update(
-        self,
-        key: str,
-        components: Mapping[str, object],
-        change: Callable[[object], tuple[object, Iterable[bytes | str]]],
-        *,
-        shared: bool = False,
-    ) -> object:
-        """Replace a value by one that is made from it, while no other build does; return the new one."""
-        # `change` makes the new value, and its blobs, of the old one or of `None`, in every mode; it must not call this
+        self, key: str, components: Mapping[str, object], change: Callable[[Any], object], *, shared: bool = False
+    ) -> None:
+        """Replace a value by one that is made from it, while no other build does."""
+        # `change` makes the new value of the old one or of `None`, in every mode; it must not call this
         with self.locked([key], "record"):
             record = self._read(key) if self.reads else None
-            value, blobs = change(None if record is None else record["value"])
-            self.put(key, components, value, blobs, shared=shared)
-        return value
+            self.put(key, components, change(None if record is None else record["value"]), shared=shared)
 
     @contextlib.contextmanager
     def locked(self, keys: Iterable[str], level: Level = "partition") -> Iterator[None]:

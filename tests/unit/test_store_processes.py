@@ -75,7 +75,7 @@ assert store.get(key, "x") == 1
 def test_no_update_of_eight_processes_is_lost(tmp_path: Path) -> None:
     code = f"""
 for _ in range(10):
-    store.update({KEY!r}, {{}}, lambda value: ((value or 0) + 1, []))
+    store.update({KEY!r}, {{}}, lambda value: (value or 0) + 1)
 """
     finish(start(code, tmp_path, 8))
     assert Store(tmp_path / "v1", "on", pytest.fail).find(KEY) == 80
@@ -87,7 +87,7 @@ keys = [f"{number:064x}" for number in range(64)]
 for _ in range(5):
     random.shuffle(keys)
     with store.locked(keys[:1], "manifest"), store.locked(keys[1:8], "export"), store.locked(keys[8:40]):
-        store.update(keys[0], {}, lambda value: (1, []))
+        store.update(keys[0], {}, lambda value: 1)
 """
     finish(start(code, tmp_path, 4))
 

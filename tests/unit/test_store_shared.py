@@ -108,9 +108,9 @@ def test_what_is_not_to_be_shared_is_neither_asked_for_nor_offered(tmp_path: Pat
     store = make_store(tmp_path / "here", team)
     assert store.find(KEY, shared=False) is None
     store.put("cd" * 32, {}, 1, shared=False)
-    store.update("ef" * 32, {}, lambda value: (1, []))
+    store.update("ef" * 32, {}, lambda value: 1)
     assert (team.asked, list(team.records)) == ([], [KEY])
-    store.update("ef" * 32, {}, lambda value: (value + 1, []), shared=True)
+    store.update("ef" * 32, {}, lambda value: value + 1, shared=True)
     assert team.records["ef" * 32]["value"] == 2
 
 
