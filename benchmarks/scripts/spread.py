@@ -36,7 +36,7 @@ from support.simulated import (  # noqa: E402
 from hatch_lower.build.spread.executors.choose import opener  # noqa: E402
 from hatch_lower.build.spread.graph import Work  # noqa: E402
 from hatch_lower.build.spread.pool import Pool, Reply  # noqa: E402
-from hatch_lower.build.spread.scheduler import RealClock, Scheduler  # noqa: E402
+from hatch_lower.build.spread.scheduler import Clock, Scheduler  # noqa: E402
 
 UNITS, WORKERS = 32, 8
 NO_OPS = 500
@@ -157,7 +157,7 @@ def real(open_pool: Callable[[], object], count: int, seconds: float) -> float:
         def made(self, work: Work, worker: str, seconds: float) -> None:
             ends.append(time.perf_counter())
 
-    given_up = Scheduler(lambda: pool, JsonDesk(seconds), Timed(), RealClock()).run(works)
+    given_up = Scheduler(lambda: pool, JsonDesk(seconds), Timed(), Clock()).run(works)
     assert given_up == {}
     assert len(ends) == count
     return ends[-1] - began

@@ -45,18 +45,12 @@ class Desk(Protocol):
 Finished: TypeAlias = tuple[State, int, "Future[Reply]"]
 
 
-class Clock(Protocol):
-    def now(self) -> float: ...
-
-    def wait(self, finished: queue.SimpleQueue[Finished], seconds: float) -> Finished | None:
-        """Return the next of what has finished, or `None` after some seconds."""
-
-
-class RealClock:
+class Clock:
     def now(self) -> float:
         return time.monotonic()
 
     def wait(self, finished: queue.SimpleQueue[Finished], seconds: float) -> Finished | None:
+        """Return the next of what has finished, or `None` after some seconds."""
         with suppress(queue.Empty):
             return finished.get(timeout=seconds)
         return None

@@ -30,7 +30,7 @@ from hatch_lower.build.spread.requests import (
     take_answer,
 )
 from hatch_lower.build.spread.run_unit import run_unit
-from hatch_lower.build.spread.scheduler import RealClock, Scheduler
+from hatch_lower.build.spread.scheduler import Clock, Scheduler
 from hatch_lower.build.spread.units import Unit, find_units
 from hatch_lower.build.spread.view import UnitView
 from hatch_lower.canonical import digest_of
@@ -60,7 +60,7 @@ def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> No
     view.said(f"{count} made by `{context.executor}`")
     desk = UnitDesk(context, units)
     with closing(view), ending_on_sigterm():  # else what was asked of a cluster would go on there
-        Scheduler(open_pool, desk, view, RealClock()).run(desk.works)
+        Scheduler(open_pool, desk, view, Clock()).run(desk.works)
 
 
 class UnitDesk:
