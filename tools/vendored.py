@@ -1,7 +1,8 @@
 """Fetch the JavaScript that the report page brings: `python tools/vendored.py`, with npm on the path.
 
-What is fetched stands in `hatch_lower/report/vendor/vendor.json`: package, version, the digest that npm's registry has
-of it, and the files taken from it with theirs. For another version, change `version`, `integrity` and run with `--new`.
+What is fetched stands in `hatch_lower/cli/page/vendor/vendor.json`: package, version, the digest that npm's registry
+has of it, and the files taken from it with theirs. For another version, change `version`, `integrity` and run with
+`--new`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VENDOR = Path(__file__).parents[1] / "hatch_lower" / "report" / "vendor"
+VENDOR = Path(__file__).parents[1] / "hatch_lower" / "cli" / "page" / "vendor"
 TABLE = VENDOR / "vendor.json"
 
 

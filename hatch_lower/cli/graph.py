@@ -11,8 +11,8 @@ import click
 from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import path_option, target_of
 from hatch_lower.cli.output import show_text
+from hatch_lower.cli.page.exports import NamedGraph, dot_text, graphs_of, model_explorer_json
 from hatch_lower.errors import PackageError, ProgramError, nearest
-from hatch_lower.report.exports import NamedGraph, dot_text, graphs_of, model_explorer_json
 
 
 @click.command()

@@ -12,9 +12,9 @@ from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, fi
 from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report, show_text
+from hatch_lower.cli.page.facts import delegate_reports, method_report, outside_reports, undelegated_reports
 from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
-from hatch_lower.report.facts import delegate_reports, method_report, outside_reports, undelegated_reports
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
 SHOWN = 3  # operators or delegates that one row names

@@ -110,7 +110,7 @@ def changed_lines(
     place: str | Path, contents: Contents, entry: ModelEntry, found: Profile, project: Path | None
 ) -> Iterator[str]:
     """Yield a line for each source file that is named and is not what was lowered, as far as there is one here."""
-    from hatch_lower.report.sources import looks_for, texts_of
+    from hatch_lower.cli.page.sources import looks_for, texts_of
 
     digests: dict[str, str] = {}
     for recipe in found.recipes:

@@ -13,11 +13,11 @@ from hatch_lower.cli.arguments import path_option, target_of
 from hatch_lower.cli.check import check_all, choose, row_json
 from hatch_lower.cli.diff import change_line, titles
 from hatch_lower.cli.output import show
+from hatch_lower.cli.page.data import Extras, report_data
+from hatch_lower.cli.page.facts import Facts
+from hatch_lower.cli.page.page import page_text
+from hatch_lower.cli.page.profiles import read_profile
 from hatch_lower.errors import PackageError, size_text
-from hatch_lower.report.data import Extras, report_data
-from hatch_lower.report.facts import Facts
-from hatch_lower.report.page import page_text
-from hatch_lower.report.profiles import read_profile
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -17,14 +17,14 @@ from support.page_wheels import REASON, page_wheel
 import hatch_lower
 from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.main import main
+from hatch_lower.cli.page.data import Extras, report_data
+from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_json
+from hatch_lower.cli.page.page import SCRIPTS, STYLE, data_text, page_text, resource
+from hatch_lower.cli.page.sources import AROUND, WHOLE, text_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin, write_debug
-from hatch_lower.report.data import Extras, report_data
-from hatch_lower.report.exports import dot_text, graphs_of, model_explorer_json
-from hatch_lower.report.page import SCRIPTS, STYLE, data_text, page_text, resource
-from hatch_lower.report.sources import AROUND, WHOLE, text_of
 
-VENDOR = Path(hatch_lower.__file__).parent / "report" / "vendor"
+VENDOR = Path(hatch_lower.__file__).parent / "cli" / "page" / "vendor"
 ORIGINS = [
     Origin("aten.conv2d.default", "net.0", "digits/model.py:2"),
     Origin("aten.relu.default", "net.1", "digits/model.py:3"),
@@ -309,7 +309,7 @@ def test_model_explorer_gets_nodes_in_groups_with_edges(wheel: Path) -> None:
 
 def test_the_adapter_is_one_for_model_explorer(wheel: Path) -> None:
     pytest.importorskip("model_explorer", reason="Model Explorer is not installed")
-    from hatch_lower.report.model_explorer.main import HatchLowerAdapter
+    from hatch_lower.cli.page.model_explorer.main import HatchLowerAdapter
 
     (graph,) = HatchLowerAdapter().convert(str(wheel), {})["graphs"]
     assert [node.label for node in graph.nodes] == ["image", "conv2d", "relu", "cumsum"]

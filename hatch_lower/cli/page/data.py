@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hatch_lower.build.contents import SBOM, Contents, LoweredModel, metadata_text
+from hatch_lower.cli.page.facts import Facts, delegate_reports, method_report, outside_reports
+from hatch_lower.cli.page.operations import Operations, operations_of
+from hatch_lower.cli.page.sources import looks_for, texts_of
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
-from hatch_lower.report.facts import Facts, delegate_reports, method_report, outside_reports
-from hatch_lower.report.operations import Operations, operations_of
-from hatch_lower.report.sources import looks_for, texts_of
 
 DATA_SCHEMA = 1
 

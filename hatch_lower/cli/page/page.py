@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
+from hatch_lower.cli.page.facts import Facts
 from hatch_lower.errors import PackageError
-from hatch_lower.report.facts import Facts
 
 STYLE = "page.css"
 # in the order in which they are run
@@ -58,7 +58,7 @@ def source_of(text: str) -> str:
 
 
 def resource(name: str) -> str:
-    text = (files("hatch_lower.report") / name).read_text(encoding="utf-8")
+    text = (files("hatch_lower.cli.page") / name).read_text(encoding="utf-8")
     kept = "\n".join(line for line in text.split("\n") if not line.startswith(MAP_COMMENT))
     if "</script" in kept.lower() or "</style" in kept.lower():
         raise PackageError("a file of the page would end the element that it stands in", where=name)

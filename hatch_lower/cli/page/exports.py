@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hatch_lower.build.contents import Contents
+from hatch_lower.cli.page.facts import Facts
+from hatch_lower.cli.page.operations import Operation, Operations, operations_of
 from hatch_lower.format.debug_map import input_number
-from hatch_lower.report.facts import Facts
-from hatch_lower.report.operations import Operation, Operations, operations_of
 
 # the light colours of the page
 ENGINES = {"aoti": "#b5d3ff", "executorch": "#b4e6be", "onnxruntime": "#e6c3fb", "openvino": "#ffd09e"}

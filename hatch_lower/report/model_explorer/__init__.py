@@ -1,1 +1,0 @@
-"""An extension of Google's Model Explorer: `model-explorer X.whl --extensions=hatch_lower.report.model_explorer`."""
