@@ -9,31 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-__all__ = [
-    "BackendError",
-    "CacheError",
-    "CallError",
-    "CaptureError",
-    "ConfigError",
-    "DebugError",
-    "EdgeError",
-    "EntryPointError",
-    "ExecutorError",
-    "FetchError",
-    "InputError",
-    "LowerError",
-    "PackageError",
-    "PartitionError",
-    "ProcessError",
-    "ProgramError",
-    "SampleError",
-    "VerificationError",
-    "error_from_json",
-    "nearest",
-    "refused_error",
-    "size_text",
-]
-
 # what is the matter with the machine, not with the code that meets it
 REFUSALS = frozenset(
     getattr(errno, name)
@@ -51,8 +26,6 @@ class LowerError(Exception):
         found: the offending value or the underlying tool's own words.
         hint: what the reader can do.
     """
-
-    stage = "lower"
 
     def __init__(self, what: str, *, where: str = "", found: str = "", hint: str = "") -> None:
         super().__init__(what, where, found, hint)
@@ -80,103 +53,69 @@ class LowerError(Exception):
 class ConfigError(LowerError):
     """The hook's table in `pyproject.toml` is wrong; it reports every problem at once."""
 
-    stage = "configuration"
-
 
 class EntryPointError(LowerError):
     """A model's entry point is missing, fails, or returns something else than a model."""
-
-    stage = "discover"
 
 
 class CaptureError(LowerError):
     """`torch.export` could not capture a method."""
 
-    stage = "export"
-
 
 class EdgeError(LowerError):
     """A program could not be converted to the edge dialect, or breaks its rules."""
-
-    stage = "edge"
 
 
 class PartitionError(LowerError, RuntimeError, AssertionError):
     """A partitioner gave something that is not a valid partition; ExecuTorch raises either of the others."""
 
-    stage = "partition"
-
 
 class BackendError(LowerError, NotImplementedError):
     """A backend is unknown, cannot be loaded, or failed to lower a partition; it is a `RuntimeError`, too."""
-
-    stage = "preprocess"
 
 
 class VerificationError(LowerError):
     """A lowered method computes something else than the eager module."""
 
-    stage = "verify"
-
 
 class PackageError(LowerError):
     """The payload could not be put into the wheel."""
-
-    stage = "package"
 
 
 class CacheError(LowerError):
     """The cache forbids or cannot do what the build needs."""
 
-    stage = "cache"
-
 
 class ProcessError(LowerError):
     """The build's child process crashed, ran out of memory or time."""
-
-    stage = "process"
 
 
 class ExecutorError(LowerError):
     """The executor of a build cannot be had, or none of its workers can make what the build needs."""
 
-    stage = "executor"
-
 
 class DebugError(LowerError):
     """A delegate debug map was built from contradictory entries."""
-
-    stage = "debug"
 
 
 class ProgramError(LowerError):
     """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
 
-    stage = "load"
-
 
 class SampleError(LowerError):
     """A file of real inputs cannot be read, or does not fit the methods that are to be called with it."""
-
-    stage = "samples"
 
 
 class FetchError(LowerError):
     """Weights outside the wheel cannot be fetched: no such file, other contents, no connection, no space."""
 
-    stage = "fetch"
-
 
 class InputError(LowerError, TypeError):
     """A loaded method was called with arguments that it was not exported for."""
 
-    stage = "run"
-
 
 class CallError(LowerError, RuntimeError):
     """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
-
-    stage = "call"
 
 
 def indented(text: str) -> str:
