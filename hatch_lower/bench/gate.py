@@ -10,13 +10,12 @@ from hatch_lower.bench.builds import METRICS as BUILD_METRICS
 from hatch_lower.bench.builds import measure_builds
 from hatch_lower.bench.command import Tell
 from hatch_lower.bench.counted import count, find_counter
-from hatch_lower.bench.equality import contents_of, have_other_inputs, runs_equal
 from hatch_lower.bench.errors import measure_errors
 from hatch_lower.bench.exact import exact_figures
 from hatch_lower.bench.figures import METRICS, TIERS, Figures, Subject, Tier
 from hatch_lower.bench.host import hosts
 from hatch_lower.bench.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
-from hatch_lower.bench.side import Side, comparable
+from hatch_lower.bench.side import Side, comparable, have_other_inputs, runs_equal
 from hatch_lower.bench.statistics import interval_of
 from hatch_lower.bench.timed import SHORTEST, Eager, Measured, Observations, Work, measure
 from hatch_lower.bench.verdict import Row, exact_row, is_settled, timed_row
@@ -215,7 +214,7 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
 
 
 def plan_of(side: Side, subject: Subject) -> MethodPlan:
-    contents = contents_of(side, subject.model)
+    contents = side.contents_of(subject.model)
     plan = contents.plan(contents.manifest.models[subject.model].recipes[subject.recipe])
     return plan.methods[subject.method]
 

@@ -1,24 +1,44 @@
-"""A side that is built here, through the cache: only what differs from what was built before is lowered."""
+"""Sides that are made for a comparison: a project as it is, or at a revision of git, is built; a release is downloaded.
+
+A build goes through the cache: only what differs from what was built before is lowered. A revision is checked out
+beside the project for as long as it is needed. What git does not have is missing there: files that the hook's `inputs`
+or a model's `assets` name and that git ignores, weights as a rule, are copied from the project's folder, for no
+revision says which they were at its time.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower.bench.command import Tell, last_lines, run_command
-from hatch_lower.bench.repository import find_commit, find_repository, is_changed, without_guidance
+from hatch_lower.bench.repository import (
+    Commit,
+    Repository,
+    find_commit,
+    find_repository,
+    ignored_of,
+    is_changed,
+    without_guidance,
+    worktree,
+)
 from hatch_lower.bench.side import BuildFacts, Side, open_wheel
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.explain import read_history
+from hatch_lower.build.inputs.present import files_matching
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.errors import LowerError, ProcessError
-from hatch_lower.hatch.outside import open_project
+from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
+from hatch_lower.hatch.outside import check_present, open_project
 
 PROJECT_FILE = "pyproject.toml"
+SHOWN = 3  # files that a line names
 
 
 def is_project(target: str | Path) -> bool:
@@ -96,3 +116,113 @@ def state_of_file(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino
+
+
+@contextmanager
+def built_revision(root: Path, revision: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
+    """Build a project as a git revision has it, and open its wheel; `source` is its folder in a temporary worktree.
+
+    The build uses the cache that `environment` names, so it lowers what no build before it has lowered.
+    """
+    root = root.resolve()
+    check_present(root / PROJECT_FILE)
+    repository = find_repository(root, environment)
+    commit = find_commit(repository, revision)
+    title = title_of(revision, commit)
+    directory = open_store(environment, lambda _: None).directory
+    with work_folder() as work, worktree(repository, commit, work / repository.top.name) as checkout:
+        place = root.relative_to(repository.top)
+        source = checkout / place
+        if not (source / PROJECT_FILE).is_file():
+            raise ConfigError(
+                "the revision does not have the project",
+                where=title,
+                found=f"no `{(place / PROJECT_FILE).as_posix()}`",
+                hint="name a revision in which the project is in this folder of the repository",
+            )
+        copy_ignored(repository, root, source, title, tell)
+        history = history_path(directory, source)
+        forgotten = [history, history.with_suffix(".log")]  # nobody will ask for the last build in this folder
+        try:
+            with ExitStack() as stack:
+                try:
+                    side = stack.enter_context(built(source, title, environment, tell))
+                except ProcessError:  # what the build said names the log
+                    forgotten.pop()
+                    raise
+                yield side
+        finally:
+            for path in forgotten:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def title_of(revision: str, commit: Commit) -> str:
+    return str(commit) if commit.sha.startswith(revision.lower()) else f"{revision} ({commit})"
+
+
+def copy_ignored(repository: Repository, root: Path, source: Path, title: str, tell: Tell) -> None:
+    """Copy the files that a revision's settings name and that git ignores from the project's folder."""
+    try:
+        settings = open_project(source).settings
+    except LowerError as error:  # tell of the revision: its folder is gone when the message is read
+        where = error.where.replace(str(source), title)
+        raise type(error)(error.what, where=where, found=error.found, hint=error.hint) from error
+    patterns = dict.fromkeys([*settings.inputs, *(glob for model in settings.models for glob in model.assets)])
+    named = {path for pattern in patterns for path in files_matching(root, pattern)}
+    files = [path.relative_to(root) for path in ignored_of(repository, root, named)] if named else []
+    files = [path for path in files if not os.path.lexists(source / path)]
+    if not files:
+        return
+    names = ", ".join([*(f"`{path.as_posix()}`" for path in files[:SHOWN]), *(["…"] if len(files) > SHOWN else [])])
+    tell(f"{title}: with {names} of the working tree, for git ignores what `inputs` or `assets` name")
+    needed, free = sum((root / path).stat().st_size for path in files), shutil.disk_usage(source).free
+    try:
+        if needed > free:
+            raise OSError(f"{size_text(needed)} to copy, {size_text(free)} free")
+        for path in files:
+            # a copy: what a revision's own code writes to its inputs must not change those of the project
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / path, source / path)
+    except OSError as error:
+        raise PackageError(
+            "the files that git ignores cannot be copied for the build of a revision",
+            where=title,
+            found=str(error),
+            hint="see that they can be read, and that there is space for temporary files (TMPDIR)",
+        ) from error
+
+
+@contextmanager
+def released(name: str, version: str | None, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
+    """Download the wheel of a distribution's release, the newest that pip takes if no version is given; open it."""
+    try:
+        importlib.metadata.distribution("pip")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            "pip is not installed here, which finds and downloads releases",
+            where=sys.executable,
+            hint="run `python -m ensurepip` or `uv pip install pip`, or name a wheel with `--against`",
+        ) from None
+    wanted = name if version is None else f"{name}=={version}"
+    with work_folder() as work:
+        wheel = download(wanted, work, environment, tell)
+        with open_wheel(wheel, f"{wheel.name} (released)") as side:
+            yield side
+
+
+def download(wanted: str, work: Path, environment: Mapping[str, str], tell: Tell) -> Path:
+    tell(f"downloading {wanted}")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--dest", str(work), "--", wanted]
+    status, lines = run_command(command, work, environment)
+    wheels = sorted(work.glob("*.whl"))
+    if status or len(wheels) != 1:
+        raise ProgramError(
+            "there is no such release that could be installed here",
+            where=f"`{wanted}`",
+            found=last_lines(lines),
+            hint="see which versions have a wheel for this Python and this machine, and where pip looks "
+            "(`python -m pip config list`); or name a wheel with `--against`",
+        )
+    return wheels[0]

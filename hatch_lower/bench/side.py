@@ -1,8 +1,13 @@
-"""One side of a benchmark: a wheel, an installed model, or a folder, with its models where they can be loaded."""
+"""One side of a benchmark: a wheel, an installed model, or a folder, with its models where they can be loaded.
+
+And what is equal in two sides byte by byte: all that runs, and the inputs that it is called with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +15,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.contents import MANIFEST, Contents, find_contents
 from hatch_lower.build.unpack import Place, places_in, unpack
@@ -17,6 +23,8 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import signature_text
 from hatch_lower.runtime.files import PackagedFolder
+
+LENGTH_BYTES = 8  # of a safetensors file's header
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,10 @@ class Side:
         """`digits 1.0`, and whatever else a folder holds models of."""
         manifests = (each.manifest for each in self.contents)
         return tuple(sorted({f"{each.distribution} {each.version}" for each in manifests}))
+
+    def contents_of(self, model: str) -> Contents:
+        (found,) = (each for each in self.contents if model in each.models)
+        return found
 
 
 @contextmanager
@@ -150,3 +162,37 @@ def only_in_one(first: Mapping[str, object], second: Mapping[str, object], noun:
 
 def signatures_of(contents: Contents, recipe: RecipeEntry) -> dict[str, str]:
     return {name: signature_text(name, method) for name, method in contents.plan(recipe).methods.items()}
+
+
+def runs_equal(first: Side, second: Side, subject: Subject) -> bool:
+    return run_digests(first, subject) == run_digests(second, subject)
+
+
+def run_digests(side: Side, subject: Subject) -> list[object]:
+    model = side.folders[subject.model].manifest.models[subject.model]
+    recipe = model.recipes[subject.recipe]
+    # the check inputs are what is called with, and a plan names its delegates' files
+    files = [recipe.plan, model.constants, model.weights, model.check, *recipe.delegates]
+    return [*sorted(file.sha256 for file in files if file is not None), recipe.imports, recipe.target]
+
+
+def have_other_inputs(sides: Iterable[Side], model: str) -> bool:
+    """Return whether the sides have check inputs of a model that are not the same."""
+    return len({inputs_digest(side, model) for side in sides} - {""}) > 1
+
+
+def inputs_digest(side: Side, model: str) -> str:
+    """Return a digest of a model's packaged check inputs, without those of its outputs; empty if there are none."""
+    contents = side.contents_of(model)
+    entry = contents.manifest.models[model].check
+    if entry is None:
+        return ""
+    data = contents.map(entry)
+    begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+    header = json.loads(bytes(data[LENGTH_BYTES:begin]))
+    digest = hashlib.sha256()
+    for name in sorted(name for name in header if "/input/" in name):
+        first, last = header[name].pop("data_offsets")
+        digest.update(f"{name} {header[name]}".encode())
+        digest.update(data[begin + first : begin + last])
+    return digest.hexdigest()

@@ -234,13 +234,13 @@ def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
 
 
 def open_revision(project: Project, revision: str, tell: Tell) -> AbstractContextManager[Side]:
-    from hatch_lower.bench.revision import built_revision
+    from hatch_lower.bench.project import built_revision
 
     return built_revision(project.settings.root, revision, os.environ, tell)
 
 
 def open_release(project: Project, version: str, tell: Tell) -> AbstractContextManager[Side]:
-    from hatch_lower.bench.release import released
+    from hatch_lower.bench.project import released
 
     return released(project.settings.name, version or None, os.environ, tell)
 

@@ -15,9 +15,9 @@ import pytest
 from support.processes import is_running, wait_for
 from support.sides import PLAIN, write_wheel
 
-from hatch_lower.bench import command, release
+from hatch_lower.bench import command, project
 from hatch_lower.bench.command import run_command
-from hatch_lower.bench.release import released
+from hatch_lower.bench.project import released
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, ProgramError
 
 pytestmark = pytest.mark.processes
@@ -81,7 +81,7 @@ def test_no_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(release.importlib.metadata, "distribution", missing)
+    monkeypatch.setattr(project.importlib.metadata, "distribution", missing)
     error = refusal(release_of(index))
     assert type(error) is ConfigError
     assert error.what == "pip is not installed here, which finds and downloads releases"

@@ -17,9 +17,8 @@ from support.processes import is_running, wait_for
 from support.sides import PLAIN, Recipes, commit, git, worktrees, write_wheel
 from support.venv import child_environment
 
-from hatch_lower.bench import project, revision
-from hatch_lower.bench.project import built_project, is_project
-from hatch_lower.bench.revision import built_revision
+from hatch_lower.bench import project
+from hatch_lower.bench.project import built_project, built_revision, is_project
 from hatch_lower.bench.side import BuildFacts, Side
 from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.cache.directory import history_path
@@ -341,7 +340,7 @@ def test_ignored_files_that_there_is_no_space_for(place: Workplace, monkeypatch:
     place.edit(TABLE, f'{TABLE}inputs = ["*.bin"]\n')
     commit(place.repository, "Inputs")
     (place.root / "weights.bin").write_bytes(bytes(2048))
-    monkeypatch.setattr(revision.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1024))
+    monkeypatch.setattr(project.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1024))
     error = place.refusal(place.revision("main"))
     assert type(error) is PackageError
     assert error.found == "2.00 KiB to copy, 1.00 KiB free"
@@ -416,7 +415,7 @@ def test_an_interrupted_build_leaves_nothing(place: Workplace) -> None:
     )
     commit(place.repository, "Sleeps")
     script = (
-        "import os; from pathlib import Path; from hatch_lower.bench.revision import built_revision\n"
+        "import os; from pathlib import Path; from hatch_lower.bench.project import built_revision\n"
         f"with built_revision(Path({str(place.root)!r}), 'main', os.environ, print): pass\n"
     )
     environment = child_environment({**place.environment, "TMPDIR": str(place.temporary)})

@@ -95,7 +95,7 @@ def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> Recip
 
 
 def program_of(side: Side, task: ProfileTask, recipe: str) -> tuple[Plan, MethodDebug]:
-    contents = next(each for each in side.contents if task.model in each.models)
+    contents = side.contents_of(task.model)
     entry = contents.manifest.models[task.model].recipes[recipe]
     return contents.plan(entry), contents.debug(entry).methods.get(task.method, NO_DEBUG)
 
