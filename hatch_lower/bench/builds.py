@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
+from hatch_lower.bench.command import Tell
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.project import build_wheel
 from hatch_lower.bench.side import Side
@@ -17,11 +17,7 @@ METRICS = ("cold-build-seconds", "warm-build-seconds")
 
 
 def measure_builds(
-    sides: Mapping[str, Side],
-    environment: Mapping[str, str],
-    budget: float,
-    is_decided: IsDecided,
-    tell: Callable[[str], None],
+    sides: Mapping[str, Side], environment: Mapping[str, str], budget: float, is_decided: IsDecided, tell: Tell
 ) -> Measured:
     """Build all sides in turn, once at least, until `is_decided` says that it is enough or the seconds are over."""
     measured: Measured = {(WHEEL, metric): Observations() for metric in METRICS}
@@ -30,15 +26,16 @@ def measure_builds(
     while True:
         times = {name: build_twice(sides[name], environment, tell) for name in order}
         for at, metric in enumerate(METRICS):
-            measured[WHEEL, metric].add([{name: [times[name][at]] for name in times}])
+            measured[WHEEL, metric].add([{name: [seconds[at]] for name, seconds in times.items()}])
         order.reverse()
         if time.monotonic() > end or all(is_decided(*key, found) for key, found in measured.items()):
             return measured
 
 
-def build_twice(side: Side, environment: Mapping[str, str], tell: Callable[[str], None]) -> tuple[float, float]:
+def build_twice(side: Side, environment: Mapping[str, str], tell: Tell) -> list[float]:
     """Return the seconds of a build with an empty cache, and of another one after it."""
     assert side.source is not None
+    seconds = []
     with work_folder() as work:
         variables = {
             **environment,
@@ -46,15 +43,8 @@ def build_twice(side: Side, environment: Mapping[str, str], tell: Callable[[str]
             "HATCH_LOWER_CACHE_DIR": str(work / "cache"),
             "HATCH_LOWER_REMOTE_CACHE": "off",
         }
-        return (
-            timed_build(side.source, work / "cold", side.title, variables, tell),
-            timed_build(side.source, work / "warm", side.title, variables, tell),
-        )
-
-
-def timed_build(
-    source: Path, target: Path, title: str, environment: Mapping[str, str], tell: Callable[[str], None]
-) -> float:
-    begin = time.perf_counter()
-    build_wheel(source, target, title, environment, tell)
-    return time.perf_counter() - begin
+        for target in ("cold", "warm"):
+            begin = time.perf_counter()
+            build_wheel(side.source, work / target, side.title, variables, tell)
+            seconds.append(time.perf_counter() - begin)
+    return seconds

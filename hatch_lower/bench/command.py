@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hatch_lower.build.process import is_over
 from hatch_lower.build.signals import undisturbed
@@ -56,6 +57,18 @@ def run_command(
         with undisturbed():
             end(process)
     return process.returncode, lines
+
+
+def started(command: Sequence[str], what: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, so that all of it can be ended; an error calls it `what`."""
+    try:
+        return subprocess.Popen(command, start_new_session=True, **options)
+    except OSError as error:
+        raise ProcessError(
+            f"{what} could not be started",
+            found=f"{type(error).__name__}: {error}",
+            hint="end other programs, or raise the limits of memory and processes that this runs under",
+        ) from error
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hatch_lower.bench.command import ended_within, kill_group
+from hatch_lower.bench.command import ended_within, kill_group, started
 from hatch_lower.bench.figures import Subject, thread_variables
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.child_guards import end_with_parent
@@ -31,6 +31,7 @@ from hatch_lower.runtime.files import PackagedFolder, open_folder
 NO_CHECK = "no check inputs are packaged with it"
 DIGITS = 2
 TAIL_BYTES = 2000
+ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # what is told of a row of a check
 HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
 
 
@@ -108,50 +109,32 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
     """Return what the child found, how it ended if not well, and the last that it said."""
-    with (
-        work_folder() as work,
-        tempfile.TemporaryFile() as lines,
-        tempfile.TemporaryFile() as messages,
-    ):
-        process = start(request, work, lines, messages)
+    with work_folder() as work, tempfile.TemporaryFile() as lines, tempfile.TemporaryFile() as messages:
+        process = started(
+            [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],
+            "the process that compares methods with eager",
+            cwd=work,  # an empty folder: `-m` puts it on the import path
+            env={**os.environ, **thread_variables(1)},
+            stdin=subprocess.PIPE,  # it closes with this process
+            stdout=lines,
+            stderr=messages,
+        )
         try:
             in_time = ended_within(process, seconds)
         finally:
             kill_group(process)
             assert process.stdin is not None
             process.stdin.close()
-        if in_time:
-            ending = ending_text(process.returncode) if process.returncode else ""
-        else:
-            ending = f"it took more than {seconds:g} seconds"
+        ending = ending_text(process.returncode) if in_time else f"it took more than {seconds:g} seconds"
         rows = read_lines(lines)
         if rows and "error" in rows[-1]:
             raise error_from_json(rows[-1]["error"])
         return rows, ending, tail_of(messages)
 
 
-def start(request: object, folder: Path, lines: BinaryIO, messages: BinaryIO) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],
-            cwd=folder,  # an empty one: `-m` puts it on the import path
-            env={**os.environ, **thread_variables(1)},
-            stdin=subprocess.PIPE,  # it closes with this process
-            stdout=lines,
-            stderr=messages,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ProcessError(
-            "the process that compares methods with eager could not be started",
-            found=f"{type(error).__name__}: {error}",
-            hint="end other programs, or raise the limits of memory and processes that this runs under",
-        ) from error
-
-
 def ending_text(status: int) -> str:
     if status >= 0:
-        return f"it ended with status {status}"
+        return f"it ended with status {status}" if status else ""
     names = {number.value: number.name for number in signal.Signals}
     return f"it was ended by {names.get(-status, f'signal {-status}')}"
 
@@ -199,14 +182,7 @@ def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             opened = open_folder(Path(path))
             folder = PackagedFolder(opened.path, opened.manifest, None, installed)
             for row in check_model(folder, name, tolerance=tolerance):
-                yield {
-                    "model": row.model,
-                    "recipe": row.recipe,
-                    "method": row.method,
-                    "status": row.status,
-                    "detail": row.detail,
-                    "largest_error": row.largest_error,
-                }
+                yield {name: getattr(row, name) for name in ROW}
     except LowerError as error:
         yield {"error": error.to_json()}
 

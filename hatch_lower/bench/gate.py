@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from hatch_lower.bench.builds import METRICS as BUILD_METRICS
 from hatch_lower.bench.builds import measure_builds
@@ -13,7 +14,7 @@ from hatch_lower.bench.counted import count, find_counter
 from hatch_lower.bench.errors import measure_errors
 from hatch_lower.bench.exact import exact_figures
 from hatch_lower.bench.figures import METRICS, TIERS, Figures, Subject, Tier
-from hatch_lower.bench.host import hosts
+from hatch_lower.bench.host import Host
 from hatch_lower.bench.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
 from hatch_lower.bench.side import Side, comparable, have_other_inputs, runs_equal
 from hatch_lower.bench.statistics import interval_of
@@ -104,9 +105,10 @@ def run(task: Task, tell: Tell) -> Result:
     measured: Measured = {}
     if task.measures("timed"):
         works = list(works_of(task, plans, notes))
-        with hosts(task.environment) as pool:
+        with ExitStack() as stack:
+            hosts = cache(lambda threads: stack.enter_context(Host(threads, task.environment)))
             decided = partial(settled, task.table)
-            measured = measure(works, pool, task.seconds, decided, tell, notes.append, refused.append)
+            measured = measure(works, hosts, task.seconds, decided, tell, notes.append, refused.append)
     if task.builds:
         measured |= time_builds(task, notes, tell)
     rows += [timed_row(*key, found, limits_at(task.table, *key)) for key, found in measured.items()]

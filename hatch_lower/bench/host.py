@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from hatch_lower.bench.command import started
 from hatch_lower.bench.figures import thread_variables
 from hatch_lower.errors import ProcessError, error_from_json
 
@@ -24,41 +24,24 @@ class RefusedError(Exception):
     """A recipe is for another machine, or needs what is not installed here; the text says which."""
 
 
-class Host:
+class Host(AbstractContextManager["Host"]):
     """One process that measures with a number of threads; a request that takes too long ends it."""
 
     def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         # threads that wait without spinning do not slow down whatever has its turn next
         variables = {**environment, **thread_variables(threads), "OMP_WAIT_POLICY": "passive"}
+        command = [sys.executable, "-m", "hatch_lower.bench.worker"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "hatch_lower.bench.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=variables,
-                start_new_session=True,  # so that all of it can be ended
-            )
-        except OSError as error:
+            self._process = started(command, "the process that measures", env=variables, **pipes)
+        except ProcessError:
             self._errors.close()
-            raise ProcessError(
-                "the process that measures could not be started",
-                found=f"{type(error).__name__}: {error}",
-                hint="end other programs, or raise the limits of memory and processes that this runs under",
-            ) from error
+            raise
+        self.process_group = self._process.pid
 
-    def __enter__(self) -> Host:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
-
-    @property
-    def process_group(self) -> int:
-        return self._process.pid
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
@@ -92,9 +75,7 @@ class Host:
             )
         answer: dict[str, Any] = json.loads(line) if line.strip() else {"ended": self._process.wait()}
         if "ended" in answer:
-            raise ProcessError(
-                "the process that measures has crashed", where=what, found=f"{self._ending(answer['ended'])}"
-            )
+            raise ProcessError("the process that measures has crashed", where=what, found=self._ending(answer["ended"]))
         if "refused" in answer:
             raise RefusedError(answer["refused"])
         if "error" in answer:
@@ -113,29 +94,3 @@ class Host:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
         return "\n".join([ended, *lines])
-
-
-@contextmanager
-def hosts(environment: Mapping[str, str]) -> Iterator[HostPool]:
-    pool = HostPool(environment)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
-class HostPool:
-    """A measuring process for each number of threads, made when it is first needed."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._hosts: dict[int, Host] = {}
-
-    def get(self, threads: int) -> Host:
-        if threads not in self._hosts:
-            self._hosts[threads] = Host(threads, self._environment)
-        return self._hosts[threads]
-
-    def close(self) -> None:
-        for host in self._hosts.values():
-            host.close()

@@ -20,11 +20,10 @@ from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.contents import MANIFEST, Contents, find_contents
 from hatch_lower.build.unpack import Place, places_in, unpack
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import signature_text
 from hatch_lower.runtime.files import PackagedFolder
-
-LENGTH_BYTES = 8  # of a safetensors file's header
 
 
 @dataclass(frozen=True, slots=True)

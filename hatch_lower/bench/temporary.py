@@ -9,21 +9,17 @@ Folders that nobody holds are of a process that was killed: the next benchmark r
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 from hatch_lower.build.signals import ending_on_sigterm, undisturbed
 from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
-
-if sys.platform != "win32":
-    import fcntl
 
 PREFIX = "hatch-lower-bench-"
 FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills it; there once that is done
@@ -55,14 +51,14 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
     path, descriptor = hold_shared(place / f"{PREFIX}{name}")
     try:
         with (path / FILLING).open("w") as file:
-            flock(file.fileno(), "alone")
+            fcntl.flock(file, fcntl.LOCK_EX)
             if not (path / FILLED).exists():
                 fill(path)
                 (path / FILLED).touch()
         yield path
     finally:
         with undisturbed(), suppress(BlockingIOError):  # another process holds it
-            flock(descriptor, "alone or not at all")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
@@ -77,14 +73,8 @@ def hold_shared(path: Path) -> tuple[Path, int]:
             if status.st_uid != os.getuid():
                 os.close(descriptor)
                 raise ProgramError("a temporary folder belongs to somebody else", where=str(path))
-            flock(descriptor, "beside others")
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
                 if os.path.samestat(status, path.lstat()):
                     return path, descriptor
             os.close(descriptor)
-
-
-def flock(descriptor: int, how: Literal["alone", "alone or not at all", "beside others"]) -> None:
-    if sys.platform != "win32":
-        kinds = {"alone": fcntl.LOCK_EX, "beside others": fcntl.LOCK_SH}
-        fcntl.flock(descriptor, kinds.get(how, fcntl.LOCK_EX | fcntl.LOCK_NB))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.host import Host, HostPool, RefusedError
+from hatch_lower.bench.host import Host, RefusedError
 from hatch_lower.bench.statistics import FEWEST
 
 SECONDS = 0.3  # for which one process measures the calls of a subject
@@ -86,7 +86,7 @@ IsDecided = Callable[[Subject, str, Observations], bool]
 
 def measure(
     works: Sequence[Work],
-    hosts: HostPool,
+    hosts: Callable[[int], Host],
     budget: float,
     is_decided: IsDecided,
     tell: Callable[[str], None],
@@ -120,7 +120,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    hosts: HostPool
+    hosts: Callable[[int], Host]  # the process that measures with a number of threads
     measured: Measured
     is_decided: IsDecided
     limit: float  # seconds of one request
@@ -156,7 +156,7 @@ class CallTask:
             "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
             "seconds": SECONDS,
         }
-        host = run.hosts.get(self.work.threads)
+        host = run.hosts(self.work.threads)
         sides = list(self.work.folders)
         answers = [host.ask({**request, "order": order}, self.title, run.limit) for order in (sides, sides[::-1])]
         for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
@@ -194,7 +194,7 @@ class LoadTask:
         return not all(is_decided(self.subject, metric, measured[self.subject, metric]) for metric in LOAD_METRICS)
 
     def run(self, run: Run) -> None:
-        host = run.hosts.get(LOAD_THREADS)
+        host = run.hosts(LOAD_THREADS)
         sides = list(self.work.folders)
         methods = sorted({subject.method for subject, _ in self.work.calls})
         order = sides if run.turn % 2 else sides[::-1]

@@ -16,7 +16,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,6 +103,9 @@ def end_group() -> NoReturn:
 
 
 def answer(request: Request) -> Mapping[str, object]:
+    import torch
+
+    torch.set_num_threads(request["threads"])
     try:
         for path in request["sides"].values():
             if reason := refusal(Path(path), request["model"], request["recipe"]):
@@ -119,7 +122,6 @@ def measure_load(request: Request) -> Mapping[str, object]:
     """Measure the load of one side, its first calls, and the memory that both add."""
     opened = open_model(request["sides"]["A"], request["model"], request["recipe"])
     tensors = check_tensors(request)
-    set_threads(request["threads"])
     values = {name: input_values(name, opened.methods[name], tensors, {}) for name in request["methods"]}
     before = proportional_memory()
     begin = time.perf_counter()
@@ -128,9 +130,7 @@ def measure_load(request: Request) -> Mapping[str, object]:
     first = {}
     for name, leaves in values.items():
         method = opened.methods[name]
-        first[name] = method_call(loaded, name, method, leaves, changes=True)(1)
-        for _ in range(1, LOAD_CALLS):
-            method_call(loaded, name, method, leaves, changes=True)(1)
+        first[name], *_ = [method_call(loaded, name, method, leaves, changes=True)(1) for _ in range(LOAD_CALLS)]
     return {"load-seconds": seconds, "memory-bytes": max(proportional_memory() - before, 1), "methods": first}
 
 
@@ -140,16 +140,9 @@ def proportional_memory() -> int:
         return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
 
 
-def set_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
-
-
 def measure_calls(request: Request) -> Mapping[str, object]:
     """Measure calls of all sides, which take turns: what else the machine does meets each of them alike."""
     model, recipe = request["model"], request["recipe"]
-    set_threads(request["threads"])
     opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
     tensors = check_tensors(request)
     loaded = {side: load(opened[side], request) for side in request["order"]}
@@ -225,16 +218,11 @@ def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -
         most = limit if turn >= GOOD_ROUNDS else LONGEST * limit
         if turn >= FEWEST_ROUNDS and time.perf_counter() - begin >= most:
             break
-        for side in turns(order, turn, ways):
+        # every other round the other way about: whoever comes after eager finds its memory in the processor's caches
+        for side in [*(order if turn % 2 == 0 else reversed(order)), *(ways.keys() - set(order))]:
             times[side].append(ways[side](counts[side]))
     gc.enable()
     return times
-
-
-def turns(order: Sequence[str], turn: int, ways: Mapping[str, object]) -> Iterator[str]:
-    # every other round the other way about: whoever comes after eager finds its memory in the processor's caches
-    yield from order if turn % 2 == 0 else reversed(order)
-    yield from (side for side in ways if side not in order)
 
 
 def block_sizes(ways: Mapping[str, Call]) -> dict[str, int]:

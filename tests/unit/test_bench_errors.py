@@ -138,7 +138,7 @@ def test_what_is_not_compared_has_a_reason(found: Errors) -> None:
 
 
 def test_models_without_check_inputs_start_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "start", pytest.fail)
+    monkeypatch.setattr(errors, "started", pytest.fail)
     folder = write_lowered(tmp_path / "_lowered", {"net": model_of(tmp_path / "_lowered", "net", None)})
     assert measured(folder).figures == {}
 
@@ -208,7 +208,7 @@ def test_nothing_stays_of_a_comparison_that_ends_well(tmp_path: Path, monkeypatc
 def test_the_folder_of_a_comparison_that_was_killed_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, signal; from hatch_lower.bench import errors\n"
-        "errors.start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "errors.started = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
         "errors.run_child({}, 60)"
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)

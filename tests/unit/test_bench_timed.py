@@ -143,7 +143,7 @@ class FakeHosts:
         self.ratios = list(ratios)
         self.asked: list[Mapping[str, Any]] = []
 
-    def get(self, threads: int) -> FakeHosts:
+    def __call__(self, threads: int) -> FakeHosts:
         return self
 
     def ask(self, request: Mapping[str, Any], what: str, limit: float) -> Mapping[str, Any]:
@@ -200,7 +200,7 @@ def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
     def refuse(*arguments: object, **options: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("hatch_lower.bench.host.subprocess.Popen", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
     with pytest.raises(ProcessError, match="the process that measures could not be started") as caught:
         Host(1, {})
     assert caught.value.found == "BlockingIOError: no more processes"

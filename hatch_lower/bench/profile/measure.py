@@ -28,16 +28,10 @@ def measure(request: Request) -> Mapping[str, object]:
 
     The two sides are the same recipe; one may be built with timers inside.
     """
-    import torch
-
-    torch.set_num_threads(request["threads"])
     name = request["method"]
     opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
     method, timing = opened["timed"].methods[name], Timing()
-    loaded = {
-        "plain": load(opened["plain"], request),
-        "timed": load(opened["timed"], request, timing),
-    }
+    loaded = {"plain": load(opened["plain"], request), "timed": load(opened["timed"], request, timing)}
     tensors = check_tensors(request)
     if request["samples"] is not None:
         cases = samples_of(Path(request["samples"]), name, opened["timed"].methods)
