@@ -11,39 +11,22 @@ import json
 import math
 import os
 import platform
-import statistics
-import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.bench.figures import METRICS, Figures, Subject, Tier
+from hatch_lower.bench.repository import find_repository
+from hatch_lower.bench.timed import Measured
+from hatch_lower.bench.verdict import Row
+from hatch_lower.errors import LowerError
 
 SCHEMA = 1
 FORMAT = "5.3.1"  # the version of pytest-benchmark whose format this is
 NO_TIME = "1970-01-01T00:00:00+00:00"
-GIT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimedSeries:
-    """The rounds of one timed metric on one side."""
-
-    subject: Subject
-    metric: str  # one whose unit is seconds
-    side: str  # `A`, `B` or `eager`
-    seconds: tuple[float, ...]  # of each round, in order
-
-    @property
-    def group(self) -> str:
-        """What is measured, whichever side it is of."""
-        return str(self.subject) if self.metric == "call-seconds" else f"{self.subject} {METRICS[self.metric].words}"
-
-    @property
-    def name(self) -> str:
-        return self.group if self.side == "A" else f"{self.group} ({self.side})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +36,33 @@ class ReportedSide:
     figures: Figures
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedVerdict:
-    subject: Subject
-    metric: str
-    outcome: str
-    facts: Mapping[str, object] = field(default_factory=dict)  # as JSON: the limit, the ratio and its interval
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    sides: Mapping[str, ReportedSide]  # `A`, and `B` if there is one
-    series: Sequence[TimedSeries] = ()
-    verdicts: Sequence[ReportedVerdict] = ()
-
-
-def report_text(report: Report, project: Path) -> str:
+def report_text(sides: Mapping[str, ReportedSide], measured: Measured, rows: Sequence[Row], project: Path) -> str:
     """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
-    series = sorted((each for each in report.series if each.seconds), key=lambda each: (each.group, each.side))
+    series = sorted(
+        (group_of(subject, metric), side, subject, metric, rounds)
+        for (subject, metric), found in measured.items()
+        if METRICS[metric].unit == "s"
+        for side, rounds in found.rounds.items()
+        if rounds
+    )
     left_out: tuple[Tier, ...] = () if series else ("build",)
     document = {
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
-        "benchmarks": [entry_of(each, report.sides.get(each.side)) for each in series],
+        "benchmarks": [entry_of(*each, sides) for each in series],
         "datetime": datetime.now(timezone.utc).isoformat() if series else NO_TIME,
         "version": FORMAT,
         "hatch_lower": {
             "schema": SCHEMA,
             "sides": {
                 name: {"distributions": list(side.distributions), **({"title": side.title} if series else {})}
-                for name, side in report.sides.items()
+                for name, side in sides.items()
             },
-            "figures": list(figure_rows(report.sides, left_out)),
+            "figures": list(figure_rows(sides, left_out)),
             "verdicts": [
-                {**asdict(each.subject), "metric": each.metric, "outcome": each.outcome, **each.facts}
-                for each in sorted(report.verdicts, key=lambda each: (each.subject, each.metric))
-                if METRICS[each.metric].tier not in left_out
+                verdict_json(row)
+                for row in sorted(rows, key=lambda row: (row.subject, row.metric))
+                if METRICS[row.metric].tier not in left_out
             ],
         },
     }
@@ -106,26 +80,42 @@ def plain(value: Any) -> Any:
 
 def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -> Iterator[dict[str, object]]:
     for subject in sorted({subject for side in sides.values() for subject in side.figures}):
-        known = {name: side.figures[subject] for name, side in sides.items() if subject in side.figures}
+        known = {name: side.figures[subject].items() for name, side in sides.items() if subject in side.figures}
         kept = {
-            name: {metric: value for metric, value in figures.items() if METRICS[metric].tier not in left_out}
+            name: {metric: value for metric, value in figures if METRICS[metric].tier not in left_out}
             for name, figures in known.items()
         }
         yield {**asdict(subject), "figures": kept}
 
 
-def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, object]:
-    subject = series.subject
+def verdict_json(row: Row) -> dict[str, object]:
+    limits = [
+        {"limit": each.limit.name, "setting": each.limit.setting, "bound": each.bound, "broken": each.is_certain}
+        for each in row.breaches
+    ]
+    ratios = {"ratio": row.ratio and asdict(row.ratio), "eager_ratio": row.eager_ratio and asdict(row.eager_ratio)}
+    return {**asdict(row.subject), "metric": row.metric, "outcome": row.outcome, **ratios, "limits": limits}
+
+
+def group_of(subject: Subject, metric: str) -> str:
+    """Return what is measured, whichever side it is of."""
+    return str(subject) if metric == "call-seconds" else f"{subject} {METRICS[metric].words}"
+
+
+def entry_of(
+    group: str, side: str, subject: Subject, metric: str, rounds: Sequence[float], sides: Mapping[str, ReportedSide]
+) -> dict[str, object]:
+    name = group if side == "A" else f"{group} ({side})"
     way = (subject.size, f"threads={subject.threads}" if subject.threads else "")
     return {
-        "group": series.group,
-        "name": series.name,
-        "fullname": series.name,
+        "group": group,
+        "name": name,
+        "fullname": name,
         "param": ", ".join(filter(None, way)) or None,
-        "params": {**asdict(subject), "metric": series.metric, "side": series.side},
-        "extra_info": {} if side is None else exact_of(side.figures, subject),
+        "params": {**asdict(subject), "metric": metric, "side": side},
+        "extra_info": exact_of(sides[side].figures, subject) if side in sides else {},
         "options": {},
-        "stats": stats_of(series.seconds),
+        "stats": stats_of(rounds),
     }
 
 
@@ -136,57 +126,20 @@ def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
 
 
 def stats_of(seconds: Sequence[float]) -> dict[str, object]:
-    """Return what pytest-benchmark computes of one round at least, by its names."""
-    data = sorted(seconds)
-    mean, total = statistics.mean(data), sum(seconds)
-    deviation = statistics.stdev(data) if len(data) > 1 else 0.0
-    first, third = quartile(data), -quartile([-each for each in reversed(data)])
-    spread = third - first
-    low, high = first - 1.5 * spread, third + 1.5 * spread
-    far = sum(abs(each - mean) > deviation for each in data)
-    outside = sum(not low <= each <= high for each in data)
-    return {
-        "min": data[0],
-        "max": data[-1],
-        "mean": mean,
-        "stddev": deviation,
-        "rounds": len(data),
-        "median": statistics.median(data),
-        "iqr": spread,
-        "q1": first,
-        "q3": third,
-        "iqr_outliers": outside,
-        "stddev_outliers": far,
-        "outliers": f"{far};{outside}",
-        "ld15iqr": min(each for each in data if each >= low),
-        "hd15iqr": max(each for each in data if each <= high),
-        "ops": len(data) / total if total else 0.0,
-        "total": total,
-        "data": list(seconds),
-        "iterations": 1,
-    }
+    from pytest_benchmark.stats import Stats
 
-
-def quartile(data: Sequence[float]) -> float:
-    # Hazen's: half a place further in than the quarter of the way
-    place = max((len(data) - 2) / 4, 0.0)
-    at = int(place)
-    part = place - at
-    return data[at] if part == 0 else (1 - part) * data[at] + part * data[at + 1]
+    stats: Any = Stats()  # type: ignore[no-untyped-call]
+    stats.data = list(seconds)
+    return {**stats.as_dict(), "data": stats.data, "iterations": 1}
 
 
 def machine_info() -> dict[str, object]:
     """Return what pytest-benchmark tells of a machine, but for its name."""
+    told = ("processor", "machine", "python_compiler", "python_implementation", "python_version", "release", "system")
     return {
-        "processor": platform.processor(),
-        "machine": platform.machine(),
-        "python_compiler": platform.python_compiler(),
-        "python_implementation": platform.python_implementation(),
+        **{name: getattr(platform, name)() for name in told},
         "python_implementation_version": platform.python_version(),
-        "python_version": platform.python_version(),
         "python_build": list(platform.python_build()),
-        "release": platform.release(),
-        "system": platform.system(),
         "cpu": processor_info(),
     }
 
@@ -203,29 +156,15 @@ def processor_info() -> dict[str, object]:
 
 
 def commit_info(project: Path) -> dict[str, object]:
-    commit, time, author_time = (git(project, "show", "-s", "--format=%H %cI %aI") or "unversioned  ").split(" ")
+    says: Callable[..., str] = lambda *_: ""  # noqa: E731  # where there is no repository, or no git
+    with suppress(LowerError):
+        says = find_repository(project, os.environ).says
+    commit, time, author_time = (says("show", "-s", "--format=%H %cI %aI") or "unversioned  ").split(" ")
     return {
         "id": commit,
         "time": time or None,
         "author_time": author_time or None,
-        "dirty": bool(git(project, "status", "--porcelain", "--untracked-files=no")),
+        "dirty": bool(says("status", "--porcelain", "--untracked-files=no")),
         "project": project.resolve().name,
-        "branch": git(project, "symbolic-ref", "--quiet", "--short", "HEAD") or "(unknown)",
+        "branch": says("symbolic-ref", "--quiet", "--short", "HEAD") or "(unknown)",
     }
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Return what git says of a folder's repository; empty where there is none, or no git."""
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", *arguments],
-            cwd=folder,
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""

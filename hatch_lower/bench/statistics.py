@@ -64,6 +64,7 @@ def raised_level(count: int) -> float:
 def libraries() -> tuple[Any, Any]:
     try:
         import numpy
+        import pytest_benchmark.stats  # noqa: F401  # which reports use once all is measured
         from scipy import stats
     except ImportError as error:
         raise ConfigError(

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,32 +276,9 @@ def progress() -> Iterator[Tell]:
 
 
 def json_text(task: Task, result: Result, project: Path) -> str:
-    from hatch_lower.bench.json_report import Report, ReportedSide, ReportedVerdict, TimedSeries, report_text
+    from hatch_lower.bench.json_report import ReportedSide, report_text
 
     sides = {
         name: ReportedSide(side.title, side.distributions, result.figures_of(name)) for name, side in task.sides.items()
     }
-    series = [
-        TimedSeries(subject, metric, side, tuple(rounds))
-        for (subject, metric), found in result.measured.items()
-        if metric.endswith("-seconds")
-        for side, rounds in found.rounds.items()
-    ]
-    verdicts = [
-        ReportedVerdict(
-            row.subject,
-            row.metric,
-            row.outcome,
-            {
-                "ratio": row.ratio and asdict(row.ratio),
-                "eager_ratio": row.eager_ratio and asdict(row.eager_ratio),
-                "limits": [
-                    {"limit": each.limit.name, "setting": each.limit.setting, "bound": each.bound}
-                    | {"broken": each.is_certain}
-                    for each in row.breaches
-                ],
-            },
-        )
-        for row in result.rows
-    ]
-    return report_text(Report(sides, series, verdicts), project)
+    return report_text(sides, result.measured, result.rows, project)

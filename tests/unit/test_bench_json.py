@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import math
 import platform
-import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pytest_benchmark.cli import main
-from pytest_benchmark.stats import Stats
 
 from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.json_report import (
-    FORMAT,
-    NO_TIME,
-    Report,
-    ReportedSide,
-    ReportedVerdict,
-    TimedSeries,
-    report_text,
-    stats_of,
-)
+from hatch_lower.bench.json_report import FORMAT, NO_TIME, ReportedSide, report_text, stats_of
+from hatch_lower.bench.limits import Limit
+from hatch_lower.bench.timed import Measured, Observations
+from hatch_lower.bench.verdict import Row, exact_row
 
 FORWARD = Subject("digits", "default", "forward")
 BATCH = Subject("digits", "default", "forward", "batch=32", 2)
@@ -42,56 +34,49 @@ FIGURES: Mapping[Subject, Mapping[str, float]] = {
 OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in reversed(FIGURES.items())}
 
 
+class Report(NamedTuple):
+    """What `report_text` is given."""
+
+    sides: Mapping[str, ReportedSide]
+    measured: Measured = {}  # noqa: RUF012
+    rows: Sequence[Row] = ()
+
+    def text(self, project: Path) -> str:
+        return report_text(*self, project)
+
+
 def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES, title: str = "digits-2.whl") -> Report:
-    verdicts = [
-        ReportedVerdict(FORWARD, "operations", "same", {"ratio": 1.0}),
-        ReportedVerdict(Subject(), "wheel-bytes", "worse", {"limit": "max-wheel-growth"}),
+    growth = Limit("max-wheel-growth", "wheel-bytes", "growth against B", "1 B", "bench")
+    rows = [
+        exact_row(FORWARD, "operations", 20, 20, []),
+        exact_row(Subject(), "wheel-bytes", 1234, 1000, [growth]),
     ]
     sides = {
         "A": ReportedSide(title, ("digits 2.0",), figures),
         "B": ReportedSide("digits-1.whl", ("digits 1.0",), FIGURES),
     }
-    return Report(sides, (), verdicts)
+    return Report(sides, {}, rows)
 
 
 def timed_report() -> Report:
-    series = [
-        TimedSeries(FORWARD, "call-seconds", "eager", tuple(2 * each for each in ROUNDS)),
-        TimedSeries(FORWARD, "call-seconds", "B", ROUNDS),
-        TimedSeries(FORWARD, "call-seconds", "A", ROUNDS),
-        TimedSeries(BATCH, "call-seconds", "A", ROUNDS),
-        TimedSeries(Subject("digits", "default"), "load-seconds", "A", ROUNDS),
-        TimedSeries(Subject(), "warm-build-seconds", "A", (1.5,)),
-        TimedSeries(Subject(), "cold-build-seconds", "A", ()),
-    ]
-    return Report(exact_report().sides, series)
+    rounds = list(ROUNDS)
+    measured = {
+        (FORWARD, "call-seconds"): {"eager": [2 * each for each in ROUNDS], "B": rounds, "A": rounds},
+        (BATCH, "call-seconds"): {"A": rounds},
+        (Subject("digits", "default"), "load-seconds"): {"A": rounds},
+        (Subject("digits", "default"), "memory-bytes"): {"A": rounds},
+        (Subject(), "warm-build-seconds"): {"A": [1.5]},
+        (Subject(), "cold-build-seconds"): {"A": []},
+    }
+    return Report(exact_report().sides, {key: Observations(each) for key, each in measured.items()})
 
 
 def timed(tmp_path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(report_text(timed_report(), tmp_path))
+    document: dict[str, Any] = json.loads(timed_report().text(tmp_path))
     return document
 
 
 # Timed series.
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 1001])
-def test_statistics_are_those_of_pytest_benchmark(rounds: int) -> None:
-    numbers = random.Random(rounds)
-    seconds = [numbers.choice([1e-6, 1e-3]) * numbers.lognormvariate(0, 1) for _ in range(rounds)]
-    theirs = Stats()
-    theirs.data = list(seconds)
-    expected = theirs.as_dict()
-    ours = stats_of(seconds)
-    assert ours.pop("data") == seconds
-    assert ours.pop("iterations") == 1
-    assert ours.pop("outliers") == expected.pop("outliers")
-    assert ours == pytest.approx(expected, rel=1e-12, abs=1e-20)
-
-
-def test_equal_rounds_have_no_outliers() -> None:
-    stats = stats_of([0.1] * 7)
-    assert (stats["outliers"], stats["stddev"], stats["iqr"]) == ("0;0", 0, 0)
 
 
 def test_an_entry_for_each_series_says_what_it_is_of(tmp_path: Path) -> None:
@@ -164,7 +149,7 @@ def test_the_commit_is_that_of_the_project(tmp_path: Path) -> None:
 
 
 def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
-    ours = json.loads(report_text(exact_report(), tmp_path))["hatch_lower"]
+    ours = json.loads(exact_report().text(tmp_path))["hatch_lower"]
     assert ours["schema"] == 1
     assert ours["sides"] == {"A": {"distributions": ["digits 2.0"]}, "B": {"distributions": ["digits 1.0"]}}
     assert [(row["model"], row["recipe"], row["method"]) for row in ours["figures"]] == [
@@ -179,18 +164,19 @@ def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
         ("wheel-bytes", "worse"),
         ("operations", "same"),
     ]
-    assert ours["verdicts"][0]["limit"] == "max-wheel-growth"
+    (limit,) = ours["verdicts"][0]["limits"]
+    assert limit == {"limit": "max-wheel-growth", "setting": "bench", "bound": 1001, "broken": True}
 
 
 def test_a_figure_that_one_side_lacks_is_not_there(tmp_path: Path) -> None:
     sides = {"A": ReportedSide("a", (), {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", (), {})}
-    (row,) = json.loads(report_text(Report(sides), tmp_path))["hatch_lower"]["figures"]
+    (row,) = json.loads(Report(sides).text(tmp_path))["hatch_lower"]["figures"]
     assert row["figures"] == {"A": {"kernels": 5}}
 
 
 def test_an_infinite_error_is_text(tmp_path: Path) -> None:
     report = Report({"A": ReportedSide("a", (), {FORWARD: {"error": math.inf}})})
-    (row,) = json.loads(report_text(report, tmp_path))["hatch_lower"]["figures"]
+    (row,) = json.loads(report.text(tmp_path))["hatch_lower"]["figures"]
     assert row["figures"]["A"] == {"error": "inf"}
 
 
@@ -198,8 +184,8 @@ def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None
     other = tmp_path / "another folder"
     other.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=other, check=True)
-    text = report_text(exact_report(), tmp_path)
-    assert report_text(exact_report(OTHERS, "digits-2.whl (the newest of 2 wheels)"), other) == text
+    text = exact_report().text(tmp_path)
+    assert exact_report(OTHERS, "digits-2.whl (the newest of 2 wheels)").text(other) == text
     document = json.loads(text)
     assert (document["machine_info"], document["commit_info"], document["datetime"]) == ({}, {}, NO_TIME)
 
@@ -209,17 +195,17 @@ def with_build(report: Report, level: int) -> Report:
     side = report.sides["A"]
     digits = Subject("digits")
     built = {**side.figures, digits: {**side.figures[digits], "level": level, "compilations": 3 * level}}
-    verdicts = [*report.verdicts, ReportedVerdict(digits, "level", "", {"ratio": level})]
-    return replace(report, sides={**report.sides, "A": replace(side, figures=built)}, verdicts=verdicts)
+    rows = [*report.rows, exact_row(digits, "level", level, None, [])]
+    return report._replace(sides={**report.sides, "A": replace(side, figures=built)}, rows=rows)
 
 
 def test_what_the_cache_saved_a_build_is_no_exact_figure(tmp_path: Path) -> None:
-    plain = report_text(exact_report(), tmp_path)
-    assert {report_text(with_build(exact_report(), level), tmp_path) for level in (0, 2)} == {plain}
+    plain = exact_report().text(tmp_path)
+    assert {with_build(exact_report(), level).text(tmp_path) for level in (0, 2)} == {plain}
 
 
 def test_what_was_timed_is_told_with_its_title_and_its_build(tmp_path: Path) -> None:
-    document = json.loads(report_text(with_build(timed_report(), 2), tmp_path))
+    document = json.loads(with_build(timed_report(), 2).text(tmp_path))
     ours = document["hatch_lower"]
     assert ours["sides"]["A"] == {"distributions": ["digits 2.0"], "title": "digits-2.whl"}
     assert ours["figures"][1]["figures"]["A"] == {"constants-bytes": 100, "level": 2, "compilations": 6}
@@ -247,7 +233,7 @@ def test_pytest_benchmark_compares_documents(
 ) -> None:
     files = [tmp_path / name for name in ("one.json", "two.json")]
     for file in files:
-        file.write_text(report_text(timed_report(), tmp_path))
+        file.write_text(timed_report().text(tmp_path))
     compare(*files)
     out, err = capfd.readouterr()
     assert "Failed to load" not in out + err
@@ -261,13 +247,13 @@ def test_pytest_benchmark_compares_documents(
 def test_pytest_benchmark_reads_a_document_without_timed_rounds(
     compare: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.json").write_text(report_text(exact_report(), tmp_path))
+    (tmp_path / "one.json").write_text(exact_report().text(tmp_path))
     compare(tmp_path / "one.json")
     assert "Failed to load" not in "".join(capfd.readouterr())
 
 
 def test_github_action_benchmark_reads_a_document(tmp_path: Path) -> None:
-    document = report_text(timed_report(), tmp_path)
+    document = timed_report().text(tmp_path)
     results = [action_result(each) for each in json.loads(document)["benchmarks"]]
     assert results[1] == {
         "name": "digits/default/forward",
