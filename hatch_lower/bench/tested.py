@@ -21,9 +21,8 @@ from hatch_lower.bench.limits import LIMITS, Limit, check_names, dimensions_of, 
 from hatch_lower.bench.project import PROJECT_FILE, built_project
 from hatch_lower.bench.side import Side, newest, side_of, wheels_in
 from hatch_lower.bench.temporary import shared_folder
-from hatch_lower.bench.texts import breach_text
 from hatch_lower.bench.timed import SHORTEST, undisturbed
-from hatch_lower.bench.verdict import exact_row
+from hatch_lower.bench.verdict import breach_text, exact_row
 from hatch_lower.build.contents import find_contents
 from hatch_lower.build.unpack import unpack
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest

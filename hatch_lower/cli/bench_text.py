@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hatch_lower.bench.figures import METRICS
 from hatch_lower.bench.gate import Result
-from hatch_lower.bench.texts import breach_text, limit_text, ratio_text, value_text
-from hatch_lower.bench.verdict import Row
+from hatch_lower.bench.verdict import Row, breach_text, limit_text, ratio_text, value_text
 from hatch_lower.cli.output import count
 from hatch_lower.hatch.terminal import table_lines
 

@@ -11,9 +11,8 @@ import pytest
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.gate import Result
 from hatch_lower.bench.limits import limits_for
-from hatch_lower.bench.texts import breach_text
 from hatch_lower.bench.timed import Observations
-from hatch_lower.bench.verdict import Row, exact_row, timed_row
+from hatch_lower.bench.verdict import Row, breach_text, exact_row, timed_row
 from hatch_lower.cli.bench_text import NONE, cells_of, markdown_text, report_lines
 from hatch_lower.config.bench_tables import BenchTable
 

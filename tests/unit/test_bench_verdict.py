@@ -10,9 +10,8 @@ import pytest
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.limits import limits_for
 from hatch_lower.bench.statistics import FEWEST
-from hatch_lower.bench.texts import found_text
 from hatch_lower.bench.timed import Observations
-from hatch_lower.bench.verdict import Row, exact_row, is_settled, timed_row
+from hatch_lower.bench.verdict import Row, exact_row, found_text, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 
 METHOD = Subject("net", "default", "forward")
