@@ -36,6 +36,7 @@ from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
+from hatch_lower.runtime.classes import editable_folder
 
 PROJECT_FILE = "pyproject.toml"
 SHOWN = 3  # files that a line names
@@ -44,6 +45,15 @@ SHOWN = 3  # files that a line names
 def is_project(target: str | Path) -> bool:
     """Return whether a target is a project, which is built, and not what was built."""
     return not isinstance(target, str) and (target / PROJECT_FILE).is_file()
+
+
+def editable_project(distribution: str) -> Path | None:
+    """Return the folder of the project that an editable install of a distribution is of."""
+    try:
+        folder = editable_folder(importlib.metadata.distribution(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return None if folder is None else Path(folder)
 
 
 @contextmanager

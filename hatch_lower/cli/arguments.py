@@ -1,9 +1,10 @@
-"""Arguments that several commands share: what names a model, and the models and recipes in it."""
+"""Arguments that several commands share: what names a model or a project, and the models and recipes in it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +13,22 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.hatch.outside import UnusedHookError, open_project
 
+if TYPE_CHECKING:
+    from hatch_lower.hatch.project import Project
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
 path_option = click.option(
     "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
 )
 model_option = click.option("--model", help="The model, where there are several.")
 recipe_option = click.option("--recipe", help="The recipe. Default: the first in load order.")
+root_option = click.option(
+    "--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 
 
@@ -28,6 +39,18 @@ def target_of(text: str, is_path: bool) -> str | Path:
     if is_path or has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
         return Path(text)
     return text
+
+
+def find_project(root: Path | None) -> Project | None:
+    """Return the project at `root`; or the one in this folder, if there is one that uses hatch-lower."""
+    if root is None and not Path("pyproject.toml").is_file():
+        return None
+    try:
+        return open_project(root or Path())
+    except UnusedHookError:
+        if root is not None:
+            raise
+        return None
 
 
 def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import path_option, target_of
+from hatch_lower.cli.arguments import OUTPUT, find_project, path_option, target_of
 from hatch_lower.cli.output import printable, show, show_error
 from hatch_lower.errors import ConfigError, LowerError, PackageError
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hatch_lower.bench.side import Side
     from hatch_lower.hatch.project import Project
 
-
-FILE = click.Path(dir_okay=False, path_type=Path)
 BROKEN, UNMEASURED = 1, 2  # exit statuses
 DAY = 24 * 60 * 60
 
@@ -62,9 +60,13 @@ class Seconds(click.FloatRange):
 @click.option("--time-equal", is_flag=True, help="Time also what is equal byte by byte.")
 @click.option("--builds", is_flag=True, help="Time a cold and a warm build of each side, which need its sources.")
 @click.option("--strict", is_flag=True, help="Fail also if a limit could not be decided.")
-@click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the figures as pytest-benchmark does.")
+@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the figures as pytest-benchmark does.")
 @click.option(
-    "--markdown", "markdown_file", type=FILE, metavar="FILE", help="Append a table, and what differs, for a summary."
+    "--markdown",
+    "markdown_file",
+    type=OUTPUT,
+    metavar="FILE",
+    help="Append a table, and what differs, for a summary.",
 )
 @click.pass_context
 def bench(
@@ -94,6 +96,7 @@ def bench(
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
     from hatch_lower.bench import statistics
     from hatch_lower.bench.gate import Task, run
+    from hatch_lower.bench.project import built_revision, released
     from hatch_lower.build.signals import ending_on_sigterm
     from hatch_lower.cli.bench_text import report_lines
 
@@ -106,7 +109,6 @@ def bench(
             project = find_project(root)
             task = Task(
                 first=stack.enter_context(open_target(target_of(target, is_path), tell)),
-                second=None,
                 tier=tier,  # type: ignore[arg-type]  # click has checked it
                 budget=budget,
                 time_equal=time_equal,
@@ -115,13 +117,16 @@ def bench(
             )
             if project is not None:
                 task = with_project(task, project, stack)
+            second: AbstractContextManager[Side] | None = None
             if against is not None:
                 second = open_target(target_of(against, is_path), tell)
             elif against_rev is not None:
-                second = open_revision(required(project, "--against-rev"), against_rev, tell)
+                root_of_project = required(project, "--against-rev").settings.root
+                second = built_revision(root_of_project, against_rev, os.environ, tell)
             elif against_release is not None:
-                second = open_release(required(project, "--against-release"), against_release, tell)
-            if any(value is not None for value in given.values()):
+                name = required(project, "--against-release").settings.name
+                second = released(name, against_release or None, os.environ, tell)
+            if second is not None:
                 task = replace(task, second=stack.enter_context(second))
             if against is not None:
                 task = with_titles(task, target, against)
@@ -172,20 +177,6 @@ def write_report(path: Path, mode: str, text: str) -> None:
         raise PackageError("the report cannot be written", where=str(path), found=str(error)) from error
 
 
-def find_project(root: Path | None) -> Project | None:
-    """Return the project at `root`; or the one in this folder, if there is one that uses hatch-lower."""
-    from hatch_lower.hatch.outside import UnusedHookError, open_project
-
-    if root is None and not Path("pyproject.toml").is_file():
-        return None
-    try:
-        return open_project(root or Path())
-    except UnusedHookError:
-        if root is not None:
-            raise
-        return None
-
-
 def required(project: Project | None, option: str) -> Project:
     if project is None:
         raise ConfigError(
@@ -231,18 +222,6 @@ def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
     if isinstance(target, Path) and is_project(target):
         return built_project(target, os.environ, tell)
     return open_side(target)
-
-
-def open_revision(project: Project, revision: str, tell: Tell) -> AbstractContextManager[Side]:
-    from hatch_lower.bench.project import built_revision
-
-    return built_revision(project.settings.root, revision, os.environ, tell)
-
-
-def open_release(project: Project, version: str, tell: Tell) -> AbstractContextManager[Side]:
-    from hatch_lower.bench.project import released
-
-    return released(project.settings.name, version or None, os.environ, tell)
 
 
 def difference_lines(task: Task) -> list[str]:

@@ -18,15 +18,17 @@ import click
 
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option, open_here
+from hatch_lower.cli.arguments import find_project, json_option, open_here
+from hatch_lower.cli.arguments import root_option as project_option
 from hatch_lower.cli.output import Report, count, show, show_json, show_report
-from hatch_lower.errors import CacheError, size_text
+from hatch_lower.config.tables import CacheSettings
+from hatch_lower.errors import CacheError, LowerError, size_text
+from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
     from hatch_lower.cache.contents import Entry, Survey
-    from hatch_lower.config.tables import CacheSettings
 
 VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
 DAY = 24 * 3600.0
@@ -202,7 +204,7 @@ def repair(context: click.Context, as_json: bool) -> None:
 
 
 @cache.command()
-@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
+@project_option
 @click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
 @click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
 def audit(root: Path, rate: float, seed: int) -> None:
@@ -214,7 +216,6 @@ def audit(root: Path, rate: float, seed: int) -> None:
     from hatch_lower.build.audit import audit as run_audit
     from hatch_lower.build.context import build_context
     from hatch_lower.events import LineReporter
-    from hatch_lower.hatch.outside import open_project
 
     def say(line: str) -> None:
         show([line], err=True)
@@ -260,19 +261,13 @@ def keygen() -> None:
 
 def limits_here(root: Path | None) -> CacheSettings:
     """Return the settings of a project's cache; the defaults where no project is named and there is none here."""
-    from hatch_lower.config.tables import CacheSettings
-    from hatch_lower.errors import LowerError
-
-    if root is None and not Path("pyproject.toml").is_file():
-        return CacheSettings()
-    from hatch_lower.hatch.outside import open_project
-
     try:
-        return open_project(root or Path()).settings.cache
+        project = find_project(root)
     except LowerError:
         if root is not None:
             raise
-        return CacheSettings()
+        project = None
+    return CacheSettings() if project is None else project.settings.cache
 
 
 @contextmanager
@@ -290,7 +285,6 @@ def version_folders(folder: Path) -> list[Path]:
     """Return the parts of the cache that versions of hatch-lower made; what else is in the folder is not ours."""
     if not folder.is_dir():
         return []
-    # what else is in the folder is not ours
     paths = (path for path in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(path.name))
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 

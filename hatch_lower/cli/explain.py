@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, open_here
+from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ LEVELS = {
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
+@root_option
 @json_option
 def explain(model: str | None, root: Path, as_json: bool) -> None:
     """Say what the last build did, and what the next will do.
@@ -40,8 +41,6 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
     It gives the reasons, and names the models that the next build exports again. Run it where the project is built,
     with what it is built with: installed packages count.
     """
-    from hatch_lower.hatch.outside import open_project
-
     project = open_project(root)
     names = [model.name for model in project.settings.models]
     if model is not None and model not in names:

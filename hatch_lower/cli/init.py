@@ -16,10 +16,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP, __version__
+from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
+from hatch_lower.hatch.outside import read_pyproject
 
 OWN_NAME = "hatch-lower"
 TORCH = "torch>=2.13"
@@ -27,7 +29,7 @@ TORCH_FREE = frozenset({"onnxruntime", "openvino"})  # backends whose run halves
 
 
 @click.command()
-@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
+@root_option
 @click.option("--model", help="The model's name. Default: the project's.")
 @click.option("--export", help="The function that says what to export. Default: `export` in the package's `model`.")
 @click.option("--backend", "backends", multiple=True, default=["aoti"], help="May be repeated. Default: aoti.")
@@ -36,8 +38,6 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
 
     Both are appended as tables of their own; what is there stays as it is. Says what else is to be done.
     """
-    from hatch_lower.hatch.outside import read_pyproject
-
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
     refuse_present(table, path)
@@ -96,8 +96,6 @@ def quoted(texts: Sequence[str]) -> str:
 
 def append(path: Path, lines: Sequence[str]) -> None:
     """Append lines to a project's file if that can be read afterwards; it is replaced as a whole or not at all."""
-    from hatch_lower.hatch.outside import read_pyproject
-
     try:
         text = path.read_bytes().decode("utf-8")
         end = "\r\n" if "\r\n" in text else "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,11 @@ import click
 
 from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import (
+    FILE,
+    FOLDER,
     choose_model,
     choose_recipe,
+    find_project,
     json_option,
     model_option,
     open_here,
@@ -23,9 +25,8 @@ from hatch_lower.cli.arguments import (
     target_of,
 )
 from hatch_lower.cli.output import Report, show, show_report
-from hatch_lower.errors import ConfigError, ProgramError
-from hatch_lower.hatch.outside import UnusedHookError, open_project
-from hatch_lower.runtime.classes import editable_folder
+from hatch_lower.errors import ProgramError
+from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
@@ -43,14 +44,14 @@ SECONDS = 120.0
 @recipe_option
 @click.option(
     "--inputs",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="A safetensors file of inputs, under keys such as `forward/0/image`: method, case and input. Default: what a"
     " build compares with.",
 )
 @click.option(
     "--project",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The project that the model comes from. Default: this folder, or that of an editable install.",
 )
 @click.option(
@@ -83,7 +84,7 @@ def localise(
     """
     from hatch_lower.pipeline.localise.finding import Localisation
 
-    root, model_name, contents = find_project(name, is_path, model, project)
+    root, model_name, contents = find_sources(name, is_path, model, project)
     wanted = Localisation(
         seconds,
         recipe or "",
@@ -113,17 +114,19 @@ def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
         return look(context, model, wanted)
 
 
-def find_project(
+def find_sources(
     name: str, is_path: bool, model: str | None, project: Path | None
 ) -> tuple[Project, str, Contents | None]:
     """Return the project, the name of its model, and what is installed or in a wheel, if that was named."""
     target = target_of(name, is_path)
-    here = opened(Path() if project is None else project, required=project is not None)
+    here = find_project(project)
     if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
         return here, target, None
     contents, model_name, _ = choose_model(find_contents(target), model)
     if here is not None and (project is not None or model_name in {each.name for each in here.settings.models}):
         return here, model_name, contents
+    from hatch_lower.bench.project import editable_project
+
     folder = editable_project(contents.manifest.distribution)
     if folder is None:
         raise ProgramError(
@@ -133,26 +136,6 @@ def find_project(
             hint="run this in the project's folder, or name it with `--project`",
         )
     return open_project(folder), model_name, contents
-
-
-def opened(root: Path, *, required: bool) -> Project | None:
-    try:
-        return open_project(root)
-    except UnusedHookError:
-        if required:
-            raise
-    except ConfigError:
-        if required or (root / "pyproject.toml").is_file():
-            raise
-    return None
-
-
-def editable_project(distribution: str) -> Path | None:
-    try:
-        folder = editable_folder(Distribution.from_name(distribution))
-    except PackageNotFoundError:
-        return None
-    return None if folder is None else Path(folder)
 
 
 def is_same(contents: Contents, model: str, recipe: str | None, found: Findings) -> bool:

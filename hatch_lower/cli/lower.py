@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import count, show
-from hatch_lower.cli.units import is_sent, opened_context, root_option, shared_cache
+from hatch_lower.cli.units import is_sent, opened_context, shared_cache
 from hatch_lower.errors import CacheError
 from hatch_lower.hatch.terminal import summary_lines
 

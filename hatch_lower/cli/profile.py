@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, model_option, path_option, target_of
+from hatch_lower.cli.arguments import (
+    OUTPUT,
+    choose_model,
+    choose_recipe,
+    json_option,
+    model_option,
+    path_option,
+    target_of,
+)
 from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress, write_report
-from hatch_lower.cli.output import page, show_json
+from hatch_lower.cli.output import count, page, show_json
 from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.bench.profile.exports import Format
-    from hatch_lower.bench.profile.rows import Profile
+    from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Row
     from hatch_lower.build.contents import Contents
     from hatch_lower.format.manifest import ModelEntry
 
-FILE = click.Path(dir_okay=False, path_type=Path)
 HOUR = 60 * 60
+SHORT = 0.001  # the share of a call below which an operation is not shown on a line of its own
+
+Key = tuple[str, str, str]  # source, module, operation
 
 
 @click.command()
@@ -31,7 +42,7 @@ HOUR = 60 * 60
 @path_option
 @model_option
 @click.option("--recipe", "recipes", multiple=True, help="A recipe; may be given several times. Default: all.")
-@click.option("--inputs", type=FILE, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
+@click.option("--inputs", type=OUTPUT, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
 @click.option(
     "--project",
     type=click.Path(path_type=Path),
@@ -43,7 +54,7 @@ HOUR = 60 * 60
     "--seconds", type=Seconds(0.1, HOUR), default=5.0, help="How long each recipe is called.", show_default=True
 )
 @click.option("--all", "is_all", is_flag=True, help="Show operations of less than a thousandth of the call, too.")
-@click.option("--export", type=FILE, metavar="FILE", help="Write the profile into a file, too.")
+@click.option("--export", type=OUTPUT, metavar="FILE", help="Write the profile into a file, too.")
 @click.option(
     "--format",
     "form",
@@ -75,7 +86,6 @@ def profile(
     from hatch_lower.bench.profile.instrumented import find_sources, needs_timers
     from hatch_lower.bench.profile.profile import ProfileTask, make_profile
     from hatch_lower.build.signals import ending_on_sigterm
-    from hatch_lower.cli.profile_text import profile_lines
     from hatch_lower.runtime.processor import physical_cores
 
     check_folders(export)
@@ -127,3 +137,60 @@ def check_method(model: str, entry: ModelEntry, method: str) -> str:
     if method not in known:
         raise ProgramError(f"the model `{model}` has no such method", found=nearest(method, known))
     return method
+
+
+def profile_lines(profile: Profile, refused: Mapping[str, str], *, is_all: bool) -> Iterator[str]:
+    calls, threads = count(profile.calls, "call"), count(profile.threads, "thread")
+    yield f"{profile.model}.{profile.method}, {calls} of each recipe, {threads}"
+    yield from profile.notes
+    yield ""
+    recipes = profile.recipes.items()
+    rows = [(name, duration(each.seconds), share(each.attributed), share(each.overhead)) for name, each in recipes]
+    yield from table_lines([("recipe", "call", "attributed", "overhead"), *rows])
+    yield from (f"{name}: {note}" for name, each in recipes for note in each.notes)
+    yield from (f"{name} cannot run here: {reason}" for name, reason in refused.items())
+    yield ""
+    rows_of_lines = rows_of(profile, 0.0 if is_all else SHORT)
+    yield from table_lines([("source", "module", "operation", *profile.recipes), *rows_of_lines])
+
+
+def rows_of(profile: Profile, least: float) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the table; what takes longest in any recipe first, what is not attributed last."""
+    times: dict[Key, dict[str, float]] = {}
+    for name, recipe in profile.recipes.items():
+        for row in recipe.rows:
+            own = times.setdefault(key_of(row), {})
+            own[name] = own.get(name, 0.0) + row.seconds
+    others: list[Mapping[str, float]] = []
+    for key in sorted(times, key=lambda key: (not key[0], -max(times[key].values()))):
+        if key[0] and all(seconds < least * profile.recipes[name].seconds for name, seconds in times[key].items()):
+            others.append(times[key])
+        else:
+            yield *key, *cells(profile.recipes, times[key])
+    if others:
+        added = {name: sum(each.get(name, 0.0) for each in others) for name in profile.recipes}
+        yield "", "", count(len(others), "operation") + f" of less than {share(SHORT)}", *cells(profile.recipes, added)
+    rest = {name: recipe.unattributed for name, recipe in profile.recipes.items()}
+    yield "", "", "not attributed", *cells(profile.recipes, rest)
+
+
+def cells(recipes: Mapping[str, RecipeProfile], seconds: Mapping[str, float]) -> Sequence[str]:
+    return [
+        f"{duration(seconds[name])} {share(seconds[name] / recipe.seconds):>7}" if name in seconds else ""
+        for name, recipe in recipes.items()
+    ]
+
+
+def key_of(row: Row) -> Key:
+    return (row.source, row.module, row.op) if row.source else ("", "", f"{row.op} ({row.engine})")
+
+
+def duration(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if abs(seconds) * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def share(part: float) -> str:
+    return f"{part:.1%}"

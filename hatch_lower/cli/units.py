@@ -8,19 +8,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from hatch_lower.cli.output import show
 from hatch_lower.errors import CacheError
+from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
     from hatch_lower.build.context import BuildContext
     from hatch_lower.cache.remote.policy import RemotePolicy
     from hatch_lower.config.settings import Settings
-
-root_option = click.option(
-    "--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder."
-)
 
 
 def shared_cache(settings: Settings) -> RemotePolicy | None:
@@ -48,7 +43,6 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
     from hatch_lower.cache.directory import history_path
     from hatch_lower.cache.locks import held_folder
     from hatch_lower.events import SaidOnce
-    from hatch_lower.hatch.outside import open_project
     from hatch_lower.hatch.plugin import WORK_PREFIX
     from hatch_lower.hatch.terminal import reporter_for
 

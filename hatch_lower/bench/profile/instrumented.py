@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower.bench.command import Tell
-from hatch_lower.bench.project import is_project
+from hatch_lower.bench.project import editable_project, is_project
 from hatch_lower.bench.side import Side, side_of
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.build import result_of
@@ -29,7 +28,6 @@ from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.manifest import Manifest, ModelEntry
 from hatch_lower.hatch.outside import UnusedHookError, open_project
 from hatch_lower.hatch.project import Project
-from hatch_lower.runtime.classes import editable_folder
 
 TIMERS: Mapping[str, Mapping[str, object]] = {"aoti": {"timers": True}}  # the option of each such backend
 
@@ -46,16 +44,11 @@ def find_sources(asked: Path | None, target: str | Path, manifest: Manifest) -> 
         asked = Path(target)
     if asked is not None:
         return open_project(asked)
-    folder = None
-    if isinstance(target, str):
-        try:
-            folder = editable_folder(importlib.metadata.distribution(manifest.distribution))
-        except importlib.metadata.PackageNotFoundError:
-            folder = None
+    folder = editable_project(manifest.distribution) if isinstance(target, str) else None
     if folder is None and not Path("pyproject.toml").is_file():
         return None
     try:
-        project = open_project(Path(folder or ""))
+        project = open_project(folder or Path())
     except UnusedHookError:
         return None
     return project if project.settings.name == manifest.distribution else None
