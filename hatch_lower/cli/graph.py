@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from hatch_lower.build.contents import Contents, find_contents
-from hatch_lower.cli.arguments import path_option, target_of
-from hatch_lower.cli.output import show_text
+from hatch_lower.cli.arguments import OUTPUT, path_option, target_of
+from hatch_lower.cli.output import show_text, write_document
 from hatch_lower.cli.page.exports import NamedGraph, dot_text, graphs_of, model_explorer_json
-from hatch_lower.errors import PackageError, ProgramError, nearest
+from hatch_lower.errors import ProgramError, nearest
 
 
 @click.command()
@@ -28,20 +28,9 @@ from hatch_lower.errors import PackageError, ProgramError, nearest
     default="model-explorer",
     help="JSON for Google's Model Explorer, or DOT for Graphviz. Default: model-explorer.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write. Default: standard output.",
-)
+@click.option("-o", "--output", type=OUTPUT, help="The file to write. Default: standard output.")
 def graph(
-    name: str,
-    method: str | None,
-    is_path: bool,
-    model: str | None,
-    recipe: str | None,
-    kind: str,
-    output: Path | None,
+    name: str, method: str | None, is_path: bool, model: str | None, recipe: str | None, kind: str, output: Path | None
 ) -> None:
     """Write the graphs of methods for a viewer of graphs.
 
@@ -58,11 +47,8 @@ def graph(
         text = json.dumps(model_explorer_json(label, graphs), ensure_ascii=False) + "\n"
     if output is None:
         show_text(text)
-        return
-    try:
-        output.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise PackageError("the graph cannot be written", where=str(output), found=str(error.strerror)) from error
+    else:
+        write_document(output, text, "graph")
 
 
 def chosen(
@@ -74,11 +60,7 @@ def chosen(
     entries = {name: contents.manifest.models[name] for contents in folders for name in contents.models}
     recipes = [known for entry in entries.values() for known in entry.recipes]
     methods = [known for entry in entries.values() for lowered in entry.recipes.values() for known in lowered.methods]
-    for what, given, known in (
-        ("model", model, list(entries)),
-        ("recipe", recipe, recipes),
-        ("method", method, methods),
-    ):
+    for what, given, known in (("model", model, [*entries]), ("recipe", recipe, recipes), ("method", method, methods)):
         if given is not None and given not in known:
             raise ProgramError(f"there is no such {what}", where=where, found=nearest(given, sorted(set(known))))
     raise ProgramError("no graph is of all that was asked for", where=where, hint="leave out one of the options")

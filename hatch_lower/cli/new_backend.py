@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,36 +20,17 @@ from hatch_lower.errors import ConfigError, ProcessError, refused_error
 TEMPLATE = Path(__file__).with_name("template")
 # What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# File of the template to its place in the new folder
+# File of the template, which is about a backend called `demo`, to its place in the new folder
 FILES: Mapping[str, str] = MappingProxyType(
     {
         "README.md.in": "README.md",
-        "__init__.py.in": "{package}/__init__.py",
-        "compile.py.in": "{package}/compile.py",
+        "__init__.py.in": "demo_backend/__init__.py",
+        "compile.py.in": "demo_backend/compile.py",
         "pyproject.toml.in": "pyproject.toml",
-        "run.py.in": "{package}/run.py",
-        "test_backend.py.in": "tests/test_{name}.py",
+        "run.py.in": "demo_backend/run.py",
+        "test_backend.py.in": "tests/test_demo.py",
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What a new backend is called."""
-
-    name: str  # its id, by which recipes name it
-
-    @property
-    def package(self) -> str:
-        return f"{self.name}_backend"
-
-    @property
-    def distribution(self) -> str:
-        return self.package.replace("_", "-")
-
-    @property
-    def prefix(self) -> str:
-        return "".join(part.capitalize() for part in self.name.split("_"))
 
 
 @click.command("new-backend")
@@ -65,13 +45,13 @@ def new_backend(name: str, directory: Path | None) -> None:
 
     It has a compile half, a run half, and the tests of hatch-lower's kit, and can be installed as it is.
     """
-    names = check_name(name)
-    folder = Path(names.distribution) if directory is None else directory
-    written = write_backend(names, folder)
+    check_name(name)
+    folder = Path(renamed("demo-backend", name)) if directory is None else directory
+    written = write_backend(name, folder)
     show([*map(str, written), "", f'next: cd {folder} && pip install -e ".[test]" && pytest'])
 
 
-def check_name(name: str) -> Names:
+def check_name(name: str) -> None:
     if NAME.fullmatch(name) is None or keyword.iskeyword(name):
         raise ConfigError(
             "a backend cannot have such a name",
@@ -86,28 +66,20 @@ def check_name(name: str) -> Names:
                 found=f"`{entry_point.value}`",
                 hint="choose another name: two backends with one id cannot be installed together",
             )
-    return Names(name)
 
 
-def render(names: Names) -> dict[str, str]:
-    return {
-        path.format(package=names.package, name=names.name): rename((TEMPLATE / file).read_text("utf-8"), names)
-        for file, path in FILES.items()
-    }
+def render(name: str) -> dict[str, str]:
+    return {renamed(path, name): renamed((TEMPLATE / file).read_text("utf-8"), name) for file, path in FILES.items()}
 
 
-def rename(text: str, names: Names) -> str:
-    """Return a text of the template, which is about a backend called `demo`, about another one."""
-    renamed = {
-        "demo_backend": names.package,
-        "demo-backend": names.distribution,
-        "Demo": names.prefix,
-        "demo": names.name,
-    }
-    return re.sub("|".join(renamed), lambda match: renamed[match[0]], text)
+def renamed(text: str, name: str) -> str:
+    """Return a text of the template about the backend of this id."""
+    package, prefix = f"{name}_backend", "".join(part.capitalize() for part in name.split("_"))
+    names = {"demo_backend": package, "demo-backend": package.replace("_", "-"), "Demo": prefix, "demo": name}
+    return re.sub("|".join(names), lambda match: names[match[0]], text)
 
 
-def write_backend(names: Names, folder: Path) -> list[Path]:
+def write_backend(name: str, folder: Path) -> list[Path]:
     """Write a new backend; return its files. There is the whole folder afterwards, or none."""
     if os.path.lexists(folder):
         raise ConfigError(
@@ -115,7 +87,7 @@ def write_backend(names: Names, folder: Path) -> list[Path]:
             where=str(folder),
             hint="name one that does not exist with `--directory`",
         )
-    files = sorted(render(names).items())
+    files = sorted(render(name).items())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:

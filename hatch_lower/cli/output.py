@@ -6,9 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from hatch_lower.errors import PackageError
 
 Report = dict[str, Any]  # what `--json` prints, and the lines for people are made of
 Contents = TypeVar("Contents")
@@ -46,6 +49,16 @@ def show_report(report: Contents, as_json: bool, lines: Callable[[Contents], Ite
 def show_error(error: Exception) -> None:
     first, *rest = map(printable, str(error).split("\n"))
     click.echo("\n".join([f"{click.style('error:', fg='red', bold=True)} {first}", *rest]), err=True)
+
+
+def write_document(path: Path, text: str, noun: str) -> int:
+    """Write a file, and return how many bytes it has."""
+    data = text.encode("utf-8", "backslashreplace")
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise PackageError(f"the {noun} cannot be written", where=str(path), found=str(error.strerror)) from error
+    return len(data)
 
 
 def page(lines: Iterable[str]) -> None:

@@ -9,36 +9,28 @@ import click
 
 from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.build.unpack import places_of
-from hatch_lower.cli.arguments import path_option, target_of
+from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, path_option, target_of
 from hatch_lower.cli.check import check_all, choose, row_json
 from hatch_lower.cli.diff import change_line, titles
-from hatch_lower.cli.output import show
+from hatch_lower.cli.output import show, write_document
 from hatch_lower.cli.page.data import Extras, report_data
 from hatch_lower.cli.page.facts import Facts
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
-from hatch_lower.errors import PackageError, size_text
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from hatch_lower.errors import size_text
 
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
 @path_option
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("report.html"),
-    help="The file to write. Default: report.html.",
+    "-o", "--output", type=OUTPUT, default=Path("report.html"), help="The file to write. Default: report.html."
 )
 @click.option("--against", metavar="NAME|PATH", help="Show what has changed since this wheel, folder or distribution.")
 @click.option(
     "--profile", "profiles", type=FILE, multiple=True, help="Show the times that `profile --json` wrote. Repeatable."
 )
-@click.option(
-    "--sources", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A folder with the sources."
-)
+@click.option("--sources", type=FOLDER, help="A folder with the sources.")
 @click.option(
     "--check/--no-check",
     "runs",
@@ -67,13 +59,8 @@ def report(
         checks=check_rows(target, name) if runs else None,
         changes=None if against is None else changes_between(target_of(against, is_path), target),
     )
-    text = page_text(report_data(target, folders, extras))
-    data = text.encode("utf-8", "backslashreplace")
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise PackageError("the page cannot be written", where=str(output), found=str(error.strerror)) from error
-    show([f"{output}: {size_text(len(data))}"])
+    size = write_document(output, page_text(report_data(target, folders, extras)), "page")
+    show([f"{output}: {size_text(size)}"])
 
 
 def methods_of(folders: Sequence[Contents]) -> Mapping[str, Mapping[str, object]]:

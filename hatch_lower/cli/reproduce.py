@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.arguments import FILE, FOLDER, json_option
 from hatch_lower.cli.output import count, show, show_report
 from hatch_lower.errors import PackageError
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 LOG = "build.log"
 DIFFOSCOPE = "diffoscope.txt"
 SHOWN = 5  # differences of one file that are shown to people
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hatch_lower.cli.main import main
-from hatch_lower.cli.new_backend import TEMPLATE, Names, render
+from hatch_lower.cli.new_backend import TEMPLATE, render
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "demo_backend"
 
@@ -25,11 +25,11 @@ def files_below(folder: Path) -> dict[str, str]:
 
 
 def test_the_template_is_the_backend_of_the_documentation() -> None:
-    assert render(Names("demo")) == files_below(DOCUMENTED)
+    assert render("demo") == files_below(DOCUMENTED)
 
 
 def test_every_file_of_the_template_is_written() -> None:
-    assert len(render(Names("demo"))) == len([each for each in TEMPLATE.iterdir() if each.suffix == ".in"])
+    assert len(render("demo")) == len([each for each in TEMPLATE.iterdir() if each.suffix == ".in"])
 
 
 def test_a_new_backend_has_its_own_names(tmp_path: Path) -> None:
