@@ -18,8 +18,8 @@ from hatch_lower.build.contents import Contents
 from hatch_lower.build.diff.native import MAGIC, read_library
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
-from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
-from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.graph import DelegateCall, instructions_in
+from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import Weights, is_aligned, spans_outside
 
@@ -50,7 +50,7 @@ def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
 def model_figures(
     contents: Contents, name: str, build: BuildFacts | None
 ) -> Iterator[tuple[Subject, dict[str, float]]]:
-    model: ModelEntry = contents.manifest.models[name]
+    model = contents.manifest.models[name]
     figures: dict[str, float] = {"constants-bytes": 0 if model.constants is None else model.constants.size}
     if build is not None:
         known = {"compilations": build.compilations.get(name), "level": build.levels.get(name)}
@@ -66,7 +66,13 @@ def recipe_figures(
 ) -> Iterator[tuple[Subject, dict[str, float]]]:
     plan = contents.plan(recipe)
     files = {file.path: file for file in recipe.delegates}
-    refuse_unlisted(contents, recipe, {delegate.file for delegate in plan.delegates} - files.keys())
+    if unlisted := {delegate.file for delegate in plan.delegates} - files.keys():
+        raise ProgramError(
+            "the plan and the manifest contradict each other",
+            where=f"{contents.place}/{recipe.plan.path}",
+            found=f"the delegate `{min(unlisted):.80}`, which the manifest does not list",
+            hint="build the wheel again",
+        )
     data = {path: contents.map(file) for path, file in files.items()}
     native = {path: content for path, content in data.items() if content[: len(MAGIC)] == MAGIC}
     figures: dict[str, float] = {
@@ -84,20 +90,11 @@ def recipe_figures(
         of_method: dict[str, float] = {"operations": method.nodes, "partitions": method.partitions}
         if method.nodes:
             of_method["delegated"] = method.delegated / method.nodes
-        called = {plan.delegates[index].file for index in calls_in(plan.methods[name].graph)} & native.keys()
+        calls = [each for each in instructions_in(plan.methods[name].graph) if isinstance(each, DelegateCall)]
+        called = {plan.delegates[call.delegate].file for call in calls} & native.keys()
         if called and called <= kernels.keys():
             of_method["kernels"] = sum(kernels[file] for file in called)
         yield Subject(method=name), of_method
-
-
-def refuse_unlisted(contents: Contents, recipe: RecipeEntry, files: set[str]) -> None:
-    if files:
-        raise ProgramError(
-            "the plan and the manifest contradict each other",
-            where=f"{contents.place}/{recipe.plan.path}",
-            found=f"the delegate `{min(files):.80}`, which the manifest does not list",
-            hint="build the wheel again",
-        )
 
 
 def distribution_of(requirement: str) -> str:
@@ -153,17 +150,8 @@ def inner_plan(contents: Contents, delegate: DelegateEntry, blob: memoryview) ->
 def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, int]:
     """Return the number of kernels in each library that `aoti` made; those of other native code are not known."""
     made = {delegate.file for delegate in plan.delegates if delegate.backend == "aoti"} & native.keys()
-    libraries = {file: read_library(native[file]) for file in made}
     return {
         file: sum(name.startswith(KERNEL) for name in library.functions)
-        for file, library in libraries.items()
-        if library is not None
+        for file in made
+        if (library := read_library(native[file])) is not None
     }
-
-
-def calls_in(graph: Graph) -> Iterator[int]:
-    for instruction in graph.instructions:
-        if isinstance(instruction, DelegateCall):
-            yield instruction.delegate
-        for nested in nested_graphs(instruction):
-            yield from calls_in(nested)

@@ -213,6 +213,14 @@ def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
     return (instruction.body,) if isinstance(instruction, Map | Scan) else ()
 
 
+def instructions_in(graph: Graph) -> Iterator[Instruction]:
+    """Yield the instructions of a graph, each before those of the graphs in it."""
+    for instruction in graph.instructions:
+        yield instruction
+        for nested in nested_graphs(instruction):
+            yield from instructions_in(nested)
+
+
 def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
     """Refuse what a graph's parts cannot tell by themselves."""
     if depth > DEPTH_LIMIT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,18 +17,7 @@ from hatch_lower.format.values import DTYPES
 
 DATA_SCHEMA = 1
 
-
-class Strings:
-    """A table of texts, each of which a graph repeats many times."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {"": 0}
-
-    def number(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def table(self) -> list[str]:
-        return list(self._numbers)
+Strings = dict[str, int]  # texts, each of which a graph repeats many times, and their numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +45,10 @@ class Named:
 
 def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras) -> Facts:
     """Return the document. It has no time and no path of this machine."""
-    strings, named = Strings(), Named()
+    strings, named = {"": 0}, Named()
     models = [model_data(contents.model(name), strings, named) for contents in folders for name in contents.models]
     manifest = folders[0].manifest
-    looks = list(looks_for(target, folders, extras.sources))
-    texts = texts_of(named.lines, named.digests, looks)
+    texts = texts_of(named.lines, named.digests, list(looks_for(target, folders, extras.sources)))
     return {
         "schema": DATA_SCHEMA,
         "distribution": manifest.distribution,
@@ -73,7 +61,7 @@ def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras)
         "checks": extras.checks,
         "profiles": list(extras.profiles),
         "changes": extras.changes,
-        "strings": strings.table(),
+        "strings": list(strings),
     }
 
 
@@ -117,18 +105,22 @@ def recipe_data(model: LoweredModel, name: str, strings: Strings, named: Named) 
 
 def graph_data(operations: Operations, strings: Strings) -> Facts:
     """Return a graph as columns of numbers: those of texts, of calls, and of the nodes that each node reads."""
-    nodes, number = operations.nodes, strings.number
+    nodes = operations.nodes
     calls = {node.call: node.engine for node in nodes}
     places = {path: position for position, path in enumerate(calls)}
+
+    def numbered(texts: Iterable[str]) -> list[int]:
+        return [strings.setdefault(text, len(strings)) for text in texts]
+
     return {
         "inputs": list(operations.inputs),
         "flows": operations.flows,
         "calls": [[path, engine] for path, engine in calls.items()],
-        "op": [number(node.origin.op) for node in nodes],
-        "module": [number(node.origin.module) for node in nodes],
-        "source": [number(node.origin.source) for node in nodes],
+        "op": numbered(node.origin.op for node in nodes),
+        "module": numbered(node.origin.module for node in nodes),
+        "source": numbered(node.origin.source for node in nodes),
         "call": [places[node.call] for node in nodes],
-        "why": [number(node.reason) for node in nodes],
+        "why": numbered(node.reason for node in nodes),
         "reads": [list(node.reads) for node in nodes],
     }
 

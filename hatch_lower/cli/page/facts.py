@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.debug_map import MethodDebug
-from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
+from hatch_lower.format.graph import DelegateCall, instructions_in
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
 from hatch_lower.format.weights import Weights, is_aligned
@@ -23,14 +23,8 @@ def outside_reports(weights: Weights, storages: Mapping[str, Storage]) -> list[F
         spans = {key: span for key, span in weights.spans.items() if span.source == position}
         sizes = {key: span.end - span.begin for key, span in spans.items()}
         copied = [key for key, span in spans.items() if key in storages and not is_aligned(storages[key], span)]
-        reports.append(
-            {
-                **asdict(source),
-                "tensors": len(spans),
-                "used": sum(sizes.values()),
-                "copied": sum(sizes[key] for key in copied),
-            }
-        )
+        facts = {"tensors": len(spans), "used": sum(sizes.values()), "copied": sum(sizes[key] for key in copied)}
+        reports.append({**asdict(source), **facts})
     return reports
 
 
@@ -44,26 +38,19 @@ def method_report(name: str, method: MethodPlan) -> Facts:
 
 
 def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Facts]:
-    calls = Counter(delegate_calls(method.graph))
+    calls = Counter(each.delegate for each in instructions_in(method.graph) if isinstance(each, DelegateCall))
     return [
         {
-            "backend": plan.delegates[index].backend,
-            "file": plan.delegates[index].file,
-            "size": sizes.get(plan.delegates[index].file, 0),
-            "constants": len(plan.delegates[index].constants),
-            "data": {name: {"file": data.file, "size": data.size} for name, data in plan.delegates[index].data.items()},
-            "calls": number,
+            "backend": delegate.backend,
+            "file": delegate.file,
+            "size": sizes.get(delegate.file, 0),
+            "constants": len(delegate.constants),
+            "data": {name: {"file": data.file, "size": data.size} for name, data in delegate.data.items()},
+            "calls": calls[index],
         }
-        for index, number in sorted(calls.items())
+        for index, delegate in enumerate(plan.delegates)
+        if index in calls
     ]
-
-
-def delegate_calls(graph: Graph) -> Iterator[int]:
-    for instruction in graph.instructions:
-        if isinstance(instruction, DelegateCall):
-            yield instruction.delegate
-        for nested in nested_graphs(instruction):
-            yield from delegate_calls(nested)
 
 
 def undelegated_reports(debug: MethodDebug) -> list[Facts]:

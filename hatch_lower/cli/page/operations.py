@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 from hatch_lower.build.contents import LoweredRecipe
 from hatch_lower.format.arguments import Value, references_in
 from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
-from hatch_lower.format.graph import (
-    DelegateCall,
-    Graph,
-    Instruction,
-    OpCall,
-    PythonCall,
-    arguments_of,
-    nested_graphs,
-)
+from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall, arguments_of, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts
 
 BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names of nested graphs; of the others: `body`
@@ -87,9 +79,7 @@ def is_plumbing(instruction: Instruction) -> bool:
 
 
 def operator_name(instruction: Instruction) -> str:
-    if isinstance(instruction, OpCall | PythonCall):
-        return instruction.op
-    return instruction.kind
+    return instruction.op if isinstance(instruction, OpCall | PythonCall) else instruction.kind
 
 
 def handle_edges(debug: MethodDebug, places: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
