@@ -220,12 +220,7 @@ def tool_options(counter: Counter, work: Path) -> list[str]:
             os.mkfifo(work / name)
         control = f"--control=fifo:{','.join(str(work / name) for name in FIFOS)}"
         return ["stat", "-x,", "-e", EVENT, "-o", str(work / PERF_OUTPUT), "--delay=-1", control, "--"]
-    return [
-        "--tool=callgrind",
-        "--instr-atstart=no",
-        f"--callgrind-out-file={work / DUMP}",
-        f"--vgdb-prefix={VGDB}",
-    ]
+    return ["--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={work / DUMP}", f"--vgdb-prefix={VGDB}"]
 
 
 def range_number(counter: Counter, work: Path, ranges: Sequence[int]) -> float | str:

@@ -13,8 +13,9 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hatch_lower.bench.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
 from hatch_lower.build.child_guards import end_with_parent
@@ -45,21 +46,11 @@ def main() -> NoReturn:
     torch.set_num_threads(1)
     answer = Answer(Path(ANSWER))
     try:
-        counter: Counting = Perf() if request["tool"] == "perf" else Callgrind(request["vgdb"])
+        counter = Perf() if request["tool"] == "perf" else Callgrind(request["vgdb"])
         Run(request, Path(FOLDER), counter, answer).count()
     except Exception as error:  # a delegate may raise anything
         answer.refuse("", error)
     os._exit(0)  # the interpreter's own end takes long below valgrind
-
-
-class Counting(Protocol):
-    def start(self) -> None:
-        """Get ready to count; the process may be slow from now on."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> int:
-        """Return the number of the range."""
 
 
 class Perf:
@@ -102,6 +93,7 @@ class Callgrind:
         self._dumps = 0
 
     def start(self) -> None:
+        """Get ready to count; the process is slow from now on."""
         with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             while process.poll() is None:  # valgrind takes commands while this process runs, not while it waits
                 pass
@@ -117,6 +109,7 @@ class Callgrind:
         self._toggle()
 
     def end(self) -> int:
+        """Return the number of the range."""
         self._toggle_and_dump()
         self._dumps += 1
         return self._dumps
@@ -149,7 +142,7 @@ class Answer:
 
 
 class Run:
-    def __init__(self, request: Mapping[str, Any], folder: Path, counter: Counting, answer: Answer) -> None:
+    def __init__(self, request: Mapping[str, Any], folder: Path, counter: Perf | Callgrind, answer: Answer) -> None:
         self._parts: list[str] = request["parts"]
         self._counter = counter
         self._answer = answer
@@ -166,7 +159,7 @@ class Run:
         gc.disable()
         self._counter.start()
         for _ in range(CALLS if NOTHING in self._parts else 0):
-            self._range(NOTHING, nothing)
+            self._range(NOTHING, lambda: None)
         self._answer.write()
         if LOAD in self._parts:
             self._range(LOAD, self._load)
@@ -215,20 +208,18 @@ class Run:
         del result  # it is freed outside of the range
 
 
+@dataclass(frozen=True, slots=True)
 class MethodCall:
-    def __init__(
-        self, loaded: LoadedModel, name: str, method: MethodPlan, leaves: list[object], stateful: bool
-    ) -> None:
-        self._loaded = loaded
-        self._name = name
-        self._method = method
-        self._leaves = leaves
-        self._stateful = stateful  # whether delegates hold state, and begin anew when it is reset
+    loaded: LoadedModel
+    name: str
+    method: MethodPlan
+    leaves: list[object]
+    stateful: bool  # whether delegates hold state, and begin anew when it is reset
 
     def prepared(self) -> Callable[[], object]:
         """Return a call that finds the same state and arguments as every other one."""
-        self._loaded.reset()
-        if self._stateful:
+        self.loaded.reset()
+        if self.stateful:
             self._bound()()
         return self._bound()
 
@@ -237,8 +228,8 @@ class MethodCall:
             self.prepared()()
 
     def _bound(self) -> Callable[[], object]:
-        args, kwargs = call_arguments(self._method, self._leaves, ARRAYS)
-        return functools.partial(self._loaded.methods[self._name], *args, **kwargs)
+        args, kwargs = call_arguments(self.method, self.leaves, ARRAYS)
+        return functools.partial(self.loaded.methods[self.name], *args, **kwargs)
 
 
 def enough(number: int) -> Iterator[None]:
@@ -247,10 +238,6 @@ def enough(number: int) -> Iterator[None]:
         if position >= ENOUGH and time.monotonic() - began > ENOUGH_SECONDS:
             break
         yield
-
-
-def nothing() -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 
 from hatch_lower.bench.builds import METRICS as BUILD_METRICS
 from hatch_lower.bench.builds import measure_builds
@@ -50,6 +50,12 @@ class Task:
     @property
     def seconds(self) -> float:
         return self.table.budget if self.budget is None else self.budget
+
+    def limits(self, subject: Subject, metric: str) -> list[Limit]:
+        return [limit for limit in limits_for(self.table, subject) if limit.metric == metric]
+
+    def is_settled(self, subject: Subject, metric: str, found: Observations) -> bool:
+        return is_settled(metric, found, self.limits(subject, metric))
 
     def is_equal(self, subject: Subject) -> bool:
         return self.second is not None and runs_equal(self.first, self.second, subject)
@@ -107,21 +113,12 @@ def run(task: Task, tell: Tell) -> Result:
         works = list(works_of(task, plans, notes))
         with ExitStack() as stack:
             hosts = cache(lambda threads: stack.enter_context(Host(threads, task.environment)))
-            decided = partial(settled, task.table)
-            measured = measure(works, hosts, task.seconds, decided, tell, notes.append, refused.append)
+            measured = measure(works, hosts, task.seconds, task.is_settled, tell, notes.append, refused.append)
     if task.builds:
         measured |= time_builds(task, notes, tell)
-    rows += [timed_row(*key, found, limits_at(task.table, *key)) for key, found in measured.items()]
+    rows += [timed_row(*key, found, task.limits(*key)) for key, found in measured.items()]
     unjudged = [*refused, *unjudged_limits(task, methods, rows, notes)]
     return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
-
-
-def limits_at(table: BenchTable, subject: Subject, metric: str) -> list[Limit]:
-    return [limit for limit in limits_for(table, subject) if limit.metric == metric]
-
-
-def settled(table: BenchTable, subject: Subject, metric: str, found: Observations) -> bool:
-    return is_settled(metric, found, limits_at(table, subject, metric))
 
 
 def common_methods(task: Task, notes: list[str]) -> list[Subject]:
@@ -188,7 +185,7 @@ def exact_rows(
             other = None
             if metric not in OF_INPUTS or subject.model not in differing:
                 other = second.get(subject, {}).get(metric)
-            yield exact_row(subject, metric, value, other, limits_at(task.table, subject, metric))
+            yield exact_row(subject, metric, value, other, task.limits(subject, metric))
 
 
 def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) -> Iterator[Work]:
@@ -212,7 +209,7 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
     if missing:
         notes.append(f"no builds are timed: {' and '.join(missing)} came without sources; name a project or a revision")
         return {}
-    return measure_builds(task.sides, task.environment, task.seconds, partial(settled, task.table), tell)
+    return measure_builds(task.sides, task.environment, task.seconds, task.is_settled, tell)
 
 
 def plan_of(side: Side, subject: Subject) -> MethodPlan:

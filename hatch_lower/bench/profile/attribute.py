@@ -22,30 +22,20 @@ HEAVIEST = 2
 # by the operator's name without namespace and overload
 HEAVY = frozenset(
     {
-        *("_int_mm", "addbmm", "addmm", "baddbmm", "bilinear", "bmm", "convolution", "einsum", "gru", "linear"),
-        *("lstm", "matmul", "mm", "mv", "addmv", "dot", "conv1d", "conv2d", "conv3d", "conv_transpose1d"),
-        *("conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "_scaled_mm"),
+        *("_int_mm", "addbmm", "addmm", "baddbmm", "bilinear", "bmm", "convolution", "einsum", "gru", "linear", "lstm"),
+        *("matmul", "mm", "mv", "addmv", "dot", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+        *("conv_transpose3d", "scaled_dot_product_attention", "_scaled_mm"),
     }
 )
 MOVING = frozenset(
     {
         *("_to_copy", "_unsafe_view", "alias", "alias_copy", "arange", "as_strided", "broadcast_to", "cat", "chunk"),
-        *(
-            "clone",
-            "constant_pad_nd",
-            "contiguous",
-            "detach",
-            "detach_",
-            "dropout",
-            "expand",
-            "expand_copy",
-            "flatten",
-            "full",
-        ),
-        *("full_like", "getitem", "lift_fresh_copy", "narrow", "ones", "permute", "permute_copy", "repeat", "reshape"),
-        *("scalar_tensor", "select", "select_copy", "slice", "slice_copy", "split", "split_copy", "split_with_sizes"),
-        *("split_with_sizes_copy", "squeeze", "squeeze_copy", "stack", "sym_size", "t", "t_copy", "transpose"),
-        *("transpose_copy", "unbind", "unflatten", "unsqueeze", "unsqueeze_copy", "view", "view_copy", "zeros"),
+        *("clone", "constant_pad_nd", "contiguous", "detach", "detach_", "dropout", "expand", "expand_copy", "flatten"),
+        *("full", "full_like", "getitem", "lift_fresh_copy", "narrow", "ones", "permute", "permute_copy", "repeat"),
+        *("reshape", "scalar_tensor", "select", "select_copy", "slice", "slice_copy", "split", "split_copy"),
+        *("split_with_sizes", "split_with_sizes_copy", "squeeze", "squeeze_copy", "stack", "sym_size", "t", "t_copy"),
+        *("transpose", "transpose_copy", "unbind", "unflatten", "unsqueeze", "unsqueeze_copy", "view", "view_copy"),
+        "zeros",
     }
 )
 

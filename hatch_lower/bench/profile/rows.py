@@ -104,12 +104,7 @@ def merged(rows: Sequence[Row]) -> tuple[Row, ...]:
     for row in rows:
         found.setdefault((row.source, row.module, row.op, row.engine), []).append(row)
     added = [
-        Row(
-            *key,
-            sum(row.seconds for row in same),
-            sum(row.calls for row in same),
-            any(row.shared for row in same),
-        )
+        Row(*key, sum(row.seconds for row in same), sum(row.calls for row in same), any(row.shared for row in same))
         for key, same in found.items()
     ]
     return tuple(sorted(added, key=lambda row: -row.seconds))
