@@ -1,7 +1,4 @@
-"""Progress of a build as events, and the reporters that show them.
-
-Events cross from the build's child process to its parent as JSON lines; a reporter renders them there.
-"""
+"""Progress of a build as events, which cross from its child process as JSON lines, and the reporters that show them."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from hatch_lower.frozen import Frozen
 
 
 class Event(Frozen):
-    """Something that happened in a build."""
-
     stage: str  # `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
     # `start`, `end`, `going` (begun a while ago), `note` (worth a line of its own: a damaged cache entry), or `live`
     # (`detail` is what a terminal shows until the next one, line by line)

@@ -150,9 +150,7 @@ def count(
 ) -> Counts:
     """Count the instructions of a load of a recipe, and of a call of each of its methods.
 
-    Args:
-        imports: modules that the project's own settings name.
-        limit_seconds: of each process. What takes longer is not counted.
+    What takes a process longer than the limit is not counted; `imports` are modules that the project's settings name.
     """
     subjects = {LOAD: Subject(model, recipe)}
     try:
@@ -255,10 +253,7 @@ def last_line(text: str) -> str:
 def run(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, work: Path | None = None
 ) -> tuple[int | None, str]:
-    """Run a command to its end; return its status, `None` if it took too long, and what it said.
-
-    A command that cannot be started ends as it does in a shell.
-    """
+    """Return a command's status and what it said: `None` if it took too long, a shell's if it cannot be started."""
     # not above: the child, which imports this module, is to import no more than it must
     from hatch_lower.bench.command import ended_within, kill_group
 

@@ -37,8 +37,6 @@ HINT = "`hatch-lower check` runs the same inputs, with what the process says on 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """What came of all methods of some models."""
-
     figures: Mapping[Subject, dict[str, float]]  # `error` of model/recipe/method; infinite where no number says it
     skipped: Mapping[Subject, str]  # why there is no figure of a model, recipe or method
 
@@ -48,15 +46,8 @@ def measure_errors(
 ) -> Errors:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
-    Args:
-        folders: model to the folder that it is loaded from.
-        title: what messages call these folders.
-        seconds: how long all of it may take.
-        imports: modules that the project's own settings name: a program from a folder imports nothing itself.
-
-    Raises:
-        ProgramError: if a file is damaged, or a method fails.
-        ProcessError: if a method takes too long, or ends the process.
+    Messages call the folders `title`. All of it may take so many `seconds`. A program from a folder imports nothing
+    itself: `imports` are the modules that the project's own settings name.
     """
     skipped = {
         Subject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None

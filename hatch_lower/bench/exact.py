@@ -31,11 +31,7 @@ BINDS_IN_PLACE = ("aoti", "null")
 
 
 def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
-    """Return every exact figure of a side but `error`, and those of its build; what is not known has none.
-
-    Raises:
-        ProgramError: if a file is damaged.
-    """
+    """Return every exact figure of a side but `error`, and those of its build; what is not known has none."""
     figures = {
         subject: found
         for contents in side.contents

@@ -89,11 +89,7 @@ class Result:
 
 
 def run(task: Task, tell: Tell) -> Result:
-    """Measure one side, or two beside each other.
-
-    Raises:
-        LowerError: for sides that cannot be compared, and for what cannot be measured.
-    """
+    """Measure one side, or two beside each other."""
     notes: list[str] = []
     refused: list[str] = []
     methods = common_methods(task, notes)

@@ -51,13 +51,7 @@ class Host(AbstractContextManager["Host"]):
         self._errors.close()
 
     def ask(self, request: Mapping[str, Any], what: str, limit: float) -> Mapping[str, Any]:
-        """Return the answer to a request about `what`, within `limit` seconds.
-
-        Raises:
-            RefusedError: if the recipe is not for this machine.
-            LowerError: what the measuring process met.
-            ProcessError: if it crashed, or took too long and was ended.
-        """
+        """Return the answer to a request about `what`; without one in `limit` seconds the process is ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -19,12 +19,9 @@ GUESS = 2  # of a dynamic dimension whose example size is not packaged, within i
 def input_values(
     name: str, method: MethodPlan, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]
 ) -> list[object]:
-    """Return the flat inputs of one call.
+    """Return the flat inputs of one call of the method `name`, of its check inputs, which may lack some.
 
-    Args:
-        name: the method's name.
-        tensors: the model's check inputs, as `runtime.check.read_tensors` returns them; may lack some.
-        wanted: sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
+    `wanted` are sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
     """
     import torch
 

@@ -160,10 +160,7 @@ def dimensions_of(method: MethodPlan) -> tuple[Symbol, ...]:
 def check_names(table: BenchTable, models: Mapping[str, Names], path: str) -> None:
     """Refuse tables for models, recipes and methods that do not exist, and sizes that no method takes.
 
-    `path` is the dotted name of the hook's table, for messages.
-
-    Raises:
-        ConfigError: lists all of them.
+    `path` is the dotted name of the hook's table, for the message that lists all of them.
     """
     recipes = {recipe for names in models.values() for recipe in names.recipes}
     problems = list(unknown_limits(table, path, recipes, {name: each.recipes for name, each in models.items()}))

@@ -130,10 +130,7 @@ def state_of_file(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def built_revision(root: Path, revision: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
-    """Build a project as a git revision has it, and open its wheel; `source` is its folder in a temporary worktree.
-
-    The build uses the cache that `environment` names, so it lowers what no build before it has lowered.
-    """
+    """Build a project as a git revision has it, and open its wheel; `source` is its folder in a temporary worktree."""
     root = root.resolve()
     check_present(root / PROJECT_FILE)
     repository = find_repository(root, environment)

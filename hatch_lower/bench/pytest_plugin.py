@@ -97,11 +97,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def check_marker(item: pytest.Item) -> dict[str, float]:
-    """Return the limits of an item's markers, of which the closest goes first.
-
-    Raises:
-        ConfigError: if they are wrong, or would judge nothing.
-    """
+    """Return the limits of an item's markers, the closest first; refuse those that would judge nothing."""
     from hatch_lower.bench.tested import CALL, check_limits
 
     where = f"{item.nodeid}, marker `{MARKER}`"
@@ -160,11 +156,7 @@ class Run:
         self._refusal: LowerError | None = None
 
     def models(self) -> LoweredModels:
-        """Return the models, which are built when they are first asked for.
-
-        Raises:
-            LowerError: if they cannot be built, or opened.
-        """
+        """Return the models, which are built when they are first asked for."""
         from hatch_lower.bench.tested import open_models
 
         if self._models is None:

@@ -1,7 +1,4 @@
-"""One side of a benchmark: a wheel, an installed model, or a folder, with its models where they can be loaded.
-
-And what is equal in two sides byte by byte: all that runs, and the inputs that it is called with.
-"""
+"""One side of a benchmark: a wheel, an installed model, or a folder; and what two sides have in common."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ class Side:
 
 @contextmanager
 def open_side(target: str | Path) -> Iterator[Side]:
-    """Open the installed model or distribution of a name, or the wheel, the folder or the newest wheel at a path.
-
-    A wheel is unpacked until the block ends.
-    """
+    """Open the installed model or distribution of a name, or the wheel, the folder or the newest wheel at a path."""
     if isinstance(target, str):
         contents = find_contents(target)
         manifest = contents[0].manifest

@@ -109,11 +109,7 @@ class Loaded:
 
 
 class LoweredModels:
-    """The methods of one wheel.
-
-    Raises:
-        ConfigError: if the project's limits name what the wheel does not have.
-    """
+    """The methods of one wheel; the project's limits may name no others."""
 
     def __init__(self, side: Side, project: Project | None) -> None:
         task = Task(side)
@@ -172,11 +168,9 @@ class LoweredModels:
         return self._last[1]
 
     def broken_limits(self, case: Case, marked: Mapping[str, float], rounds: Sequence[float] | None) -> list[str]:
-        """Return a sentence for each limit of a method that is broken.
+        """Return a sentence for each limit of a method that is broken; those that a marker sets go before the table's.
 
-        Args:
-            marked: limits that a marker sets, by their names in the table; they go before those of the table.
-            rounds: the seconds of one call in each round, if calls were timed.
+        `rounds` are the seconds of one call in each round, if calls were timed.
         """
         limits = {limit.name: limit for limit in limits_for(self._table, case.subject) if limit.name in JUDGED}
         limits |= {
@@ -212,10 +206,8 @@ class LoweredModels:
 def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> LoweredModels:
     """Build a project, or take a wheel, and open its models until the stack closes.
 
-    Args:
-        root: the project's folder.
-        is_asked: whether somebody has named it; without, a wheel may come without a project.
-        run: a name that no other run has; all processes of this one share what is built.
+    Unless somebody `is_asked` for the project, a wheel may come without one. All processes that name a `run` share what
+    is built.
     """
     project = find_project(root, required=is_asked or wheel is None)
     if wheel is not None and wheel.is_dir() and (wheels := wheels_in(wheel)):
@@ -267,11 +259,7 @@ def new_folder(path: Path) -> Path:
 
 
 def check_limits(unnamed: Sequence[object], given: Mapping[str, object], where: str) -> dict[str, float]:
-    """Return a marker's limits by their names in the table.
-
-    Raises:
-        ConfigError: if one is not a limit, or no number.
-    """
+    """Return a marker's limits by their names in the table."""
     if unnamed:
         raise ConfigError("limits have names: `max_kernels=10`", where=where, found=", ".join(map(repr, unnamed)))
     known = {name.replace("-", "_"): name for name in JUDGED}

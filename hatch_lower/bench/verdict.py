@@ -1,7 +1,4 @@
-"""Figures of two sides and their limits become rows, each with what it says: better, same, worse, or not decided.
-
-And what it is in words: for the command line, and for tests that fail of a limit.
-"""
+"""Figures of two sides and their limits become rows: better, same, worse, or not decided; and what that is in words."""
 
 from __future__ import annotations
 

@@ -176,9 +176,7 @@ def load_eager(model: str, paths: Sequence[str], export: str) -> object:
 def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool) -> Call:
     """Return what calls a method a number of times and returns the seconds of one call.
 
-    Args:
-        changes: whether a call may change its inputs or the model's state; each gets those of the first then, which are
-            made before the clock runs.
+    If a call `changes` its inputs or the model's state, each gets those of the first, made before the clock runs.
     """
     from hatch_lower.runtime.check import call_arguments
     from hatch_lower.runtime.torch_arrays import ARRAYS

@@ -70,7 +70,6 @@ def refuse_unkept(store: Store) -> None:
 
 
 def place_line(settings: Settings, directory: Path) -> str:
-    """Return where what was made can be found."""
     policy = shared_cache(settings)
     if policy is None:
         return f"nothing leaves this machine, for no shared cache is named; kept in {directory}"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def shared_cache(settings: Settings) -> RemotePolicy | None:
-    """Return which shared cache a build of the project uses, if any."""
     from hatch_lower.cache.remote.policy import read_policy
 
     policy, _ = read_policy(os.environ, settings.cache.remote, settings.cache.public_keys)
@@ -27,18 +26,13 @@ def shared_cache(settings: Settings) -> RemotePolicy | None:
 
 
 def is_sent(settings: Settings) -> bool:
-    """Return whether what is made here goes to a shared cache."""
     policy = shared_cache(settings)
     return policy is not None and policy.push
 
 
 @contextmanager
 def opened_context(root: Path) -> Iterator[BuildContext]:
-    """Yield what a build of the project works with.
-
-    Raises:
-        CacheError: if the cache is off.
-    """
+    """Yield what a build of the project works with; refuse a cache that is off."""
     from hatch_lower.build.context import CacheNotes, build_context, open_cache
     from hatch_lower.cache.directory import history_path
     from hatch_lower.cache.locks import held_folder

@@ -37,9 +37,7 @@ def needs_timers(entry: ModelEntry, recipe: str) -> bool:
 
 
 def find_sources(asked: Path | None, target: str | Path, manifest: Manifest) -> Project | None:
-    """Return the project that models come from: the one that is asked for, or the one of an editable install, or the
-    one in the current folder if it is of the same distribution.
-    """
+    """Return the project of models: what is asked for, an editable install's, or this folder's if of that name."""
     if asked is None and is_project(target):
         asked = Path(target)
     if asked is not None:

@@ -24,10 +24,7 @@ Request = Mapping[str, Any]
 
 
 def measure(request: Request) -> Mapping[str, object]:
-    """Return the nanoseconds of calls of one method, and what of these was in which instruction.
-
-    The two sides are the same recipe; one may be built with timers inside.
-    """
+    """Return the nanoseconds of calls of one method on two sides, and what of these was in which instruction."""
     name = request["method"]
     opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
     method, timing = opened["timed"].methods[name], Timing()
@@ -82,9 +79,7 @@ def samples_of(path: Path, name: str, methods: Mapping[str, MethodPlan]) -> list
 
 
 class Way:
-    """Calls a method with each case in turn; `changes`: a call may change its inputs or the model's state, so each one
-    gets those of the first.
-    """
+    """Calls a method with each case in turn; if a call `changes` inputs or state, each one gets those of the first."""
 
     def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
         from hatch_lower.runtime.check import call_arguments

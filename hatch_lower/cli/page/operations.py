@@ -16,8 +16,6 @@ BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A node of the graph."""
-
     origin: Origin
     call: str  # path of the plan's instruction that computes it: `3`, or `4.true.0` in a nested graph
     engine: str  # the backend of the delegate that the instruction calls; empty where the plan runs it itself
