@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 
-from hatch_lower.bench.builds import METRICS as BUILD_METRICS
-from hatch_lower.bench.builds import measure_builds
 from hatch_lower.bench.command import Tell
 from hatch_lower.bench.counted import count, find_counter
 from hatch_lower.bench.errors import measure_errors
@@ -18,7 +16,16 @@ from hatch_lower.bench.host import Host
 from hatch_lower.bench.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
 from hatch_lower.bench.side import Side, comparable, have_other_inputs, runs_equal
 from hatch_lower.bench.statistics import interval_of
-from hatch_lower.bench.timed import SHORTEST, Eager, Measured, Observations, Work, measure
+from hatch_lower.bench.timed import (
+    BUILD_METRICS,
+    SHORTEST,
+    Eager,
+    Measured,
+    Observations,
+    Work,
+    measure,
+    measure_builds,
+)
 from hatch_lower.bench.verdict import Row, exact_row, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH

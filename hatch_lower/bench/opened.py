@@ -1,17 +1,27 @@
-"""Models in the measuring process: their plans and check inputs are read, and then they are loaded."""
+"""Models in the measuring process: their plans and check inputs are read, and then they are loaded.
+
+They are called with the check inputs, or others of the sizes that are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.format.expression import evaluate
+from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 
 if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
     from hatch_lower.runtime.timing import Timing
+
+SEED = 0
+GUESS = 2  # of a dynamic dimension whose example size is not packaged, within its range
 
 
 def refusal(path: Path, model: str, recipe: str) -> str | None:
@@ -61,3 +71,81 @@ def check_tensors(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the packaged check inputs with which every side is called."""
     found = (open_model(path, request["model"], request["recipe"]).tensors for path in request["inputs"])
     return next((tensors for tensors in found if tensors), {})
+
+
+def input_values(
+    name: str, method: MethodPlan, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]
+) -> list[object]:
+    """Return the flat inputs of one call of the method `name`, of its check inputs, which may lack some.
+
+    `wanted` are sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
+    """
+    import torch
+
+    from hatch_lower.runtime.check import as_dtype, literal_value
+    from hatch_lower.runtime.torch_arrays import ARRAYS
+
+    stored: dict[int, Tensor] = {}
+    for index, entry in enumerate(method.inputs):
+        tensor = tensors.get(f"{name}/input/{index}")
+        if isinstance(entry, TensorInput) and tensor is not None:
+            stored[index] = as_dtype(tensor, entry.dtype, ARRAYS)
+    sizes = {**guessed_sizes(method), **example_sizes(method, stored), **asked_sizes(method, wanted)}
+    generator = torch.Generator().manual_seed(SEED)
+    values: list[object] = []
+    for index, entry in enumerate(method.inputs):
+        if isinstance(entry, TensorInput):
+            shape = [evaluate(size, sizes) for size in entry.shape]
+            stride = [evaluate(step, sizes) for step in entry.stride]
+            example = stored.get(index)
+            if example is None or list(example.shape) != shape:
+                example = random_tensor(getattr(torch, entry.dtype), shape, example, generator)
+            values.append(laid_out(example, stride))
+        elif isinstance(entry, LiteralInput):
+            values.append(literal_value(entry.value))
+        else:
+            values.append(evaluate(entry.expr, sizes))
+    return values
+
+
+def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a tensor's values with other strides; along a dimension of stride 0, which has one value, the first."""
+    import torch
+
+    value = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    single = tuple(slice(None) if step else slice(1) for step in stride)
+    value[single].copy_(tensor[single])
+    return value
+
+
+def guessed_sizes(method: MethodPlan) -> dict[str, int]:
+    bounds = {key: (symbol.min, symbol.max) for key, symbol in method.symbols.items()}
+    return {key: max(low, GUESS if high is None else min(GUESS, high)) for key, (low, high) in bounds.items()}
+
+
+def example_sizes(method: MethodPlan, stored: Mapping[int, Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for index, tensor in stored.items():
+        entry = method.inputs[index]
+        pairs = zip(entry.shape, tensor.shape, strict=True) if isinstance(entry, TensorInput) else ()
+        sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
+    return sizes
+
+
+def asked_sizes(method: MethodPlan, wanted: Mapping[str, int]) -> dict[str, int]:
+    return {key: wanted[symbol.name] for key, symbol in method.symbols.items() if symbol.name in wanted}
+
+
+def random_tensor(dtype: object, shape: Sequence[int], example: Tensor | None, generator: Generator) -> Tensor:
+    """Return normally distributed floats; integers are the example's own, so that indices stay valid, or zeros."""
+    import torch
+
+    assert isinstance(dtype, torch.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
+    if example is None or not example.numel():
+        return torch.zeros(shape, dtype=dtype)
+    places = torch.randint(0, example.numel(), tuple(shape), generator=generator)
+    return example.reshape(-1)[places]

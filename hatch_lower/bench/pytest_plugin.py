@@ -134,7 +134,7 @@ def lowered_model(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]
     run = request.config.stash[RUN]
     case = run.find(request.node)
     with loaded(run.models(), case) as found:
-        yield found.function(case.subject.method)
+        yield found.model.methods[case.subject.method]
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ class LoweredMethod(pytest.Function):
             with loaded(models, case) as found:
                 benchmark.group = case.group
                 benchmark.extra_info.update(models.facts(case))
-                time_calls(benchmark, found.function(case.subject.method), found.inputs(case))
+                time_calls(benchmark, found.model.methods[case.subject.method], found.inputs(case))
 
         super().__init__(callobj=timed, **options)
         self.case = case

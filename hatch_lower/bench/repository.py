@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.bench.temporary import PREFIX
@@ -28,7 +28,23 @@ class Repository:
     environment: Mapping[str, str]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_git(self.program, self.top, self.environment, *arguments)
+        fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C.UTF-8"}
+        try:
+            return subprocess.run(
+                # the user's hooks are for the user's own checkouts
+                [self.program, "-c", f"core.hooksPath={os.devnull}", *arguments],
+                cwd=self.top,
+                env={**self.environment, **fixed},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                encoding="utf-8",
+                errors="surrogateescape",
+            )
+        except OSError as error:
+            raise ProcessError(
+                "git could not be started", where=str(self.top), found=f"{type(error).__name__}: {error}"
+            ) from error
 
     def says(self, *arguments: str) -> str:
         """Return what git prints; empty if it fails."""
@@ -55,8 +71,8 @@ def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
             where="PATH",
             hint="install git, or compare with a wheel: `--against dist/NAME.whl`",
         )
-    own = without_guidance(environment)
-    done = run_git(program, folder, own, "rev-parse", "--show-toplevel")
+    here = Repository(program, folder, without_guidance(environment))
+    done = here.run("rev-parse", "--show-toplevel")
     if done.returncode or not done.stdout.strip():
         unsafe = "safe.directory" in done.stderr
         hint = "make the folder known as your own: `git config --global --add safe.directory FOLDER`"
@@ -66,35 +82,12 @@ def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
             found=done.stderr.strip(),
             hint=hint if unsafe else "compare with a wheel (`--against`) or a release (`--against-release`) instead",
         )
-    return Repository(program, Path(os.path.realpath(done.stdout.rstrip("\n"))), own)
+    return replace(here, top=Path(os.path.realpath(done.stdout.rstrip("\n"))))
 
 
 def without_guidance(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which git, and what asks git for a version, looks at the folder it is in."""
     return {name: value for name, value in environment.items() if name not in LEADING_AWAY}
-
-
-def run_git(
-    program: str, folder: Path, environment: Mapping[str, str], *arguments: str
-) -> subprocess.CompletedProcess[str]:
-    fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C.UTF-8"}
-    # the user's hooks are for the user's own checkouts
-    command = [program, "-c", f"core.hooksPath={os.devnull}", *arguments]
-    try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env={**environment, **fixed},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
-    except OSError as error:
-        raise ProcessError(
-            "git could not be started", where=str(folder), found=f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def find_commit(repository: Repository, revision: str) -> Commit:

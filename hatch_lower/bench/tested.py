@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.bench.errors import Errors, measure_errors
 from hatch_lower.bench.exact import exact_figures
@@ -52,10 +52,6 @@ class Case:
     sizes: Mapping[str, int]
 
     @property
-    def method(self) -> Subject:
-        return replace(self.subject, size="", threads=0)
-
-    @property
     def name(self) -> str:
         """`digits/default/forward`, and `digits/default/forward[batch=32, threads=2]` where that was asked for."""
         return str(replace(self.subject, threads=0) if self.subject.threads == 1 else self.subject)
@@ -76,10 +72,9 @@ class ExampleInputs:
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    changes: bool
-    """Whether a call changes its inputs, or the model's state: then each is to be timed with new ones."""
+    changes: bool  # whether a call changes its inputs, or the model's state: then each is to be timed with new ones
+    # resets the model's state and returns new inputs, as `benchmark.pedantic(…, setup=…)` takes them
     renew: Callable[[], tuple[tuple[object, ...], dict[str, object]]]
-    """Resets the model's state and returns new inputs, as `benchmark.pedantic(…, setup=…)` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +82,8 @@ class Loaded:
     opened: Opened
     model: LoadedModel
 
-    def function(self, method: str) -> Callable[..., Any]:
-        """Return the very function that calls the method, with nothing around it."""
-        return self.model.methods[method]
-
     def inputs(self, case: Case) -> ExampleInputs:
-        from hatch_lower.bench.inputs import input_values
+        from hatch_lower.bench.opened import input_values
         from hatch_lower.runtime.check import call_arguments
         from hatch_lower.runtime.torch_arrays import ARRAYS
 
@@ -112,9 +103,7 @@ class LoweredModels:
     """The methods of one wheel; the project's limits may name no others."""
 
     def __init__(self, side: Side, project: Project | None) -> None:
-        task = Task(side)
-        if project is not None:
-            task = replace(task, table=project.settings.bench, table_path=project.table)
+        task = Task(side) if project is None else Task(side, None, project.settings.bench, project.table)
         self._side = side
         self._table = task.table
         self._imports = {} if project is None else {each.name: each.imports for each in project.settings.recipes}
@@ -177,9 +166,10 @@ class LoweredModels:
             name: Limit(name, JUDGED[name], LIMITS[name].kind, value, f"{MARKER}.{name}")
             for name, value in marked.items()
         }
-        found = {part: dict(self._figures.get(part, {})) for part in case.method.parts()}
+        method, *_ = parts = case.subject.parts()
+        found = {part: dict(self._figures.get(part, {})) for part in parts}
         if any(limit.metric == "error" and limit.setting != "default" for limit in limits.values()):
-            found[case.method] |= self._errors.figures.get(case.method, {})
+            found[method] |= self._errors.figures.get(method, {})
         if rounds:
             found[case.subject] = {"call-seconds": undisturbed(rounds)}
         rows = [
@@ -191,7 +181,7 @@ class LoweredModels:
         return [breach_text(row, breach) for row in rows for breach in row.breaches]
 
     def facts(self, case: Case) -> dict[str, float]:
-        return exact_of(self._figures, case.method)
+        return exact_of(self._figures, case.subject)
 
     @functools.cached_property
     def _figures(self) -> Figures:

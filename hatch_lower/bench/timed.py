@@ -1,4 +1,4 @@
-"""The timed tier: pairs of processes, more of them for what is not decided, until the time is up."""
+"""The timed tier: pairs of processes, more of them for what is not decided, until the time is up; and builds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.bench.command import Tell
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.host import Host, RefusedError
+from hatch_lower.bench.project import build_wheel
+from hatch_lower.bench.side import Side
 from hatch_lower.bench.statistics import FEWEST
+from hatch_lower.bench.temporary import work_folder
 
 SECONDS = 0.3  # for which one process measures the calls of a subject
 SHORTEST = 30.0  # seconds that a request may take, however small the budget
 LOAD_THREADS = 1
 LOADS = 8  # of each side in a pair, an even number
 LOAD_METRICS = ("load-seconds", "memory-bytes")
+BUILD_METRICS = ("cold-build-seconds", "warm-build-seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def measure(
     hosts: Callable[[int], Host],
     budget: float,
     is_decided: IsDecided,
-    tell: Callable[[str], None],
+    tell: Tell,
     note: Callable[[str], None],
     refuse: Callable[[str], None],
 ) -> Measured:
@@ -232,3 +237,37 @@ def load_tasks(works: Iterable[Work]) -> list[LoadTask]:
 def has_enough(observations: Observations) -> bool:
     """Return whether there are as many pairs as an interval needs."""
     return len(observations.values["A"]) >= FEWEST
+
+
+def measure_builds(
+    sides: Mapping[str, Side], environment: Mapping[str, str], budget: float, is_decided: IsDecided, tell: Tell
+) -> Measured:
+    """Build all sides in turn, once at least, until `is_decided` says that it is enough or the seconds are over."""
+    measured: Measured = {(Subject(), metric): Observations() for metric in BUILD_METRICS}
+    end = time.monotonic() + budget
+    order = list(sides)
+    while True:
+        times = {name: build_twice(sides[name], environment, tell) for name in order}
+        for at, metric in enumerate(BUILD_METRICS):
+            measured[Subject(), metric].add([{name: [seconds[at]] for name, seconds in times.items()}])
+        order.reverse()
+        if time.monotonic() > end or all(is_decided(*key, found) for key, found in measured.items()):
+            return measured
+
+
+def build_twice(side: Side, environment: Mapping[str, str], tell: Tell) -> list[float]:
+    """Return the seconds of a build with an empty cache, and of another one after it."""
+    assert side.source is not None
+    seconds = []
+    with work_folder() as work:
+        variables = {
+            **environment,
+            "HATCH_LOWER_CACHE": "on",
+            "HATCH_LOWER_CACHE_DIR": str(work / "cache"),
+            "HATCH_LOWER_REMOTE_CACHE": "off",
+        }
+        for target in ("cold", "warm"):
+            begin = time.perf_counter()
+            build_wheel(side.source, work / target, side.title, variables, tell)
+            seconds.append(time.perf_counter() - begin)
+    return seconds

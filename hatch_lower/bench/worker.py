@@ -21,8 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hatch_lower.bench.inputs import input_values
-from hatch_lower.bench.opened import check_tensors, load, open_model, refusal
+from hatch_lower.bench.opened import check_tensors, input_values, load, open_model, refusal
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 

@@ -21,7 +21,7 @@ from support.processes import is_running, wait_for
 from hatch_lower.bench import opened, worker
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.host import Host
-from hatch_lower.bench.inputs import input_values
+from hatch_lower.bench.opened import input_values
 from hatch_lower.bench.statistics import FEWEST, Interval, interval_of
 from hatch_lower.bench.timed import Observations, Work, has_enough, measure
 from hatch_lower.cli import main

@@ -16,7 +16,7 @@ from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 # a run in this process forgets what it has imported, and torch cannot be imported twice
 import hatch_lower.runtime.check
 import hatch_lower.runtime.load  # noqa: F401
-from hatch_lower.bench import exact, inputs, opened, tested, worker  # noqa: F401
+from hatch_lower.bench import exact, opened, tested, worker  # noqa: F401
 from hatch_lower.bench.side import Side, open_wheel
 from hatch_lower.bench.temporary import shared_folder
 from hatch_lower.errors import ProcessError
