@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Method", "Model"]
-
 
 @dataclass(frozen=True)
 class Method:

@@ -6,11 +6,12 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hatch_lower.build.process import is_over
 from hatch_lower.build.signals import undisturbed
@@ -21,6 +22,7 @@ Tell = Callable[[str], None]  # is told what is done, a line at a time
 GRACE_SECONDS = 10.0  # how long a command may take to clean up when it is interrupted
 TICK_SECONDS = 0.01
 LAST_LINES = 40
+LAST_BYTES = 1 << 20
 
 
 def run_command(
@@ -69,6 +71,39 @@ def started(command: Sequence[str], what: str, **options: Any) -> subprocess.Pop
             found=f"{type(error).__name__}: {error}",
             hint="end other programs, or raise the limits of memory and processes that this runs under",
         ) from error
+
+
+def run_limited(
+    command: Sequence[str],
+    what: str,
+    folder: Path | None,
+    environment: Mapping[str, str],
+    seconds: float,
+    lines: BinaryIO | None = None,
+) -> tuple[int | None, str]:
+    """Run a command that this process outlives; return its status, `None` if it took too long, and what it said.
+
+    What it writes to its standard output is no part of that if there is a file of `lines` for it.
+    """
+    # files: a pipe stays open as long as anything that was started
+    with tempfile.TemporaryFile() as output:
+        process = started(
+            command,
+            what,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.PIPE,  # it closes with this process: what waits for that ends then
+            stdout=lines or output,
+            stderr=output,
+        )
+        try:
+            in_time = ended_within(process, seconds)
+        finally:
+            kill_group(process)
+            assert process.stdin is not None
+            process.stdin.close()
+        output.seek(max(output.seek(0, os.SEEK_END) - LAST_BYTES, 0))
+        return process.returncode if in_time else None, output.read().decode("utf-8", "replace")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

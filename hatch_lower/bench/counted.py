@@ -17,9 +17,7 @@ import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from typing import Any, Literal
 
 from hatch_lower.bench.figures import Figures, Subject, thread_variables
 from hatch_lower.bench.temporary import work_folder
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.files import PackagedFolder
 
@@ -255,29 +253,9 @@ def run(
 ) -> tuple[int | None, str]:
     """Return a command's status and what it said: `None` if it took too long, a shell's if it cannot be started."""
     # not above: the child, which imports this module, is to import no more than it must
-    from hatch_lower.bench.command import ended_within, kill_group
+    from hatch_lower.bench.command import run_limited
 
-    stdin, lifeline = os.pipe()  # which closes when this process ends: what counts ends then
     try:
-        # a file: a pipe stays open as long as anything that was started
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command,
-                cwd=work,
-                env=dict(environment),
-                stdin=stdin,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that it can be ended with all that it has started
-            )
-            try:
-                in_time = ended_within(process, limit_seconds)
-            finally:
-                kill_group(process)
-            output.seek(0)
-            return (process.returncode, output.read().decode("utf-8", "replace")) if in_time else (None, "")
-    except OSError as error:  # no program, or no memory for another process
-        return NOT_STARTED, f"{type(error).__name__}: {error}"
-    finally:
-        os.close(stdin)
-        os.close(lifeline)
+        return run_limited(command, "what counts", work, environment, limit_seconds)
+    except ProcessError as error:  # no program, or no memory for another process
+        return NOT_STARTED, error.found

@@ -13,15 +13,14 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from hatch_lower.bench.command import ended_within, kill_group, started
+from hatch_lower.bench.command import run_limited
 from hatch_lower.bench.figures import Subject, thread_variables
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.child_guards import end_with_parent
@@ -30,7 +29,7 @@ from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 NO_CHECK = "no check inputs are packaged with it"
 DIGITS = 2
-TAIL_BYTES = 2000
+TAIL = 2000  # characters of what the child said that a message has
 ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # what is told of a row of a check
 HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
 
@@ -100,27 +99,19 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
     """Return what the child found, how it ended if not well, and the last that it said."""
-    with work_folder() as work, tempfile.TemporaryFile() as lines, tempfile.TemporaryFile() as messages:
-        process = started(
-            [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],
-            "the process that compares methods with eager",
-            cwd=work,  # an empty folder: `-m` puts it on the import path
-            env={**os.environ, **thread_variables(1)},
-            stdin=subprocess.PIPE,  # it closes with this process
-            stdout=lines,
-            stderr=messages,
-        )
-        try:
-            in_time = ended_within(process, seconds)
-        finally:
-            kill_group(process)
-            assert process.stdin is not None
-            process.stdin.close()
-        ending = ending_text(process.returncode) if in_time else f"it took more than {seconds:g} seconds"
-        rows = read_lines(lines)
-        if rows and "error" in rows[-1]:
-            raise error_from_json(rows[-1]["error"])
-        return rows, ending, tail_of(messages)
+    command = [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)]
+    environment = {**os.environ, **thread_variables(1)}
+    # the work folder is empty: `-m` puts it on the import path
+    with work_folder() as work, tempfile.TemporaryFile() as lines:
+        what = "the process that compares methods with eager"
+        status, said = run_limited(command, what, work, environment, seconds, lines)
+        ending = f"it took more than {seconds:g} seconds" if status is None else ending_text(status)
+        lines.seek(0)
+        # a child that was killed may leave half a line
+        rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    if rows and "error" in rows[-1]:
+        raise error_from_json(rows[-1]["error"])
+    return rows, ending, said[-TAIL:].strip()
 
 
 def ending_text(status: int) -> str:
@@ -128,17 +119,6 @@ def ending_text(status: int) -> str:
         return f"it ended with status {status}" if status else ""
     names = {number.value: number.name for number in signal.Signals}
     return f"it was ended by {names.get(-status, f'signal {-status}')}"
-
-
-def read_lines(file: BinaryIO) -> list[dict[str, Any]]:
-    file.seek(0)
-    # a child that was killed may leave half a line
-    return [json.loads(line) for line in file if line.endswith(b"\n")]
-
-
-def tail_of(messages: BinaryIO) -> str:
-    messages.seek(max(messages.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-    return messages.read().decode("utf-8", "replace").strip()
 
 
 def main() -> None:

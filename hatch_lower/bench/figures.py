@@ -23,8 +23,11 @@ class Subject:
 
     def __str__(self) -> str:
         path = "/".join(part for part in (self.model, self.recipe, self.method) if part)
-        way = ", ".join(part for part in (self.size, f"threads={self.threads}" if self.threads else "") if part)
-        return f"{path or 'wheel'}{f'[{way}]' if way else ''}"
+        return f"{path or 'wheel'}{f'[{self.way}]' if self.way else ''}"
+
+    @property
+    def way(self) -> str:
+        return ", ".join(part for part in (self.size, f"threads={self.threads}" if self.threads else "") if part)
 
     def called(self, sizes: Mapping[str, int], threads: int) -> Subject:
         return replace(self, size=", ".join(f"{name}={value}" for name, value in sizes.items()), threads=threads)

@@ -126,14 +126,7 @@ def run(task: Task, tell: Tell) -> Result:
 
 def common_methods(task: Task, notes: list[str]) -> list[Subject]:
     """Return the methods to measure: those of A, and of B if there is one; what only one has becomes a note."""
-    if task.second is None:
-        return [
-            Subject(model, recipe, method)
-            for model, folder in sorted(task.first.folders.items())
-            for recipe, entry in sorted(folder.manifest.models[model].recipes.items())
-            for method in sorted(entry.methods)
-        ]
-    rows, lines = comparable(task.first, task.second)
+    rows, lines = comparable(task.first, task.second or task.first)
     notes += lines
     return [Subject(*row) for row in rows]
 

@@ -13,13 +13,14 @@ import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.bench.figures import METRICS, Figures, Subject, Tier
 from hatch_lower.bench.repository import find_repository
+from hatch_lower.bench.side import Side
 from hatch_lower.bench.timed import Measured
 from hatch_lower.bench.verdict import Row
 from hatch_lower.errors import LowerError
@@ -29,14 +30,9 @@ FORMAT = "5.3.1"  # the version of pytest-benchmark whose format this is
 NO_TIME = "1970-01-01T00:00:00+00:00"
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedSide:
-    title: str
-    distributions: Sequence[str]  # `digits 1.0`
-    figures: Figures
-
-
-def report_text(sides: Mapping[str, ReportedSide], measured: Measured, rows: Sequence[Row], project: Path) -> str:
+def report_text(
+    sides: Mapping[str, Side], figures: Mapping[str, Figures], measured: Measured, rows: Sequence[Row], project: Path
+) -> str:
     """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
     series = sorted(
         (group_of(subject, metric), side, subject, metric, rounds)
@@ -49,7 +45,7 @@ def report_text(sides: Mapping[str, ReportedSide], measured: Measured, rows: Seq
     document = {
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
-        "benchmarks": [entry_of(*each, sides) for each in series],
+        "benchmarks": [entry_of(*each, figures) for each in series],
         "datetime": datetime.now(timezone.utc).isoformat() if series else NO_TIME,
         "version": FORMAT,
         "hatch_lower": {
@@ -58,7 +54,7 @@ def report_text(sides: Mapping[str, ReportedSide], measured: Measured, rows: Seq
                 name: {"distributions": list(side.distributions), **({"title": side.title} if series else {})}
                 for name, side in sides.items()
             },
-            "figures": list(figure_rows(sides, left_out)),
+            "figures": list(figure_rows(figures, left_out)),
             "verdicts": [
                 verdict_json(row)
                 for row in sorted(rows, key=lambda row: (row.subject, row.metric))
@@ -78,12 +74,12 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -> Iterator[dict[str, object]]:
-    for subject in sorted({subject for side in sides.values() for subject in side.figures}):
-        known = {name: side.figures[subject].items() for name, side in sides.items() if subject in side.figures}
+def figure_rows(sides: Mapping[str, Figures], left_out: Collection[Tier]) -> Iterator[dict[str, object]]:
+    for subject in sorted({subject for figures in sides.values() for subject in figures}):
         kept = {
-            name: {metric: value for metric, value in figures if METRICS[metric].tier not in left_out}
-            for name, figures in known.items()
+            name: {metric: value for metric, value in figures[subject].items() if METRICS[metric].tier not in left_out}
+            for name, figures in sides.items()
+            if subject in figures
         }
         yield {**asdict(subject), "figures": kept}
 
@@ -103,17 +99,16 @@ def group_of(subject: Subject, metric: str) -> str:
 
 
 def entry_of(
-    group: str, side: str, subject: Subject, metric: str, rounds: Sequence[float], sides: Mapping[str, ReportedSide]
+    group: str, side: str, subject: Subject, metric: str, rounds: Sequence[float], figures: Mapping[str, Figures]
 ) -> dict[str, object]:
     name = group if side == "A" else f"{group} ({side})"
-    way = (subject.size, f"threads={subject.threads}" if subject.threads else "")
     return {
         "group": group,
         "name": name,
         "fullname": name,
-        "param": ", ".join(filter(None, way)) or None,
+        "param": subject.way or None,
         "params": {**asdict(subject), "metric": metric, "side": side},
-        "extra_info": exact_of(sides[side].figures, subject) if side in sides else {},
+        "extra_info": exact_of(figures.get(side, {}), subject),
         "options": {},
         "stats": stats_of(rounds),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hatch_lower.bench.figures import METRICS, Subject
@@ -96,13 +96,13 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
             breaches.append(Breach(limit, bound, interval, is_certain=False))
         elif interval.low > bound:
             breaches.append(Breach(limit, bound, interval, is_certain=True))
+    outcome: Outcome = ""
+    if ratio is not None and (limits or has_enough(found)):
+        bounds = [bound_of(limit, metric, second) for limit in used if limit.kind == "ratio to B"]
+        undecided = any(each.limit.kind == "ratio to B" and not each.is_certain for each in breaches)
+        outcome = "not decided" if undecided else timed_outcome(ratio, metric, bounds)
     first = means["A"].value
-    row = Row(subject, metric, first, second, eager, ratio, eager_ratio, "", tuple(breaches), tuple(used))
-    if ratio is None or (not limits and not has_enough(found)):
-        return row
-    bounds = [bound_of(limit, metric, second) for limit in used if limit.kind == "ratio to B"]
-    undecided = any(each.limit.kind == "ratio to B" and not each.is_certain for each in breaches)
-    return replace(row, outcome="not decided" if undecided else timed_outcome(ratio, metric, bounds))
+    return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, tuple(breaches), tuple(used))
 
 
 def bound_of(limit: Limit, metric: str, second: float | None) -> float:

@@ -158,11 +158,13 @@ def report_texts(
     task: Task, result: Result, root: Path, json_file: Path | None, markdown_file: Path | None
 ) -> list[tuple[Path, str, str]]:
     """Return the files to write, each with how it is opened and its text."""
+    from hatch_lower.bench.json_report import report_text
     from hatch_lower.cli.bench_text import markdown_text
 
     texts = []
     if json_file is not None:
-        texts.append((json_file, "w", json_text(task, result, root)))
+        figures = {name: result.figures_of(name) for name in task.sides}
+        texts.append((json_file, "w", report_text(task.sides, figures, result.measured, result.rows, root)))
     if markdown_file is not None:
         titles = [side.title for side in task.sides.values()]
         texts.append((markdown_file, "a", markdown_text(titles, result, difference_lines(task))))
@@ -252,12 +254,3 @@ def progress() -> Iterator[Tell]:
     finally:
         sys.stderr.write("\r\x1b[2K")
         sys.stderr.flush()
-
-
-def json_text(task: Task, result: Result, project: Path) -> str:
-    from hatch_lower.bench.json_report import ReportedSide, report_text
-
-    sides = {
-        name: ReportedSide(side.title, side.distributions, result.figures_of(name)) for name, side in task.sides.items()
-    }
-    return report_text(sides, result.measured, result.rows, project)

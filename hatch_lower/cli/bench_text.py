@@ -26,7 +26,7 @@ def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
         yield ""
     yield from equal_lines(result.rows)
     yield from (f"note: {note}" for note in result.notes)
-    yield from breach_lines(result.rows)
+    yield from (breach_text(row, breach) for row in result.rows for breach in row.breaches)
     yield from (f"not judged: {line}" for line in result.unjudged)
     yield summary(result)
 
@@ -58,10 +58,6 @@ def equal_lines(rows: Sequence[Row]) -> Iterator[str]:
     equal = sum(is_equal_figure(row) and METRICS[row.metric].tier == "exact" for row in rows)
     if equal:
         yield f"{count(equal, 'exact figure')} {'is' if equal == 1 else 'are'} equal"
-
-
-def breach_lines(rows: Sequence[Row]) -> Iterator[str]:
-    return (breach_text(row, breach) for row in rows for breach in row.breaches)
 
 
 def summary(result: Result) -> str:

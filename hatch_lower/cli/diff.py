@@ -69,17 +69,9 @@ def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator
 
 def titles(place: Sequence[str]) -> list[str]:
     """Return the headings above a change, and what it is a change of: `model digits`, `recipe default`, `size`."""
-    named: list[str] = []
-    rest = list(place)
-    while rest:
-        noun = NOUNS.get(rest[0])
-        if noun and len(rest) > 1:
-            named.append(f"{noun} {rest[1]}")
-            rest = rest[2:]
-        else:
-            named.append(" ".join(rest))
-            rest = []
-    return named
+    if len(place) > 1 and place[0] in NOUNS:
+        return [f"{NOUNS[place[0]]} {place[1]}", *titles(place[2:])]
+    return [" ".join(place)] if place else []
 
 
 def change_line(name: str, first: object, second: object) -> str:

@@ -18,7 +18,7 @@ from support.lowered import file_entry, floats, install, lowered_model, safetens
 from support.plans import call, delegate_entry, method, op, plan_value, python, tensor_input, v
 from support.processes import is_running, wait_for
 
-from hatch_lower.bench import errors
+from hatch_lower.bench import command, errors
 from hatch_lower.bench.errors import Errors, measure_errors
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.temporary import work_folder
@@ -138,7 +138,7 @@ def test_what_is_not_compared_has_a_reason(found: Errors) -> None:
 
 
 def test_models_without_check_inputs_start_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "started", pytest.fail)
+    monkeypatch.setattr(errors, "run_limited", pytest.fail)
     folder = write_lowered(tmp_path / "_lowered", {"net": model_of(tmp_path / "_lowered", "net", None)})
     assert measured(folder).figures == {}
 
@@ -189,7 +189,7 @@ def test_a_method_that_hangs_is_named_and_nothing_of_it_stays(tmp_path: Path, mo
             assert process.poll() is None
         return False
 
-    monkeypatch.setattr(errors, "ended_within", wait)
+    monkeypatch.setattr(command, "ended_within", wait)
     with pytest.raises(ProcessError) as caught:
         measured(folder, seconds=60)
     assert caught.value.where == "net.whl, `net/default/second`, loaded or called"
@@ -208,7 +208,7 @@ def test_nothing_stays_of_a_comparison_that_ends_well(tmp_path: Path, monkeypatc
 def test_the_folder_of_a_comparison_that_was_killed_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, signal; from hatch_lower.bench import errors\n"
-        "errors.started = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "errors.run_limited = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "errors.run_child({}, 60)"
     )
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)

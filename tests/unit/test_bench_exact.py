@@ -33,7 +33,7 @@ import os, sys
 from pathlib import Path
 from hatch_lower.bench.errors import measure_errors
 from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.json_report import ReportedSide, report_text
+from hatch_lower.bench.json_report import report_text
 from hatch_lower.bench.side import Side
 from hatch_lower.build.contents import find_contents
 from hatch_lower.runtime.files import open_folder
@@ -44,7 +44,7 @@ figures = exact_figures(Side(wheel.name, tuple(find_contents(wheel)), {}, wheel)
 for subject, found in measure_errors({"mixed": folder}, wheel.name, 300).figures.items():
     figures[subject] |= found
 assert "torch" not in sys.modules
-print(report_text({"A": ReportedSide(str(wheel), (), figures)}, {}, (), wheel.parent))
+print(report_text({}, {"A": figures}, {}, (), wheel.parent))
 """
 
 

@@ -8,16 +8,17 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from pytest_benchmark.cli import main
 
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.json_report import FORMAT, NO_TIME, ReportedSide, report_text, stats_of
+from hatch_lower.bench.figures import Figures, Subject
+from hatch_lower.bench.json_report import FORMAT, NO_TIME, report_text, stats_of
 from hatch_lower.bench.limits import Limit
+from hatch_lower.bench.side import Side
 from hatch_lower.bench.timed import Measured, Observations
 from hatch_lower.bench.verdict import Row, exact_row
 
@@ -37,12 +38,18 @@ OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in rever
 class Report(NamedTuple):
     """What `report_text` is given."""
 
-    sides: Mapping[str, ReportedSide]
+    sides: Mapping[str, Side]
+    figures: Mapping[str, Figures]
     measured: Measured = {}  # noqa: RUF012
     rows: Sequence[Row] = ()
 
     def text(self, project: Path) -> str:
         return report_text(*self, project)
+
+
+def side_of(title: str, version: str) -> Side:
+    manifest = SimpleNamespace(distribution="digits", version=version)
+    return Side(title, (SimpleNamespace(manifest=manifest),), {})  # type: ignore[arg-type]
 
 
 def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES, title: str = "digits-2.whl") -> Report:
@@ -51,11 +58,8 @@ def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES, title
         exact_row(FORWARD, "operations", 20, 20, []),
         exact_row(Subject(), "wheel-bytes", 1234, 1000, [growth]),
     ]
-    sides = {
-        "A": ReportedSide(title, ("digits 2.0",), figures),
-        "B": ReportedSide("digits-1.whl", ("digits 1.0",), FIGURES),
-    }
-    return Report(sides, {}, rows)
+    sides = {"A": side_of(title, "2.0"), "B": side_of("digits-1.whl", "1.0")}
+    return Report(sides, {"A": figures, "B": FIGURES}, {}, rows)
 
 
 def timed_report() -> Report:
@@ -68,7 +72,7 @@ def timed_report() -> Report:
         (Subject(), "warm-build-seconds"): {"A": [1.5]},
         (Subject(), "cold-build-seconds"): {"A": []},
     }
-    return Report(exact_report().sides, {key: Observations(each) for key, each in measured.items()})
+    return exact_report()._replace(measured={key: Observations(each) for key, each in measured.items()}, rows=())
 
 
 def timed(tmp_path: Path) -> dict[str, Any]:
@@ -169,13 +173,13 @@ def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_one_side_lacks_is_not_there(tmp_path: Path) -> None:
-    sides = {"A": ReportedSide("a", (), {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", (), {})}
-    (row,) = json.loads(Report(sides).text(tmp_path))["hatch_lower"]["figures"]
+    report = Report({}, {"A": {FORWARD: {"kernels": 5}}, "B": {}})
+    (row,) = json.loads(report.text(tmp_path))["hatch_lower"]["figures"]
     assert row["figures"] == {"A": {"kernels": 5}}
 
 
 def test_an_infinite_error_is_text(tmp_path: Path) -> None:
-    report = Report({"A": ReportedSide("a", (), {FORWARD: {"error": math.inf}})})
+    report = Report({}, {"A": {FORWARD: {"error": math.inf}}})
     (row,) = json.loads(report.text(tmp_path))["hatch_lower"]["figures"]
     assert row["figures"]["A"] == {"error": "inf"}
 
@@ -192,11 +196,10 @@ def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None
 
 def with_build(report: Report, level: int) -> Report:
     """Return a report of which A was built here, through a cache that was filled or not."""
-    side = report.sides["A"]
-    digits = Subject("digits")
-    built = {**side.figures, digits: {**side.figures[digits], "level": level, "compilations": 3 * level}}
+    digits, figures = Subject("digits"), report.figures["A"]
+    built = {**figures, digits: {**figures[digits], "level": level, "compilations": 3 * level}}
     rows = [*report.rows, exact_row(digits, "level", level, None, [])]
-    return report._replace(sides={**report.sides, "A": replace(side, figures=built)}, rows=rows)
+    return report._replace(figures={**report.figures, "A": built}, rows=rows)
 
 
 def test_what_the_cache_saved_a_build_is_no_exact_figure(tmp_path: Path) -> None:
