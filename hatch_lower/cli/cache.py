@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cache.directory import default_directory
+from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.arguments import find_project, json_option, open_here
 from hatch_lower.cli.arguments import root_option as project_option
@@ -93,13 +93,11 @@ def info_lines(report: Report) -> Iterator[str]:
         (report["unreferenced"], "blob that no result needs", "blobs that no result needs"),
         (report["leftovers"], "unfinished file", "unfinished files"),
     ]
+    held = f"{count(report['entries'], 'result')} and {count(report['blobs'], 'blob')}"
     rows = [
         ("folder", report["directory"]),
         ("mode", report["mode"]),
-        (
-            "size",
-            f"{size_text(report['size'])} in {count(report['entries'], 'result')} and {count(report['blobs'], 'blob')}",
-        ),
+        ("size", f"{size_text(report['size'])} in {held}"),
         ("limits", f"{report['max_gigabytes']:g} GB, {count(report['max_days'], 'day')} without use"),
         ("last used", time_text(report["last_used"])),
         ("longest unused", f"since {time_text(report['longest_unused'])}" if report["entries"] else ""),
@@ -193,12 +191,8 @@ def repair(context: click.Context, as_json: bool) -> None:
         removed = [asdict(damage) for damage in damages]
         show_json({"damaged": removed, "entries": len(contents.entries), "blobs": contents.blobs})
     else:
-        show(
-            [
-                *(f"removed {damage.path}: {damage.found}" for damage in damages),
-                f"{count(len(contents.entries), 'result')} and {count(contents.blobs, 'blob')} are whole",
-            ]
-        )
+        lines = [f"removed {damage.path}: {damage.found}" for damage in damages]
+        show([*lines, f"{count(len(contents.entries), 'result')} and {count(contents.blobs, 'blob')} are whole"])
     if damages:
         context.exit(1)
 
@@ -273,7 +267,7 @@ def limits_here(root: Path | None) -> CacheSettings:
 @contextmanager
 def changing() -> Iterator[Path]:
     """Give the store's directory to change; raise `CacheError` if the file system refuses."""
-    directory = default_directory(os.environ) / "v1"
+    directory = default_directory(os.environ) / VERSION
     try:
         yield directory
     except OSError as error:
