@@ -176,7 +176,6 @@ class Run:
         return load_model(self._folder, self._model, self._recipe, DelegateKinds(), verify=False)
 
     def _warm_calls(self, parts: list[str]) -> dict[str, MethodCall]:
-        """Return calls that were made often enough to be counted."""
         loaded = self._load()
         entry = self._folder.manifest.models[self._model]
         file = entry.recipes[self._recipe].plan

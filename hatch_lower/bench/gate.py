@@ -132,7 +132,6 @@ def common_methods(task: Task, notes: list[str]) -> list[Subject]:
 
 
 def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict[str, Figures]:
-    """Return the exact figures of each side, errors against eager included."""
     found: dict[str, Figures] = {}
     errors: dict[Subject, dict[str, float]] = {}
     for name, side in task.sides.items():

@@ -94,7 +94,6 @@ def verdict_json(row: Row) -> dict[str, object]:
 
 
 def group_of(subject: Subject, metric: str) -> str:
-    """Return what is measured, whichever side it is of."""
     return str(subject) if metric == "call-seconds" else f"{subject} {METRICS[metric].words}"
 
 

@@ -48,7 +48,6 @@ def is_project(target: str | Path) -> bool:
 
 
 def editable_project(distribution: str) -> Path | None:
-    """Return the folder of the project that an editable install of a distribution is of."""
     try:
         folder = editable_folder(importlib.metadata.distribution(distribution))
     except importlib.metadata.PackageNotFoundError:

@@ -123,7 +123,6 @@ class LoweredModels:
         return self.cases[name]
 
     def refusal(self, case: Case) -> str | None:
-        """Return why a method's recipe cannot run here, if that is so."""
         from hatch_lower.bench.opened import refusal
 
         folder = self._side.folders[case.subject.model].path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,38 +103,45 @@ def measure(
     Each subject gets pairs until `is_decided` says that they are enough, or `budget` seconds are over; one pair in any
     case. What cannot run here is told to `refuse`, what is left out to `note`.
     """
-    measured: Measured = {}
     end = time.monotonic() + budget
-    limit = max(budget, SHORTEST)
-    tasks: list[CallTask | LoadTask] = [*map(CallTask, works), *load_tasks(works)]
+    run = Run(hosts, is_decided, max(budget, SHORTEST), note)
+    tasks: list[CallTask | LoadTask] = [CallTask(run, work) for work in works]
+    tasks += [LoadTask(run, work) for work in load_works(works)]
     for turn in itertools.count():
-        open_tasks = [task for task in tasks if turn == 0 or task.undecided(measured, is_decided)]
+        open_tasks = [task for task in tasks if task.is_open()]
         for task in open_tasks:
             if turn and time.monotonic() > end:
-                return measured
+                return run.measured
             tell(f"pair {turn + 1}: {task.title}")
             try:
-                task.run(Run(hosts, measured, is_decided, limit, turn, note))
+                task.measure(turn)
             except RefusedError as reason:
                 refuse(f"{task.title}: {reason}")
                 tasks.remove(task)
         if not open_tasks:
             break
-    return measured
+    return run.measured
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     hosts: Callable[[int], Host]  # the process that measures with a number of threads
-    measured: Measured
     is_decided: IsDecided
     limit: float  # seconds of one request
-    turn: int
     note: Callable[[str], None]
+    measured: Measured = field(default_factory=dict)
+
+    def is_open(self, subject: Subject, metric: str) -> bool:
+        found = self.measured.get((subject, metric))
+        return found is None or not self.is_decided(subject, metric, found)
+
+    def add(self, subject: Subject, metric: str, processes: Sequence[Mapping[str, Sequence[float]]]) -> None:
+        self.measured.setdefault((subject, metric), Observations()).add(processes)
 
 
 @dataclass(frozen=True, slots=True)
 class CallTask:
+    run: Run
     work: Work
 
     @property
@@ -142,17 +149,14 @@ class CallTask:
         threads = f"{self.work.threads} thread{'s' if self.work.threads > 1 else ''}"
         return f"calls of {self.work.model}/{self.work.recipe}, {threads}"
 
-    def pending(self, measured: Measured, is_decided: IsDecided) -> Iterator[tuple[Subject, Mapping[str, int]]]:
-        for subject, sizes in self.work.calls:
-            found = measured.get((subject, "call-seconds"))
-            if found is None or not is_decided(subject, "call-seconds", found):
-                yield subject, sizes
+    def pending(self) -> list[tuple[Subject, Mapping[str, int]]]:
+        return [(subject, sizes) for subject, sizes in self.work.calls if self.run.is_open(subject, "call-seconds")]
 
-    def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
-        return any(self.pending(measured, is_decided))
+    def is_open(self) -> bool:
+        return bool(self.pending())
 
-    def run(self, run: Run) -> None:
-        calls = list(self.pending(run.measured, run.is_decided))
+    def measure(self, turn: int) -> None:
+        calls = self.pending()
         request: dict[str, object] = {
             "kind": "calls",
             **common(self.work),
@@ -161,13 +165,13 @@ class CallTask:
             "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
             "seconds": SECONDS,
         }
-        host = run.hosts(self.work.threads)
+        host = self.run.hosts(self.work.threads)
         sides = list(self.work.folders)
-        answers = [host.ask({**request, "order": order}, self.title, run.limit) for order in (sides, sides[::-1])]
+        answers = [host.ask({**request, "order": order}, self.title, self.run.limit) for order in (sides, sides[::-1])]
         for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
-            run.note(f"{self.work.model} is not compared with eager: {reason}")
+            self.run.note(f"{self.work.model} is not compared with eager: {reason}")
         for (subject, _), *processes in zip(calls, *(answer["calls"] for answer in answers), strict=True):
-            run.measured.setdefault((subject, "call-seconds"), Observations()).add(processes)
+            self.run.add(subject, "call-seconds", processes)
 
 
 def common(work: Work) -> dict[str, object]:
@@ -185,6 +189,7 @@ def common(work: Work) -> dict[str, object]:
 class LoadTask:
     """Loads of one recipe, each side in a process of its own."""
 
+    run: Run
     work: Work
 
     @property
@@ -195,27 +200,25 @@ class LoadTask:
     def subject(self) -> Subject:
         return Subject(self.work.model, self.work.recipe)
 
-    def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
-        return not all(is_decided(self.subject, metric, measured[self.subject, metric]) for metric in LOAD_METRICS)
+    def is_open(self) -> bool:
+        return any(self.run.is_open(self.subject, metric) for metric in LOAD_METRICS)
 
-    def run(self, run: Run) -> None:
-        host = run.hosts(LOAD_THREADS)
+    def measure(self, turn: int) -> None:
         sides = list(self.work.folders)
         methods = sorted({subject.method for subject, _ in self.work.calls})
-        order = sides if run.turn % 2 else sides[::-1]
+        order = sides if turn % 2 else sides[::-1]
         found: dict[str, list[Mapping[str, Any]]] = {side: [] for side in order}
         for again in range(LOADS):
             for side in order if again % 2 else order[::-1]:
-                found[side].append(self._ask(host, side, methods, run.limit))
+                found[side].append(self._ask(side, methods))
         for metric in LOAD_METRICS:
             values = {side: [answer[metric] for answer in answers] for side, answers in found.items()}
-            run.measured.setdefault((self.subject, metric), Observations()).add([values])
+            self.run.add(self.subject, metric, [values])
         for method in methods:
             values = {side: [answer["methods"][method] for answer in answers] for side, answers in found.items()}
-            subject = Subject(self.work.model, self.work.recipe, method)
-            run.measured.setdefault((subject, "first-call-seconds"), Observations()).add([values])
+            self.run.add(Subject(self.work.model, self.work.recipe, method), "first-call-seconds", [values])
 
-    def _ask(self, host: Host, side: str, methods: Sequence[str], limit: float) -> Mapping[str, Any]:
+    def _ask(self, side: str, methods: Sequence[str]) -> Mapping[str, Any]:
         request = {
             "kind": "load",
             **common(self.work),
@@ -223,19 +226,18 @@ class LoadTask:
             "sides": {"A": str(self.work.folders[side])},
             "methods": methods,
         }
-        return host.ask(request, f"{self.title}, {side}", limit)
+        return self.run.hosts(LOAD_THREADS).ask(request, f"{self.title}, {side}", self.run.limit)
 
 
-def load_tasks(works: Iterable[Work]) -> list[LoadTask]:
-    # however many numbers of threads there are
+def load_works(works: Iterable[Work]) -> list[Work]:
+    # of a recipe one, however many numbers of threads there are
     first: dict[tuple[str, str], Work] = {}
     for work in works:
         first.setdefault((work.model, work.recipe), work)
-    return [LoadTask(work) for work in first.values()]
+    return list(first.values())
 
 
 def has_enough(observations: Observations) -> bool:
-    """Return whether there are as many pairs as an interval needs."""
     return len(observations.values["A"]) >= FEWEST
 
 

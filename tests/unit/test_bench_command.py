@@ -155,7 +155,7 @@ def test_times_are_measured_for_each_size_and_number_of_threads(
 def test_a_slower_call_is_found_and_an_equal_one_is_not(
     wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed, "load_tasks", lambda works: [])
+    monkeypatch.setattr(timed, "load_works", lambda works: [])
     monkeypatch.setattr(timed, "SECONDS", 0.05)
     done = bench(wheels["slow"], "--against", wheels["one"])
     assert done.exit_code == 1, done.output
@@ -165,7 +165,7 @@ def test_a_slower_call_is_found_and_an_equal_one_is_not(
 
 
 def test_a_model_is_no_slower_than_itself(wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "load_tasks", lambda works: [])
+    monkeypatch.setattr(timed, "load_works", lambda works: [])
     monkeypatch.setattr(timed, "SECONDS", 0.05)
     done = bench(wheels["one"], "--against", wheels["one"], "--time-equal")
     assert done.exit_code == 0, done.output

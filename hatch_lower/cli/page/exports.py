@@ -24,7 +24,6 @@ class NamedGraph(NamedTuple):
 def graphs_of(
     folders: Sequence[Contents], method: str | None = None, model: str | None = None, recipe: str | None = None
 ) -> Iterator[NamedGraph]:
-    """Yield the graphs of all methods and recipes, or of those that are asked for."""
     for contents in folders:
         for name in contents.models:
             if model not in (None, name):

@@ -25,7 +25,6 @@ ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028
 
 
 def page_text(data: Facts) -> str:
-    """Return the page that shows a document of `report_data`."""
     style, scripts = resource(STYLE), [resource(name) for name in SCRIPTS]
     title = html.escape(f"{data['distribution']} {data['version']}")
     licences = "\n".join(f"{name}:\n{resource(name)}" for name in LICENCES)
