@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hatch_lower.bench.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
+from hatch_lower.bench.opened import open_model
 from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.errors import LowerError
-from hatch_lower.format.plan import MethodPlan, read_plan
-from hatch_lower.runtime.check import call_arguments, input_leaves, read_tensors
-from hatch_lower.runtime.executor import holds_state
+from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.check import call_arguments, input_leaves
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
@@ -177,19 +177,15 @@ class Run:
 
     def _warm_calls(self, parts: list[str]) -> dict[str, MethodCall]:
         loaded = self._load()
-        entry = self._folder.manifest.models[self._model]
-        file = entry.recipes[self._recipe].plan
-        plan = read_plan(self._folder.read(file), file.path)
-        tensors = read_tensors(self._folder, entry, ARRAYS)
-        stateful = any(map(holds_state, plan.delegates))
+        opened = open_model(str(self._folder.path), self._model, self._recipe)
         calls = {}
         for part in parts:
             name = part.removeprefix(CALL)
-            leaves, reason = input_leaves(name, plan.methods[name], tensors, ARRAYS)
+            leaves, reason = input_leaves(name, opened.methods[name], opened.tensors, ARRAYS)
             if reason:
                 self._answer.refuse(part, reason)
                 continue
-            call = MethodCall(loaded, name, plan.methods[name], leaves, stateful)
+            call = MethodCall(loaded, name, opened.methods[name], leaves, opened.has_state)
             try:
                 call.warm_up()
                 calls[part] = call
