@@ -1,8 +1,7 @@
 """Instructions of a load and of a call, counted by perf, or by valgrind's callgrind where a machine has no counters.
 
 A child process loads the recipe and calls its methods with the packaged check inputs, after a warm-up, with one thread,
-a fixed hash seed, and addresses that are not random where the system allows that. What counting nothing costs is taken
-off.
+a fixed hash seed, and fixed addresses where the system allows that. What counting nothing costs is taken off.
 
 What remains: of five runs below callgrind, those of a perceptron of three layers differed by 0 (`aoti`) and by 0.06 %
 (`reference`) in a call, and by 4 and 130 millionths in a load. With a longer path to the folder, or other variables in

@@ -1,10 +1,9 @@
 """The largest error of each method against eager's packaged outputs: run in one child process, which imports torch.
 
-As a module (`python -m hatch_lower.bench.errors REQUEST`) it is that child: it writes what it finds as lines of JSON,
-so that the parent can tell which method hangs, or ends the process.
-
-Calls run on one core with one thread, since the number of threads changes the order of sums. Another processor may have
-other instructions for them: that and other versions of torch change the last digits of an error, which are rounded off.
+As a module (`python -m hatch_lower.bench.errors REQUEST`) it is that child. It writes a line of JSON for each, by which
+its parent can tell which hangs, or ends the process. Calls run on one core with one thread, for the number of threads
+changes the order of sums. Another processor may have other instructions for them: that and other versions of torch
+change the last digits of an error, which are rounded off.
 """
 
 from __future__ import annotations
@@ -122,7 +121,6 @@ def ending_text(status: int) -> str:
 
 
 def main() -> None:
-    """Be the child: compare the methods of the models in a request, and write a line for each."""
     # what a library prints must not come between the lines
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

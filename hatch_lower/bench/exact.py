@@ -1,7 +1,6 @@
 """Exact figures of a side: counted from what is packaged, so they are equal on every machine. Nothing is loaded.
 
-With them come those of its build, where one was made. The largest error against eager, which is exact as well, takes a
-run: see `errors`.
+With them come those of its build, where one was made. The largest error against eager takes a run: see `errors`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The document of `--json`: pytest-benchmark's own format, so that its command and others that read it do.
 
-`benchmarks` has an entry for each series of timed rounds. All figures of both sides, of whatever tier, and the verdicts
-are under the key `hatch_lower`. Without timed rounds the document holds nothing of the machine, the time, the paths
-and the cache.
+`benchmarks` has an entry for each series of timed rounds; all figures of both sides and the verdicts are under the key
+`hatch_lower`. Without timed rounds the document holds nothing of the machine, the time, the paths and the cache.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def check_marker(item: pytest.Item) -> dict[str, float]:
-    """Return the limits of an item's markers, the closest first; refuse those that would judge nothing."""
+    """Return the limits of an item's markers, of which the closest wins; refuse those that judge nothing."""
     from hatch_lower.bench.tested import CALL, check_limits
 
     where = f"{item.nodeid}, marker `{MARKER}`"

@@ -42,10 +42,8 @@ def work_folder() -> Iterator[Path]:
 
 @contextmanager
 def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
-    """Give a private folder to all processes that name it: the first fills it, the last that leaves it removes it.
-
-    Nothing becomes of a signal here: who ends by one leaves the folder to the next benchmark.
-    """
+    """Give a private folder to all processes that name it: the first fills it, the last that leaves it removes it."""
+    # nothing becomes of a signal here: who ends by one leaves the folder to the next benchmark
     place = Path(tempfile.gettempdir()).resolve()
     remove_abandoned(place, f"{PREFIX}*")
     path, descriptor = hold_shared(place / f"{PREFIX}{name}")

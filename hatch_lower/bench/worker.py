@@ -1,8 +1,7 @@
 """The process that measures: `python -m hatch_lower.bench.worker`, which `host` starts and asks.
 
-It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so a
-model's load is that of a fresh process, and a crash ends nothing else. Once nobody can ask any more, because stdin is
-closed, it ends with all that it started.
+It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so loads
+are those of a fresh process, and a crash ends nothing else. Once stdin is closed, it ends with all that it started.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ Strings = dict[str, int]  # texts, each of which a graph repeats many times, and
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the page shows besides what the wheel says."""
-
     sources: Path | None = None  # folder with the sources
     profiles: Sequence[Facts] = ()  # of `read_profile`
     checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` where nothing was run
