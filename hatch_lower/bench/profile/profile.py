@@ -61,8 +61,8 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
 
 
 def refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
-    reasons = {recipe: refusal(task.side.folders[task.model].path, task.model, recipe) for recipe in entry.order}
-    return {recipe: reason for recipe, reason in reasons.items() if reason is not None}
+    path = task.side.folders[task.model].path
+    return {recipe: reason for recipe in entry.order if (reason := refusal(path, task.model, recipe)) is not None}
 
 
 def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> RecipeProfile:

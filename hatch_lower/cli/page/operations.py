@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hatch_lower.build.contents import LoweredRecipe
-from hatch_lower.format.arguments import Value, references_in
 from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
 from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall, arguments_of, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts
+from hatch_lower.runtime.analysis import references_to_values
 
 BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names of nested graphs; of the others: `body`
 
@@ -93,13 +93,8 @@ def slot_edges(plan: MethodPlan, inlets: Mapping[str, int], outlets: Mapping[str
     makers: dict[int, set[int]] = {slot: {input_number(at)} for at, slot in enumerate(plan.graph.inputs)}
     edges: dict[int, tuple[int, ...]] = {}
     for number, instruction in enumerate(plan.graph.instructions):
-        slots = {
-            reference.slot
-            for argument in arguments_of(instruction)
-            for reference in references_in(argument)
-            if isinstance(reference, Value)
-        }
-        before = {maker for slot in slots for maker in makers.get(slot, ())}
+        values = references_to_values(arguments_of(instruction))
+        before = {maker for value in values for maker in makers.get(value.slot, ())}
         path = str(number)
         makers[instruction.out] = {outlets[path]} if path in outlets else before
         if path in inlets:

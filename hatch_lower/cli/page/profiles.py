@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from hatch_lower.bench.profile.rows import PROFILE_SCHEMA
 from hatch_lower.errors import ProgramError
 
-PROFILE_SCHEMA = 1
 TEXTS = ("source", "module", "op", "engine")
 
 
