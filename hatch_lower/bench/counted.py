@@ -74,9 +74,7 @@ def find_counter(environment: Mapping[str, str], *, slow: bool = True) -> Counte
     if not slow:
         return f"perf: {perf}; callgrind, which takes minutes, counts with `--tier counted` only"
     callgrind = find_callgrind(environment)
-    if isinstance(callgrind, Counter):
-        return callgrind
-    return f"perf: {perf}; valgrind: {callgrind}"
+    return callgrind if isinstance(callgrind, Counter) else f"perf: {perf}; valgrind: {callgrind}"
 
 
 def find_perf(environment: Mapping[str, str]) -> Counter | str:
@@ -124,9 +122,7 @@ def find_callgrind(environment: Mapping[str, str]) -> Counter | str:
     status, said = run(
         [program, "--tool=callgrind", "--callgrind-out-file=/dev/null", "true"], environment, PROBE_SECONDS
     )
-    if status != 0:
-        return last_line(said)
-    return Counter("callgrind", program, vgdb, fixed_addresses(environment))
+    return Counter("callgrind", program, vgdb, fixed_addresses(environment)) if status == 0 else last_line(said)
 
 
 def fixed_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:

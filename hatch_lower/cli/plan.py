@@ -100,9 +100,8 @@ def plan_lines(report: Report) -> Iterator[str]:
     known = [unit["seconds"] for unit in missing if unit["seconds"] is not None]
     unknown = len(missing) - len(known)
     yield ""
-    yield f"{count(len(missing), 'unit')} to make{f', about {sum(known):.0f} s' if known else ''}" + (
-        f"; of {unknown} nothing is known" if unknown and known else ""
-    )
+    rest = f"; of {unknown} nothing is known" if unknown and known else ""
+    yield f"{count(len(missing), 'unit')} to make{f', about {sum(known):.0f} s' if known else ''}{rest}"
 
 
 def shard_lines(shards: Sequence[Sequence[Unit]]) -> Iterator[str]:
