@@ -41,7 +41,7 @@ BOUND_TO = ".__self__"  # how dynamo writes the way from a bound method to its o
 
 @dataclass(frozen=True, slots=True)
 class CapturedMethod:
-    """One exported method, before decomposition."""
+    # before decomposition
 
     name: str
     program: ExportedProgram  # ATen ops, with the module's own tensors
@@ -68,11 +68,7 @@ class CapturedModel:
 def capture_model(
     name: str, exports: Exports, reporter: Reporter, *, roots: Sequence[Path] = (), examples_needed: bool = True
 ) -> CapturedModel:
-    """Export every method of a model; `roots` hold the user's own code, whose lines errors name.
-
-    Raises:
-        CaptureError: if a method's name cannot be used, a tensor is not on the CPU, or `torch.export` refuses.
-    """
+    """Export every method of a model; `roots` hold the user's own code, whose lines errors name."""
     module = None if isinstance(exports, dict) else exports.module
     methods: Mapping[str, ExportedProgram | Method] = exports if isinstance(exports, dict) else exports.methods
     check_method_names(name, methods)

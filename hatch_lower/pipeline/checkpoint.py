@@ -54,11 +54,7 @@ class Checkpoint:
 
 
 def read_checkpoint(local: LocalSource) -> Checkpoint:
-    """Return the tensors of a source's file; those of a dtype that programs do not have are left out.
-
-    Raises:
-        PackageError: if it is no safetensors file, or not the one that it was.
-    """
+    """Return the tensors of a source's file; those of a dtype that programs do not have are left out."""
     try:
         content = map_file(local.path)
     except (OSError, ValueError) as error:

@@ -156,14 +156,9 @@ def verify_method(
     mutable: Collection[str] = (),
     real: Sequence[InputCase] = (),
 ) -> Verification:
-    """Compare a lowered method with eager, which runs in copies: the captured model is left as it is.
-
-    `reset` gives `lowered` the state of a freshly loaded model; `mutable` names the parameters that the method changes.
-
-    Raises:
-        VerificationError: if anything differs, or eager cannot run its own example inputs.
-        SampleError: if eager cannot run one of the `real` inputs.
-    """
+    """Compare a lowered method with eager, which runs in copies: the captured model is left as it is."""
+    # `reset` gives `lowered` the state of a freshly loaded model; `mutable` names the parameters that the method
+    # changes
     # The example inputs run twice in a row, then the real ones, then random inputs of the sizes of the example, then a
     # second size of every dynamic dimension. Of these a case that eager itself refuses is left out and noted.
     tolerance = tolerance_of(method, tolerance)

@@ -55,11 +55,7 @@ class EntryPoint:
 
 
 def discover(entry: EntryPoint) -> Exports:
-    """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method.
-
-    Raises:
-        EntryPointError: if it is missing, not callable without arguments, raises, or returns something else.
-    """
+    """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method."""
     export = find_callable(entry)
     try:
         value = export()

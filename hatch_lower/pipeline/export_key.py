@@ -55,8 +55,6 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class UsedBackend:
-    """A backend that lowered a partition."""
-
     backend: str
     specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
 
@@ -81,13 +79,8 @@ def describe_export(
     weights: Sequence[LocalSource] = (),
     real: Mapping[str, RealInputs] = {},
 ) -> Export:
-    """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs.
-
-    `weights` are files that may have its weights, `real` the real inputs of methods that are verified on some.
-
-    Raises:
-        NoKeyError: if something about the model has no digest.
-    """
+    """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs."""
+    # `weights` are files that may have its weights, `real` the real inputs of methods that are verified on some
     recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
     described = [describe_method(method) for method in source.methods]
     programs = {method.name: method.program for method in source.methods}

@@ -54,8 +54,6 @@ class Packaged:
 
 
 class FreshProcess:
-    """The parent's end of the process."""
-
     def __init__(self, process: int, requests: BinaryIO, answers: BinaryIO) -> None:
         self._process = process
         self._requests = requests
@@ -71,11 +69,7 @@ class FreshProcess:
         return [(status.st_dev, status.st_ino) for status in statuses]
 
     def check(self, packaged: Packaged, where: str) -> bool:
-        """Run a recipe there and compare with eager; return False if its pipes were closed, and it cannot be asked.
-
-        Raises:
-            VerificationError: if it does not load or run there, or computes something else.
-        """
+        """Run a recipe there and compare with eager; return False if its pipes were closed, and it cannot be asked."""
         if self._pipes != self._identities():
             return False
         if problem := self._ending or self._ask(packaged):

@@ -53,20 +53,13 @@ from hatch_lower.pipeline.verify import verify_recipes
 
 
 def lower_model(build: ModelBuild) -> ModelReport:
-    """Lower a captured model for each of its recipes, write its files, and verify them.
-
-    Raises:
-        LowerError: whatever goes wrong; what other models have finished stays in the cache.
-    """
+    """Lower a captured model for each of its recipes, write its files, and verify them."""
+    # what other models have finished stays in the cache, whatever goes wrong
     return reused_or_lowered(build, lower_recipes, verify_recipes)
 
 
 def make_recipes(build: ModelBuild) -> tuple[ModelReport, Mapping[str, str]]:
-    """Lower and verify each of its recipes for a build elsewhere that joins them; return the keys of their records.
-
-    Raises:
-        LowerError: whatever goes wrong; what was finished stays in the cache.
-    """
+    """Lower and verify each of its recipes for a build elsewhere that joins them; return the keys of their records."""
     return made_recipes(build, lower_recipes, verify_recipes)
 
 
@@ -80,14 +73,9 @@ def start_build(
     fresh: FreshProcess | None = None,
     sources: Sequence[LocalSource] = (),
 ) -> ModelBuild:
-    """Return what lowering a captured model works with; its files go below `folder`.
-
-    Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
-    are in `sources` are left out.
-
-    Raises:
-        LowerError: if a backend refuses its options, or the model its real inputs.
-    """
+    """Return what lowering a captured model works with; its files go below `folder`."""
+    # Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
+    # are in `sources` are left out.
     digests = SpanDigests()
     digests.start(plain_constants(source))  # in other threads, while the model is called
     recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)

@@ -28,8 +28,6 @@ from hatch_lower.pipeline.real_inputs import RealInputs
 
 @dataclass(frozen=True, slots=True)
 class ModelBuild:
-    """What lowering one model works with."""
-
     settings: Settings
     model: ModelSettings
     source: CapturedModel
@@ -61,8 +59,6 @@ class ModelBuild:
 
 @dataclass(frozen=True, slots=True)
 class LoweredRecipe:
-    """A model lowered for one recipe, and written."""
-
     recipe: Recipe
     emitted: EmittedProgram
     files: ProgramFiles

@@ -37,8 +37,6 @@ UNFINISHED = "constants-"  # prefix of the store's files that are being written
 
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """The manifest's entries of one program, and which of its files are native code."""
-
     plan: FileEntry
     debug: FileEntry
     delegates: tuple[FileEntry, ...]
@@ -107,10 +105,8 @@ class Packager:
     def write_storages(
         self, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
     ) -> FileEntry | None:
-        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants.
-
-        `names` are those by which delegates find storages in it.
-        """
+        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants."""
+        # delegates find storages in it by `names`
         if not storages:
             return None
         path = f"{self._model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"

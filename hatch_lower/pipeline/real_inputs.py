@@ -35,8 +35,6 @@ GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by
 
 @dataclass(frozen=True, slots=True)
 class RealInputs:
-    """Those of one method."""
-
     source: str  # as it is set: `samples.safetensors`, `digits.data:samples`
     cases: tuple[InputCase, ...]
 
@@ -63,12 +61,7 @@ def has_nan(leaf: object) -> bool:
 
 
 def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) -> dict[str, RealInputs]:
-    """Return the real inputs of each method that has some.
-
-    Raises:
-        SampleError: if they cannot be read, or do not fit the methods.
-        EntryPointError: if the function is not there, or fails.
-    """
+    """Return the real inputs of each method that has some."""
     names = [method.name for method in source.methods]
     where = f"model `{model.name}`, `verify-inputs`"
     for name in model.verify_inputs.keys() - {"", *names}:

@@ -24,8 +24,6 @@ Versions = Mapping[UsedBackend, UsedVersions]
 
 @dataclass(frozen=True, slots=True)
 class KnownRecipes:
-    """The keys of a model's recipe records, and those that are there."""
-
     exports: Mapping[str, ExportKey]  # of every recipe
     records: Mapping[str, RecipeRecord]
 
@@ -33,7 +31,7 @@ class KnownRecipes:
         return recipe_key(self.exports[recipe].components())
 
     def is_known(self, lowered: LoweredRecipe) -> bool:
-        """Return whether what was put together is what a record says was verified."""
+        # whether what was put together is what a record says was verified
         record = self.records.get(lowered.recipe.name)
         return record is not None and (record.plan, record.files, record.requirements) == contents_of(lowered)
 

@@ -112,10 +112,8 @@ def with_one_torch(requirements: Iterable[str]) -> tuple[str, ...]:
 
 
 def refuse_torch(place: str, plan: Plan, debug: DebugMap, imports: Sequence[str], requirements: Iterable[str]) -> None:
-    """Refuse a program that would need torch, for a recipe that promises to do without.
-
-    `requirements` are at least those of its backends.
-    """
+    """Refuse a program that would need torch, for a recipe that promises to do without."""
+    # `requirements` are at least those of its backends
     reasons = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), imports)
     lines = list(dict.fromkeys(reason_line(reason, debug) for reason in reasons))
     lines = lines or [f"a backend requires `{text}`" for text in requirements if names_torch(text)]

@@ -81,10 +81,8 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
 
 
 def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[ModelReport, Mapping[str, str]]:
-    """Lower and verify a model's recipes that have no record yet; return the keys of the records that there are then.
-
-    The report has no files: whoever joins the recipes makes them.
-    """
+    """Lower and verify recipes of a model that have no record yet; return the keys of the records there are then."""
+    # the report has no files: whoever joins the recipes makes them
     store, model = build.store, build.model
     report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
     try:

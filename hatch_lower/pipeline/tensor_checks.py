@@ -84,7 +84,6 @@ def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
 
 
 def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
-    """Make programs of one model refer to one tensor by one name."""
     # methods of a module do so from the start; programs that were exported or read one by one are joined, if they agree
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():

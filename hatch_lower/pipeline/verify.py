@@ -30,8 +30,6 @@ EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in f
 
 
 class MethodError(VerificationError):
-    """A method of a recipe computes something else than the eager module."""
-
     def __init__(self, error: VerificationError, recipe: str, method: str) -> None:
         super().__init__(error.what, where=error.where, found=error.found, hint=error.hint)
         self.recipe = recipe

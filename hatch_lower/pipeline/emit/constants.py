@@ -37,8 +37,6 @@ class ConstantUse:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of one program."""
-
     storages: tuple[Storage, ...]  # as the plan lists them
     constants: Mapping[str, Constant]  # plan name to the constant's place
     data: Mapping[str, torch.Tensor]  # storage key to the 1-D tensor to write under it

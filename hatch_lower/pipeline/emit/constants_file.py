@@ -1,7 +1,4 @@
-"""The constants file: safetensors, written from mapped memory in one pass that also digests it.
-
-Where delegates have named data in it, it begins with the head by which ExecuTorch's runtime reads it.
-"""
+"""The constants file: safetensors, written in one pass that also digests it; perhaps behind ExecuTorch's head."""
 
 from __future__ import annotations
 
@@ -49,10 +46,8 @@ class NamedStorage:
 def write_constants(
     path: Path, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
 ) -> WrittenConstants:
-    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied.
-
-    `names` are those by which delegates find some of them.
-    """
+    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied."""
+    # delegates find some of them by `names`
     # the bytes depend on nothing but names, keys, dtypes, lengths and contents
     with path.open("wb") as file:
         return write_to(file, storages, names)

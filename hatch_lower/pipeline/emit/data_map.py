@@ -31,11 +31,7 @@ class NamedPlace:
 
 
 def data_map_head(places: Sequence[NamedPlace], size: int, alignment: int) -> bytes:
-    """Return the head for `size` bytes that follow it; its length is a multiple of `alignment`.
-
-    Raises:
-        BackendError: if the package `flatbuffers` is missing.
-    """
+    """Return the head for `size` bytes that follow it; its length is a multiple of `alignment`."""
     flatbuffer = write_flatbuffer(sorted(places, key=lambda place: (place.begin, place.end, place.name)))
     begin = -(-(len(flatbuffer) + HEADER_BYTES) // alignment) * alignment
     root = int.from_bytes(flatbuffer[:4], "little") + HEADER_BYTES

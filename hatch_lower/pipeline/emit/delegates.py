@@ -52,10 +52,9 @@ def delegate_file(digest: str, suffix: str) -> str:
 
 
 class DelegateTable:
-    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data.
+    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data."""
 
-    What of these lies in the constants file is added to the storages of the plan's constants.
-    """
+    # what of these lies in the constants file is added to the storages of the plan's constants
 
     def __init__(self, model: str, constants: Constants) -> None:
         self._model = model
@@ -214,11 +213,7 @@ def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayo
 
 
 def names_in_constants(programs: Iterable[tuple[Plan, Mapping[str, torch.Tensor]]]) -> dict[str, NamedStorage]:
-    """Return the names of a model's recipes for storages of the one constants file, given plans and contents by key.
-
-    Raises:
-        BackendError: if a name stands for different data in two recipes.
-    """
+    """Return the names of a model's recipes for storages of the one constants file, given plans and contents by key."""
     found: dict[str, NamedStorage] = {}
     contents: dict[str, torch.Tensor] = {}
     for plan, storages in programs:

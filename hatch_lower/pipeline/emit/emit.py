@@ -66,12 +66,7 @@ def emit_program(
     roots: Sequence[Path] = (),
     digests: SpanDigests | None = None,
 ) -> EmittedProgram:
-    """Return what is packaged for one model and recipe; source files are named relative to `roots`.
-
-    Raises:
-        EdgeError: for an operation, literal, container, size or tensor that a plan cannot hold.
-        BackendError: if a backend returned something that cannot be packaged.
-    """
+    """Return what is packaged for one model and recipe; source files are named relative to `roots`."""
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
     delegated = [
         use

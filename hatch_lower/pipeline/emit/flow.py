@@ -82,7 +82,7 @@ class Flow:
 
 
 def flow_of(module: GraphModule, inputs: list[Node], known: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Return what each operation of a lowered method reads; `known` are the handles of its debug map."""
+    # `known` are the handles of the method's debug map
     flow = Flow(known)
     flow.follow(module, {node: frozenset({input_number(at)}) for at, node in enumerate(inputs)})
     return flow.reads()

@@ -35,8 +35,6 @@ ABSENT = "not there: folded, or made by the export"
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The weights of a model that are not in its wheel."""
-
     weights: Weights
     copied: int  # bytes that each load copies, since they are not aligned where they lie
 
@@ -129,10 +127,8 @@ def step_of(shape: Sequence[int]) -> int:
 def search(
     storages: Mapping[str, torch.Tensor], first: Mapping[str, int], content: torch.Tensor, step: int
 ) -> list[tuple[str, int]]:
-    """Return which storages are in a tensor of a file, all read as integers, and at which element they begin.
-
-    `first` are the first bytes of each.
-    """
+    """Return which storages are in a tensor of a file, all read as integers, and at which element they begin."""
+    # `first` are the first bytes of each
     if len(content) > step * MOST_PLACES:
         return []
     places = windows(content, step)

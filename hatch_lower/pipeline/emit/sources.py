@@ -43,7 +43,6 @@ class SourceRoots:
         return ""
 
     def digests(self, methods: Iterable[MethodDebug]) -> dict[str, str]:
-        """Return the sha256 of the source files that methods name, by their relative paths."""
         sourced = {origin.source for method in methods for origin in method.handles.values() if origin.source}
         named = {source.rpartition(":")[0] for source in sourced}
         found = {name: Path(path) for path, name in self._known.items() if name in named and Path(path).is_file()}

@@ -141,7 +141,7 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
 
 
 def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModule]:
-    """Yield what was lowered in the graphs that control flow is given."""
+    # what was lowered in the graphs that control flow is given
     for source in producer_of(node).all_input_nodes:
         attribute = attribute_of(program.graph_module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(attribute, GraphModule):

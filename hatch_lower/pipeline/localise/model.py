@@ -34,12 +34,7 @@ from hatch_lower.torch_private import trees
 def localise_model(
     build: ModelBuild, wanted: Localisation, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
 ) -> Findings:
-    """Lower a model for one recipe, through the cache, and look for what is wrong in its methods, up to the first one.
-
-    Raises:
-        ProgramError: if there is no such recipe or method.
-        SampleError: for inputs that do not fit.
-    """
+    """Lower a model for one recipe, through the cache, and look for the first of its methods that is wrong."""
     recipe = chosen_recipe(build, wanted.recipe)
     known = [method.name for method in build.source.methods]
     if wanted.method and wanted.method not in known:

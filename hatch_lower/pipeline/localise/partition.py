@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a partition on eager's own values."""
+    # on eager's own values
 
     inputs: tuple[object, ...]
     state: State  # as it was before

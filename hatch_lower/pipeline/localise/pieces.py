@@ -87,7 +87,7 @@ def takes_all(partitioner: Partitioner, program: ExportedProgram) -> bool:
 
 
 def lower_piece(piece: Piece, spec: DelegationSpec, store: Store) -> ExportedProgram:
-    """Return a piece as a call of a delegate; whatever a backend raises passes through."""
+    # whatever a backend raises passes through
     return lower_methods({METHOD: piece.program}, {METHOD: Everything(spec)}, store=store, validate=False)[
         METHOD
     ].program

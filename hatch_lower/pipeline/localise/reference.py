@@ -27,10 +27,8 @@ def initial_state(programs: Collection[ExportedProgram]) -> State:
 
 
 def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -> Iterator[tuple[Node, Any]]:
-    """Yield each node with its value, the program's output last; then `state` is what the next call begins with.
-
-    A delegate call computes what the delegate was made from.
-    """
+    """Yield each node with its value, the program's output last; then `state` is what the next call begins with."""
+    # a delegate call computes what the delegate was made from
     # the model's own tensors are shared, and an edge program changes none of them
     left: dict[Node, int] = {node: len(node.users) for node in program.graph.nodes}
     values: dict[Node, Any] = {}
@@ -107,7 +105,6 @@ def values_at(
 
 
 def user_values(program: ExportedProgram) -> list[object]:
-    """Return what stands for the results of a program in its graph."""
     pairs = zip(program.graph_signature.output_specs, output_values(program.graph_module), strict=True)
     return [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
 

@@ -25,8 +25,6 @@ class ExhaustedError(Exception):
 
 
 class Kind(Enum):
-    """What is known of the operations that were found."""
-
     ALONE = "alone"  # it is wrong by itself
     TOGETHER = "together"  # they are wrong when they are lowered together, and none that was tried is by itself
     AMONG = "among"  # it is one of them, or some of them together: nothing smaller could be tried
@@ -41,8 +39,6 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The operations of a partition."""
-
     sources: tuple[tuple[int, ...], ...]  # of each, those whose values it takes; all smaller than itself
     comparable: frozenset[int]  # those whose values can be looked at
     views: frozenset[int]  # those that compute nothing; they are looked at when nothing else is left to look at
@@ -74,12 +70,10 @@ class Order:
 
 
 def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
-    """Return what is wrong, given an operation whose value is wrong when the whole partition is lowered.
-
-    First by taps: sub-programs with further outputs narrow what the wrong value can come from. Where the fault vanishes
-    with taps, or when what is left is lowered alone, it needs operations together: then smaller and smaller
-    sub-programs are tried as they are.
-    """
+    """Return what is wrong, given an operation whose value is wrong when the whole partition is lowered."""
+    # First by taps: sub-programs with further outputs narrow what the wrong value can come from. Where the fault
+    # vanishes with taps, or when what is left is lowered alone, it needs operations together: then smaller and smaller
+    # sub-programs are tried as they are.
     narrowing = Narrowing(order, probe, wrong)
     with suppress(ExhaustedError):
         if not narrowing.by_taps():

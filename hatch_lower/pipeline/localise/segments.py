@@ -95,17 +95,14 @@ class Segments:
         self._calls: dict[int, Call] = {}  # the last one of each segment with state
 
     def fresh_state(self) -> State:
-        """Return the state that the first call begins with, and let the segments begin anew."""
         self._kept.clear()
         self._calls.clear()
         modules = [segment.delegate.original_module for segment in self._segments if segment.delegate is not None]
         return initial_state([self.program, *modules])
 
     def first_off(self, inputs: Sequence[object], state: State, measure: Measure, results: list[object]) -> Off | None:
-        """Run a call by torch, and each segment on its values; return the first segment that is off.
-
-        `results` are extended by what torch returns, if none is off; then `state` is what the next call begins with.
-        """
+        """Run a call by torch, and each segment on its values; return the first segment that is off."""
+        # `results` are extended by what torch returns, if none is off; then `state` is what the next call begins with
         before = dict(state)
         last = {node: index for index, segment in enumerate(self._segments) for node in needed(segment)}
         held: dict[Node, object] = {}
