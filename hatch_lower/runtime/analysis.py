@@ -1,7 +1,4 @@
-"""What is known of a method before its code is written, from its graph and inputs alone.
-
-Where the values of symbols come from, when a slot is used for the last time, and what may share memory with what.
-"""
+"""What is known of a method before its code is written: where symbols come from, last uses, shared memory."""
 
 from __future__ import annotations
 
@@ -148,8 +145,6 @@ NOTHING: Roots = frozenset()
 
 
 class Aliasing:
-    """Follows memory through a method's top graph."""
-
     # it may name too many roots (a branch's or a loop's values: all that goes in), never too few
 
     def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Operators) -> None:

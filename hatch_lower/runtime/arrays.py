@@ -29,8 +29,6 @@ Array: TypeAlias = Any  # a tensor of torch, or an array of NumPy
 
 
 class Operators(Protocol):
-    """The operators that the graph of a method calls."""
-
     def function(self, name: str) -> tuple[str, Callable[..., object]]:
         """Return what is called in generated code, and a short name for it."""
 
@@ -109,7 +107,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def opening_lines(self, call: str, names: Names) -> list[str]:
-        """Return what a method begins with; `call` is the code of a call of it with the same arguments."""
+        """Return what a method begins with; `call` is a call of it with the same arguments."""
 
     @abstractmethod
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
@@ -124,12 +122,8 @@ class Arrays(ABC):
 
     @abstractmethod
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
-        """Return the lines after which the elements in memory are an array's values.
-
-        Args:
-            of_caller: it is an argument, of which nothing but the values counts.
-            in_place: it is changed in place, and so has to keep its memory.
-        """
+        """Return the lines after which the elements in memory are an array's values."""
+        # `of_caller`: it is an argument, of which nothing but the values counts; `in_place`: it has to keep its memory
 
     @abstractmethod
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
@@ -212,12 +206,7 @@ def is_installed(library: str) -> bool:
 
 
 def find_arrays(name: str | None = None) -> Arrays:
-    """Return the arrays of a library; of torch where it is installed, else of NumPy, if none is named.
-
-    Raises:
-        ProgramError: if the library is not installed.
-        InputError: if there is no such library.
-    """
+    """Return the arrays of a library that is installed; of torch, else of NumPy, if none is named."""
     if name is None:
         name = "torch" if is_installed("torch") else "numpy"
     if name not in LIBRARIES:

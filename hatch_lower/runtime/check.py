@@ -58,10 +58,8 @@ def check_model(
     recipe: str | None = None,
     tolerance: Tolerance | None = None,
 ) -> Iterator[CheckRow]:
-    """Run a model's check inputs through each method of each recipe, or of one, and compare with eager's outputs.
-
-    On tensors where torch is installed, else on NumPy's arrays: recipes that need torch are skipped there.
-    """
+    """Run a model's check inputs through its methods, of each recipe or of one, and compare with eager's outputs."""
+    # on tensors where torch is installed, else on NumPy's arrays: recipes that need torch are skipped there
     # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
     entry = folder.manifest.models[model]
     arrays, kinds = find_arrays(), DelegateKinds()

@@ -41,13 +41,8 @@ class Part(NamedTuple):
 
 
 def download(source: Source, origin: Origin, target: Path, limits: Limits, show: Show) -> bool:
-    """Put a source's file at `target`; return `False` if another process has done so meanwhile.
-
-    Raises:
-        RefusedError: if the origin does not give these bytes.
-        BrokenError: if it ends too early each time.
-        OSError: if the file cannot be written.
-    """
+    """Put a source's file at `target`; return `False` if another process has done so meanwhile."""
+    # other bytes are a `RefusedError`, what ends too early each time is a `BrokenError`
     target.parent.mkdir(parents=True, exist_ok=True)
     with held_part(target) as part:
         # who held it before may have finished
@@ -83,8 +78,6 @@ def receive(source: Source, origin: Origin, part: Part, limits: Limits, show: Sh
 
 
 class Received:
-    """What has arrived of a file, on disk, and its digest so far."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._total = hashlib.sha256()
@@ -112,10 +105,8 @@ class Received:
 
 
 def complete(found: Received, origin: Origin, size: int | None, limits: Limits, show: Show) -> str:
-    """Append what a file lacks, in as many tries as bring it further; return the stamp of its contents.
-
-    `None` stands for whatever size the origin says, or for all that it has.
-    """
+    """Append what a file lacks, in as many tries as bring it further; return the stamp of its contents."""
+    # `size`: `None` stands for whatever the origin says, or for all that it has
     failures, stamp = 0, ""
     while True:
         before = found.size
@@ -172,10 +163,8 @@ def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def held_part(target: Path) -> Iterator[Part]:
-    """Give the unfinished file beside `target`, which one process has at a time.
-
-    Where the system has no locks, it is one with a random name, which is removed in any case.
-    """
+    """Give the unfinished file beside `target`, which one process has at a time."""
+    # where the system has no locks, it is one with a random name, which is removed in any case
     path = target.with_name(target.name + PART)
     while True:
         with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:

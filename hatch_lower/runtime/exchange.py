@@ -21,8 +21,6 @@ BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an el
 
 
 class Exchange(ABC):
-    """What a delegate is given, and what it returns."""
-
     @abstractmethod
     def given(self, array: Array) -> Array:
         """Return an array of the program as one of the delegate's."""

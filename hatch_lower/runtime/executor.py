@@ -186,16 +186,9 @@ def execute_plan(
     arrays: Arrays | None = None,
     timing: Timing | None = None,
 ) -> Executor:
-    """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned.
-
-    `spans` are one-dimensional arrays of `arrays`, by default torch's; `places` says where they lie, if they lie in a
-    file. With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
-    With a `timing` calls are timed.
-
-    Raises:
-        ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
-            cannot be mapped.
-    """
+    """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned."""
+    # `spans` are one-dimensional arrays of `arrays`, by default torch's; `places` says where they lie, if in a file;
+    # with `checks_outputs` each call compares all that delegates return with the plan, and not its number alone
     arrays = find_arrays("torch") if arrays is None else arrays
     mutable = frozenset(constant.storage for constant in plan.constants.values() if constant.mutable)
     kinds = []

@@ -82,7 +82,7 @@ class PackagedFolder(Frozen):
     installed: bool = False  # whether it was found as part of an installed distribution, whose code may be imported
 
     def locate(self, entry: FileEntry) -> Path:
-        """Return a file's path, after a look at its place, kind and size."""
+        # after a look at its place, kind and size
         path = self.path / entry.path
         try:
             found = path.stat()

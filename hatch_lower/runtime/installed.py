@@ -49,11 +49,7 @@ class InstalledModel(Frozen):
 
 
 def find_model(name: str) -> InstalledModel:
-    """Return the installed model called `model` or `distribution:model`.
-
-    Raises:
-        ProgramError: if there is none, or more than one, or it was not lowered, or its manifest is damaged.
-    """
+    """Return the installed model called `model` or `distribution:model`; a `ProgramError` unless there is just one."""
     owner, colon, model = name.partition(":")
     if not colon:
         model = owner

@@ -88,10 +88,8 @@ def load_folder(
     checks_outputs: bool = False,
     arrays: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones.
-
-    With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
-    """
+    """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones."""
+    # with `checks_outputs` each call compares all that delegates return with the plan, and not its number alone
     kinds = DelegateKinds(delegates, checks_outputs=checks_outputs)
     return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays))
 
@@ -214,7 +212,6 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
 
 
 def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -> ConstantsFile | OutsideWeights | None:
-    """Return what gives the storages of a model's plans, wherever they are."""
     entry = folder.manifest.models[model]
     constants = None
     if entry.constants is not None:

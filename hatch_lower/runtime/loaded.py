@@ -153,7 +153,6 @@ class LoadedModel:
 
 
 def load_again(source: str | Path, recipe: str, arrays: str) -> LoadedModel:
-    """Return a model that was sent from another process."""
     return hatch_lower.load(source, recipe=recipe, arrays=arrays)
 
 

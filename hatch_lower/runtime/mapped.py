@@ -41,12 +41,9 @@ class Stored(NamedTuple):
 
 
 class ConstantsFile:
-    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here.
+    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here."""
 
-    What it gives are bytes: `torch_arrays` and `numpy_arrays` make tensors of them. The mapping lives as long as a view
-    of it.
-    """
-
+    # it gives bytes, of which `torch_arrays` and `numpy_arrays` make tensors; the mapping lives as long as a view of it
     # `where` names it in messages; all before the data must have the digest `header_sha256`, if there is one
 
     def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
@@ -164,12 +161,7 @@ def map_data_file(path: Path, size: int | None) -> memoryview:
 
 # by default private and writable: torch warns about read-only memory, and a write would end the process
 def map_file(path: Path, size: int | None = None, access: int = mmap.ACCESS_COPY) -> memoryview:
-    """Return a file's bytes, which are mapped as long as there is a view of them.
-
-    Raises:
-        OSError: if it cannot be read, or is no regular file.
-        ValueError: if it has another size, where one is given.
-    """
+    """Return a file's bytes, which are mapped as long as there is a view of them; a `ValueError` if of another size."""
     with open_file(path) as file:
         found = os.fstat(file.fileno()).st_size
         if size not in (None, found):

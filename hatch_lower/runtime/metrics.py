@@ -83,7 +83,7 @@ class Measured:
 
 
 def pieces(expected: Array, given: Array, row: int) -> Iterator[tuple[Array, Array]]:
-    """Yield rows of both, in the widest dtype."""
+    # rows of both, in the widest dtype
     if not math.prod(expected.shape):
         return
     count = max(1, PIECE // row)

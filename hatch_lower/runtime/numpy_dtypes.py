@@ -27,11 +27,7 @@ def element_dtype(name: str) -> DType:
 
 
 def border_dtype(name: str) -> DType:
-    """Return the dtype of what a method takes.
-
-    Raises:
-        ProgramError: if there is none here.
-    """
+    """Return the dtype of what a method takes; a `ProgramError` if there is none here."""
     if is_common(name):
         return np.dtype(name)
     if name not in OTHERS:

@@ -154,7 +154,6 @@ def fetch_from_hub(source: Source) -> Path:
 
 
 def download_from_hub(url: str, *, force: bool = False) -> Path:
-    """Have huggingface's library fetch a file into its cache; return where it is."""
     hub, file = import_hub(), hub_file(url)
     try:
         path = hub.hf_hub_download(

@@ -75,12 +75,8 @@ class Stream(NamedTuple):
 
 class Origin(Protocol):
     def open(self, begin: int, stamp: str) -> Stream:
-        """Return the file from a byte on; `stamp` is that of what came before it, if anything did.
-
-        Raises:
-            RefusedError: if the file cannot be had.
-            BrokenError: if another try may have it; the pieces raise the same.
-        """
+        """Return the file from a byte on; `stamp` is that of what came before it, if anything did."""
+        # a `RefusedError` if it cannot be had, a `BrokenError`, from the pieces too, if another try may have it
 
 
 def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Origin:
@@ -91,7 +87,6 @@ def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Orig
 
 
 def local_path(url: str) -> Path:
-    """Return the path that a `file:` URL means."""
     return Path(urllib.request.url2pathname(urlsplit(url).path))
 
 

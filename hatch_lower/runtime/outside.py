@@ -22,11 +22,9 @@ Find = Callable[[Source], Path | None]
 
 
 class OutsideWeights:
-    """What stands in the place of the constants file where a model has weights outside the wheel.
+    """What stands in the place of the constants file where a model has weights outside the wheel."""
 
-    Files are looked for, and mapped, when a recipe needs them.
-    """
-
+    # files are looked for, and mapped, when a recipe needs them
     # `where` is the path of `weights.json`; `name` is what the command `fetch` is given for the model; `find` returns
     # where a file is on this machine
 

@@ -43,11 +43,7 @@ def sample_paths(method: MethodPlan) -> list[str]:
 
 
 def read_samples(path: Path, methods: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Sample, ...]]:
-    """Return each method's samples by their cases' numbers; `methods` have the paths of `sample_paths`.
-
-    Raises:
-        SampleError: if the file cannot be read, names what is not there, or lacks an input of a case.
-    """
+    """Return each method's samples by case; `methods` have the paths of `sample_paths`. Faults are a `SampleError`."""
     found: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in methods}
     for key, tensor in read_file(path).items():
         head = CASE.match(key)
@@ -108,11 +104,7 @@ def methods_with(where: str, method: str | None, leaf: str, methods: Mapping[str
 
 
 def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]:
-    """Return the flat inputs of one call of a packaged method.
-
-    Raises:
-        SampleError: if the method was exported for other dtypes or sizes.
-    """
+    """Return the flat inputs of one call of a packaged method; a `SampleError` if they do not fit it."""
     stored = zip(input_texts(method), range(len(method.inputs)), strict=True)
     tensors = {f"{name}/input/{index}": sample.values[path] for path, index in stored if path in sample.values}
     leaves, reason = input_leaves(name, method, tensors, ARRAYS)

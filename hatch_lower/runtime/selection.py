@@ -106,10 +106,8 @@ def choose_recipe(
     where: str,
     fits: Callable[[str], str | None],
 ) -> str:
-    """Return the recipe that was asked for, or the first in load order that can run here.
-
-    `fits` returns why a recipe for which all is here cannot run all the same, or `None`.
-    """
+    """Return the recipe that was asked for, or the first in load order that can run here."""
+    # `fits` returns why a recipe for which all is here cannot run all the same, or `None`
     # taking another than the first is said in a `RuntimeWarning`, for it may be slower by far
     if asked is not None and asked not in model.recipes:
         raise ProgramError(

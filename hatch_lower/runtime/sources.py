@@ -31,7 +31,7 @@ def local_copy(source: Source, environment: Mapping[str, str] = os.environ) -> P
 
 
 def places(source: Source, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the paths at which a source's file may be, in the order in which they are looked at."""
+    # in the order in which they are looked at
     for folder in weights_folders(environment):
         yield folder / file_name(source.sha256)
     if source.url.startswith(HUB):

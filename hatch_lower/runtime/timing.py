@@ -48,7 +48,6 @@ class Clock:
         self._marks: list[int] = []  # a number, nanoseconds, a number, …
 
     def beginning(self, path: str, instruction: Instruction, names: Names) -> str:
-        """Return the line of code that precedes an instruction."""
         self.instructions.append((path, instruction))
         return self._line(len(self.instructions) - 1, names)
 
@@ -61,10 +60,7 @@ class Clock:
         return f"{mark}({number}); {mark}({now}())"
 
     def take(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of what ran since the last call of this, with nanoseconds, in order.
-
-        They add up to the time from `begin` to `end`, between which the method was called.
-        """
+        """Yield the numbers of what ran since the last call, in order, with nanoseconds; together `begin` to `end`."""
         marks = [REST, begin, *self._marks, REST, end]
         self._marks.clear()
         for place in range(0, len(marks) - 2, 2):
@@ -84,8 +80,6 @@ class Clock:
 
 
 class Timing:
-    """What a program is loaded with that is to be timed."""
-
     def __init__(self) -> None:
         self.clocks: dict[str, Clock] = {}  # of each method
         self.delegates: dict[int, Delegate] = {}  # by their index in the plan

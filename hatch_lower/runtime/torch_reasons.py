@@ -39,12 +39,8 @@ class TorchReason(Frozen):
 
 
 def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequence[str] = ()) -> tuple[TorchReason, ...]:
-    """Return why a program cannot run without torch; nothing where it can.
-
-    Args:
-        numpy_delegates: the backends whose run halves take and return NumPy's arrays.
-        imports: the modules that the recipe imports, which register operators with torch.
-    """
+    """Return why a program cannot run without torch; nothing where it can."""
+    # `numpy_delegates` take and return NumPy's arrays; `imports` are modules that register operators with torch
     reasons = [TorchReason("", "", f"the module `{module}`, which registers what torch calls") for module in imports]
     for name, method in plan.methods.items():
         reasons += [TorchReason(name, "", what) for what in reasons_of_inputs(method)]
