@@ -69,10 +69,8 @@ def decode(kind: object, value: object, where: str) -> Any:
 
 
 def encode(value: object, *, packaged: bool = False) -> Any:
-    """Return the JSON value that `decode` reads.
-
-    `packaged`: leave out fields that have their default, and write numbers that JSON cannot hold as objects.
-    """
+    """Return the JSON value that `decode` reads."""
+    # `packaged`: leave out fields that have their default, and write numbers that JSON cannot hold as objects
     if isinstance(value, str | int | None):  # first, for most values are
         return value
     if isinstance(value, tuple | list):

@@ -1,10 +1,7 @@
-"""Debug maps: from the instructions of a program or delegate to ops, module paths and source lines.
+"""Debug maps: from the instructions of a program or delegate to ops, module paths and source lines."""
 
-A debug handle is a number that each node of an edge program carries. A backend says which handles each of its
-instructions computes; the emitter says which handles each instruction of a plan computes,
-and what stands behind each handle (`DebugMap`, one file per model and recipe beside the plan).
-"""
-
+# A debug handle is a number that each node of an edge program carries. A backend says which handles each of its
+# instructions computes; the emitter says it of each instruction of a plan, and what stands behind each handle.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -15,16 +15,12 @@ PAGE_SIZE = 4096  # a mapped file begins at a multiple of so many bytes on every
 
 
 class TargetEntry(Frozen):
-    """The machine that native code needs."""
-
     system: Text  # `platform.system()`
     machine: Text  # `platform.machine()`
     isa: Text  # instruction set level
 
 
 class DataLayout(Frozen):
-    """How data is a tensor."""
-
     dtype: Text
     sizes: tuple[Natural, ...]
     dim_order: tuple[Natural, ...]  # from the outermost in memory to the innermost
@@ -53,8 +49,6 @@ class NamedConstant(Frozen):
 
 
 class DelegateEntry(Frozen):
-    """One blob."""
-
     backend: Text  # id in the entry-point group `hatch_lower.delegates`
     file: RelativePath  # relative to the `_lowered` folder
     constants: tuple[Text, ...]  # those to bind, in order

@@ -154,10 +154,9 @@ class Map(Frozen):
 
 
 class Scan(Frozen):
-    """A loop over rows: `body(*carried, *row, *extra)` gives the next carried values, then the row's outputs.
+    """A loop over rows: `body(*carried, *row, *extra)` gives the next carried values, then the row's outputs."""
 
-    Its result is the sequence of the last carried values, then of the outputs, each stacked over the rows.
-    """
+    # its result is the sequence of the last carried values, then of the outputs, each stacked over the rows
 
     kind: ClassVar[str] = "scan"
     body: InnerGraph

@@ -25,16 +25,12 @@ class FileEntry:
 
 
 class MethodEntry(Frozen):
-    """How much of a method was delegated."""
-
     nodes: Natural  # of its edge program
     delegated: Natural  # those in delegates
     partitions: Natural  # delegate calls
 
 
 class RecipeEntry(Frozen):
-    """A model lowered for one recipe."""
-
     plan: FileEntry
     debug: FileEntry
     delegates: tuple[FileEntry, ...]  # blobs, and named data beside them

@@ -21,8 +21,6 @@ PLAN_SCHEMA = 2
 
 
 class Parameter(Frozen):
-    """A parameter of the Python signature."""
-
     name: Identifier
     kind: Literal["positional", "keyword"]
     tree: Tree
@@ -47,8 +45,6 @@ class MethodPlan(Frozen):
 
 
 class Plan(Frozen):
-    """All methods of one model for one recipe."""
-
     storages: tuple[Storage, ...]
     constants: Mapping[Text, Constant]
     delegates: tuple[DelegateEntry, ...]
@@ -60,7 +56,7 @@ class Plan(Frozen):
 
     @property
     def target(self) -> TargetEntry | None:
-        """The machine that its native code needs."""
+        # the machine that its native code needs
         return next((entry.target for entry in self.delegates if entry.target is not None), None)
 
     def validate(self) -> None:

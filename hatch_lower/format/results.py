@@ -1,9 +1,6 @@
-"""What a build puts into the wheel and says about it.
+"""What a build puts into the wheel and says about it; the whole of a report is in `format/record.py`."""
 
-A build of what is known needs no more than this, and is to take 50 ms at most: the whole of a
-report is in `format/record.py`.
-"""
-
+# a build of what is known needs no more than this, and is to take 50 ms at most
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,8 +16,6 @@ SBOM_FILE = "hatch-lower.cdx.json"  # below `.dist-info/sboms` in each wheel tha
 
 
 class PayloadFile(Frozen):
-    """A file for the wheel."""
-
     path: str  # posix; in a model's result relative to the package's `_lowered` folder, else in the wheel
     source: Path
     size: int  # bytes
@@ -63,8 +58,6 @@ class ModelResult(Frozen):
 
 
 class BuildResult(Frozen):
-    """What a build puts into the wheel, and what it says about it."""
-
     payload: tuple[PayloadFile, ...]  # sorted by path; each package's `manifest.json` is among them
     rows: tuple[MethodRow, ...]  # for the summary table, in the order of models and recipes
     requirements: Mapping[str, tuple[str, ...]]  # PEP 508, of all programs of a recipe, sorted
@@ -73,12 +66,10 @@ class BuildResult(Frozen):
 
     @property
     def beside(self) -> tuple[PayloadFile, ...]:
-        """Files of weights that go beside the wheel."""
         return tuple(file for model in self.models for file in model.beside)
 
     @property
     def files(self) -> tuple[PayloadFile, ...]:
-        """All that a build makes."""
         return (*self.payload, *self.beside)
 
 

@@ -35,8 +35,6 @@ def read_url(value: object) -> str:
 
 
 class Source(Frozen):
-    """A safetensors file outside the wheel."""
-
     url: Annotated[str, read_url]
     size: Natural  # bytes
     sha256: Digest  # of the whole file
@@ -83,11 +81,7 @@ def write_weights(weights: Weights) -> bytes:
 
 
 def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> dict[int, Span]:
-    """Return the spans of those of a plan's storages that are outside, by their positions in it.
-
-    Raises:
-        ProgramError: if a span is not of the bytes that the plan asks for.
-    """
+    """Return the spans of a plan's storages that are outside, by position; a `ProgramError` if of other bytes."""
     found: dict[int, Span] = {}
     for index, storage in enumerate(storages):
         span = weights.spans.get(storage.key)
