@@ -77,12 +77,9 @@ class LoweredBackendModule(torch.nn.Module):
         return module
 
     def adopted(self, above: int, prefix: str) -> LoweredBackendModule:
-        """Return a copy for another program than it was lowered from; it takes and returns flat tuples.
-
-        Args:
-            above: the debug handle that all of the copy's are higher than.
-            prefix: what precedes the names of its constants there.
-        """
+        """Return a copy for another program than it was lowered from; it takes and returns flat tuples."""
+        # `above`: the debug handle that all of the copy's are higher than; `prefix`: precedes the names of its
+        # constants there
         module = copy.deepcopy(self)
         module.prefix = prefix + self.prefix
         program = module.original_module

@@ -56,7 +56,6 @@ class Lowered:
     finite_only: frozenset[str] = frozenset()  # as in `PartitionResult`
 
     def then(self, later: Lowered, name: str = "") -> Lowered:
-        """Return what this and a later partitioner came to together."""
         reasons = dict(self.reasons)
         for node, reason in later.reasons.items():
             told = f"{name}: {reason}" if name else reason
@@ -89,12 +88,9 @@ def lower_methods(
     validate: bool = True,
     ask: Ask | None = None,
 ) -> dict[str, Lowered]:
-    """Lower all methods of a model with one partitioner each; methods without one are returned as they are.
-
-    Raises:
-        PartitionError: if a partitioner changes its program, or tags nodes that do not form partitions.
-        BackendError: if a backend is unknown or answers wrongly. A backend's own exceptions pass through.
-    """
+    """Lower all methods of a model with one partitioner each; methods without one are returned as they are."""
+    # a partitioner that changes its program, or whose tags form no partitions, is a `PartitionError`; a backend that is
+    # unknown or answers wrongly is a `BackendError`, and its own exceptions pass through
     unknown = sorted(set(partitioners) - set(programs))
     if unknown:
         raise PartitionError(

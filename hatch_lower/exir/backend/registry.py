@@ -18,11 +18,7 @@ from hatch_lower.format.record import BackendRecord
 
 
 def find_backend(backend_id: str) -> type[BackendDetails]:
-    """Return a backend's compile half, by the name of an entry point or of a class that is defined in this process.
-
-    Raises:
-        BackendError: if there is none or more than one of that id, or it cannot be imported.
-    """
+    """Return a backend's compile half, by the name of an entry point or of a class that is defined in this process."""
     declared = entry_points(group=BACKEND_GROUP)
     named = [entry_point for entry_point in declared if entry_point.name == backend_id]
     # values, for a distribution that is found in two folders of `sys.path` declares its backend twice

@@ -123,7 +123,7 @@ def torch_overload(target: Any) -> Any:
 
 
 def edge_overload(op: OpOverload) -> EdgeOpOverload:
-    """Return the edge operator of a torch overload: always the same object."""
+    # always the same object
     namespace, name = schema_of(op).name.split("::")
     packet = getattr(getattr(ops.edge, namespace), name)
     overload: EdgeOpOverload = getattr(packet, schema_of(op).overload_name or "default")

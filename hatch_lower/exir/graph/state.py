@@ -19,8 +19,6 @@ STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a constant lies in memory."""
-
     group: int  # constants of one group overlap; numbered by first appearance
     offset: int  # elements from the group's first to the constant's first, in its own dtype's size
 

@@ -46,7 +46,6 @@ def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
 
 
 def all_nodes(module: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of a graph and of those nested in it."""
     for inner in graph_modules(module):
         yield from inner.graph.nodes
 
@@ -134,7 +133,6 @@ def rebuild_program(
     call_graph: list[ModuleCallEntry] | None = None,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
-    """Return `program` with another graph, and where given another signature, state or dialect verifier."""
     rebuilt = ExportedProgram(
         root=root,  # a dictionary saves torch making a module of the attributes twice
         graph=graph,

@@ -20,11 +20,8 @@ from hatch_lower.torch_private import trees
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
-    """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place.
-
-    Each module is replaced by a copy that has debug handles, above `handle`, and names of constants of its own in this
-    program. Returns the names of the calls that returned one value to those of the nodes that have it now.
-    """
+    """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place."""
+    # each module is replaced by a copy with debug handles, above `handle`, and names of constants of its own here
     names: dict[str, str] = {}
     copies: dict[int, LoweredBackendModule] = {}
     for inner in graph_modules(module):
@@ -56,7 +53,6 @@ def highest_debug_handle(module: GraphModule) -> int:
 
 
 def flatten_results(call: Node, spec: trees.TreeSpec) -> Node:
-    """Let a call return the leaves of what it returned; return the node that has what it returned if that is one."""
     values = flatten(call.meta["val"], spec, f"node `{call.name}`")
     found = call
     if spec.is_leaf():

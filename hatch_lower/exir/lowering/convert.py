@@ -78,12 +78,8 @@ def decompose_unwanted(
     some: Mapping[OpOverload, Wanted],
     born: set[OpOverload],
 ) -> ExportedProgram:
-    """Return `program` decomposed, but for the operations that are wanted whole.
-
-    Args:
-        some: ops of which those operations of `program` are left whole for which the function returns true.
-        born: extended by ops of `some` that decompositions of others call.
-    """
+    """Return `program` decomposed, but for operations wanted whole: those of `some` for which its function is true."""
+    # `born` is extended by ops of `some` that decompositions of others call
     own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
     # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
     marked = [node for node in all_nodes(program.graph_module) if node.op == "call_function"] if some else []
@@ -117,17 +113,10 @@ def to_edge(
     keep: Sequence[OpOverload] = (),
     keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({}),
 ) -> ExportedProgram:
-    """Convert a program, as `torch.export.export` returns it, to the edge dialect.
-
-    Every operation has a `meta["debug_handle"]`; operations that come from the same operation of `program` share one.
-
-    Args:
-        keep: ops that are not decomposed, because a backend takes them whole.
-        keep_nodes: ops of which a backend takes some operations whole, and which: a function of the exported node.
-
-    Raises:
-        EdgeError: if torch cannot decompose the program, or the result breaks a rule of the dialect.
-    """
+    """Convert a program, as `torch.export.export` returns it, to the edge dialect."""
+    # Every operation has a debug handle; operations that come from the same operation of `program` share one. `keep`
+    # are ops that are not decomposed, `keep_nodes` ops of which some operations are not, and which: a function of the
+    # exported node.
     try:
         aten = decompose(program, keep, keep_nodes)
         names = replace_targets(aten.graph_module)

@@ -58,11 +58,9 @@ def argument_of(node: Node) -> ArgumentSpec:
 
 
 def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
-    """Return a partition as a program that shares the owner's tensors.
-
-    Its inputs are the owned parameters, buffers and lifted constants, then the values from outside; its outputs are
-    the new values of owned buffers, then the values that the outside uses.
-    """
+    """Return a partition as a program that shares the owner's tensors."""
+    # its inputs are the owned parameters, buffers and lifted constants, then the values from outside; its outputs are
+    # the new values of owned buffers, then the values that the outside uses
     specs = {spec.arg.name: spec for spec in constant_specs(owner)}
     owned = sorted(partition.owned, key=lambda node: CONSTANT_ORDER[specs[node.name].kind])
     graph = Graph()
@@ -166,12 +164,8 @@ def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
 def localise_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
 ) -> tuple[dict[str, object], Graph, dict[str, str]]:
-    """Return the attributes and the graph of a copy under local names, and the local name of each node.
-
-    Args:
-        names: local names of placeholders that have one already.
-        handles: the owner's handles to local ones; extended.
-    """
+    """Return the attributes and the graph of a copy under local names, and the local name of each node."""
+    # `names`: of placeholders that have one already; `handles`: the owner's to local ones, extended
     graph = Graph()
     copies: dict[Node, Node] = {}
     attributes: dict[str, object] = {}

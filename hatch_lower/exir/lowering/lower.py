@@ -40,7 +40,7 @@ class Steps:
     """What a caller does around the steps, such as to report them; here nothing."""
 
     def edge(self, method: str) -> AbstractContextManager[object]:
-        """Enter while a method becomes an edge program."""
+        # enter while a method becomes an edge program
         return nullcontext()
 
     def ask(self, method: str) -> AbstractContextManager[object]:
@@ -63,16 +63,10 @@ def lower_exported(
     steps: Steps | None = None,
     ask: Ask | None = None,
 ) -> LoweredMethods:
-    """Lower all methods of a model.
-
-    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
-
-    Args:
-        preserve: operators that stay whole in any case.
-        passes: of a method, run over its edge program before the first turn.
-        needs_delegates: refuse an operation that was kept whole for a partitioner and that none took.
-        ask: may have partitions lowered elsewhere.
-    """
+    """Lower all methods of a model."""
+    # What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order, and the
+    # operators of `preserve` in any case. `passes` run over a method's edge program before the first turn. With
+    # `needs_delegates` an operation that was kept whole for a partitioner and that none took is refused.
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
     edge: dict[str, ExportedProgram] = {}

@@ -53,15 +53,8 @@ class Plan:
 def plan_partitions(
     program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, torch.Tensor], bool]
 ) -> Plan:
-    """Group tagged nodes, decide the ownership of constants, and order everything.
-
-    Args:
-        kept: whether a constant must stay outside a backend's delegates, by the backend's id.
-
-    Raises:
-        PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
-            from its `getitem`, or partitions that depend on each other in a circle.
-    """
+    """Group tagged nodes, decide the ownership of constants, and order everything, or raise a `PartitionError`."""
+    # `kept`: whether a constant must stay outside a backend's delegates, by the backend's id
     constants = frozenset(constant_placeholders(program))
     return plan_graph(program.graph_module, tags, constants, lambda member: decide_ownership(program, member, kept))
 

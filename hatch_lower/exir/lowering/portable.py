@@ -47,11 +47,7 @@ ARGUMENTS = {kind.__name__: kind for kind in ARGUMENT_KINDS}
 
 
 def write_partition(local: LocalProgram, *, contents: bool) -> bytes:
-    """Return a partition as bytes, without the contents of its constants where they are stand-ins.
-
-    Raises:
-        NotPortableError: if it holds something that is not written, or does not come back equal; it says what.
-    """
+    """Return a partition as bytes, without contents of stand-ins; a `NotPortableError` if that cannot be."""
     try:
         data = write_local(local, contents=contents)
         back = read_partition(data)
@@ -73,11 +69,7 @@ def state_digests(program: ExportedProgram) -> list[str]:
 
 
 def read_partition(data: bytes | memoryview) -> LocalProgram:
-    """Return what `write_partition` wrote.
-
-    Raises:
-        NotPortableError: if that is no partition, or one that the torch of this process cannot make.
-    """
+    """Return what `write_partition` wrote; a `NotPortableError` if the torch of this process cannot make it."""
     view = memoryview(data)
     end = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
     try:

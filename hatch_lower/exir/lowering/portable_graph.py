@@ -136,8 +136,6 @@ def write_value(value: Any, sizes: SizeWriter) -> object:
 
 
 class GraphReader:
-    """Makes graphs of the rows that `write_graph` wrote."""
-
     def __init__(self, sizes: SizeReader, get_tensor: GetTensor) -> None:
         self._sizes = sizes
         self._get_tensor = get_tensor

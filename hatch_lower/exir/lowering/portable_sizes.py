@@ -70,7 +70,7 @@ class SizeWriter:
 
 
 class SizeReader:
-    """Reads what a `SizeWriter` wrote, as values of one new environment."""
+    # what a `SizeWriter` wrote, as values of one new environment
 
     def __init__(self, rows: Any) -> None:
         self._symbols: dict[str, sympy.Symbol] = {}

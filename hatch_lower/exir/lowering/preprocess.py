@@ -76,13 +76,9 @@ class Ask(Protocol):
 
 
 def preprocess_all(requests: Sequence[Request], store: Store | None, ask: Ask | None = None) -> list[Response]:
-    """Lower partitions: equal ones once, or all of a backend that lowers them jointly.
-
-    Raises:
-        LowerError: whatever `ask` raises.
-        BackendError: if a backend answers with something else than it was asked for.
-        CacheError: if the cache is frozen and does not hold a result.
-    """
+    """Lower partitions: equal ones once, or all of a backend that lowers them jointly."""
+    # whatever `ask` raises passes through; a wrong answer is a `BackendError`, a frozen cache without a result a
+    # `CacheError`
     groups, places = groups_of(requests)
     results = {} if store is None else read_groups(store, groups)
     missing = {key: group for key, group in groups.items() if key not in results}

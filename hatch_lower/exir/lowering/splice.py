@@ -67,10 +67,8 @@ def rebuild_nested(
 
 
 def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
-    """Return `program` with each partition replaced by a call of its lowered module.
-
-    The constants, and the buffer updates, that delegates own are no longer in it.
-    """
+    """Return `program` with each partition replaced by a call of its lowered module."""
+    # the constants, and the buffer updates, that delegates own are no longer in it
     root = program.graph_module
     owned = {node for partition in plan.partitions for node in partition.owned}
     inside = {node for partition in plan.partitions for node in partition.nodes}

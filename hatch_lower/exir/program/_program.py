@@ -34,8 +34,6 @@ class MethodNameError(EdgeError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """A model's lowered methods, as they are packaged."""
-
     programs: Mapping[str, ExportedProgram]
     constant_methods: Mapping[str, object] = field(default_factory=dict)
     # by method and node: why no backend took it
@@ -89,7 +87,6 @@ class EdgeProgramManager:
 
     @property
     def config_methods(self) -> set[str]:
-        """The names of the methods that return a constant."""
         return set(self._config_methods)
 
     @property

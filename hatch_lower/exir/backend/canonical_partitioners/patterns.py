@@ -108,10 +108,8 @@ class Matcher:
 
 
 def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """Return a pattern's sinks in an order in which each hangs together with those before it, and how.
-
-    The way to a sink leads from a node that the earlier sinks use down to it.
-    """
+    """Return a pattern's sinks in an order in which each hangs together with those before it, and how."""
+    # the way to a sink leads from a node that the earlier sinks use down to it
     anchors, ways = [sinks[0]], [[sinks[0]]]
     left = sinks[1:]
     while left:

@@ -23,7 +23,6 @@ def get_torch_op_overload(namespace: str, opname: str, overload: str | None) -> 
 
 
 def get_callable(name: str) -> OpOverload:
-    """Return the ATen overload `add.Tensor`."""
     opname, overload = name.split(".")
     return get_torch_op_overload("aten", opname, overload)
 
