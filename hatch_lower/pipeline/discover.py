@@ -85,9 +85,7 @@ def find_value(entry: EntryPoint) -> object:
             value = getattr(value, name)
         except AttributeError:
             raise EntryPointError(
-                f"`{owner}` has no attribute `{name}`",
-                where=entry.where(),
-                hint=nearest(name, public_names(value)),
+                f"`{owner}` has no attribute `{name}`", where=entry.where(), hint=nearest(name, public_names(value))
             ) from None
         owner = f"{owner}.{name}"
     return value
@@ -140,10 +138,7 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
     elif isinstance(error, ImportError):
         hint = later_hooks_hint(entry)
     return EntryPointError(
-        what,
-        where=entry.where(user_line(error, entry.roots())),
-        found=describe_exception(error),
-        hint=hint,
+        what, where=entry.where(user_line(error, entry.roots())), found=describe_exception(error), hint=hint
     )
 
 

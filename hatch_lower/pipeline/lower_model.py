@@ -152,10 +152,7 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
 
 
 def write_outside(
-    build: ModelBuild,
-    plans: Sequence[Plan],
-    storages: Mapping[str, torch.Tensor],
-    names: Mapping[str, NamedStorage],
+    build: ModelBuild, plans: Sequence[Plan], storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
 ) -> tuple[FileEntry | None, Mapping[str, torch.Tensor], WeightsRecord | None]:
     """Write which storages are outside the wheel; return that file, the storages that are inside, and how much is."""
     if not build.model.weights:

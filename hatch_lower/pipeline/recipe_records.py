@@ -6,14 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hatch_lower.cache.key import ExportKey
-from hatch_lower.cache.recipes import (
-    RecipeRecord,
-    UsedVersions,
-    find_recipe,
-    has_partitions,
-    put_recipe,
-    recipe_key,
-)
+from hatch_lower.cache.recipes import RecipeRecord, UsedVersions, find_recipe, has_partitions, put_recipe, recipe_key
 from hatch_lower.cache.store import Store
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
@@ -43,8 +36,7 @@ def known_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
     exports = recipe_exports(export, build.recipes, build.source)
     found = {name: find_recipe(build.store, recipe_key(key.components())) for name, key in exports.items()}
     return KnownRecipes(
-        exports,
-        {name: record for name, record in found.items() if record is not None and is_usable(name, record)},
+        exports, {name: record for name, record in found.items() if record is not None and is_usable(name, record)}
     )
 
 
@@ -56,11 +48,7 @@ def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
 
 
 def keep_recipe(
-    store: Store,
-    known: KnownRecipes,
-    lowered: LoweredRecipe,
-    verified: Iterable[VerifiedMethod],
-    versions: Versions,
+    store: Store, known: KnownRecipes, lowered: LoweredRecipe, verified: Iterable[VerifiedMethod], versions: Versions
 ) -> str:
     """Store that a recipe was lowered and verified; return why a later build could not use that."""
     name = lowered.recipe.name

@@ -109,14 +109,7 @@ def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[Model
 
 def export_of(build: ModelBuild) -> Export:
     return describe_export(
-        build.settings,
-        build.model,
-        build.source,
-        build.store,
-        build.digests,
-        build.examples,
-        build.sources,
-        build.real,
+        build.settings, build.model, build.source, build.store, build.digests, build.examples, build.sources, build.real
     )
 
 
@@ -153,11 +146,7 @@ def keep_made(
 
 
 def keep_recipes(
-    store: Store,
-    known: KnownRecipes,
-    report: ModelReport,
-    recipes: Sequence[LoweredRecipe],
-    versions: Versions,
+    store: Store, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe], versions: Versions
 ) -> dict[str, str]:
     """Store that recipes were lowered and verified; return of each why a later build could not use that."""
     return {

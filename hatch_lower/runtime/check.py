@@ -53,10 +53,7 @@ class CheckRow:
 
 
 def check_model(
-    folder: PackagedFolder,
-    model: str,
-    recipe: str | None = None,
-    tolerance: Tolerance | None = None,
+    folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
 ) -> Iterator[CheckRow]:
     """Run a model's check inputs through its methods, of each recipe or of one, and compare with eager's outputs."""
     # on tensors where torch is installed, else on NumPy's arrays: recipes that need torch are skipped there

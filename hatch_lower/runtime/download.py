@@ -220,10 +220,7 @@ def errors_of(url: str, target: Path) -> Iterator[None]:
         yield
     except BrokenError as error:
         raise FetchError(
-            "a download of weights broke off",
-            where=url,
-            found=str(error),
-            hint="try again: it goes on where it ended",
+            "a download of weights broke off", where=url, found=str(error), hint="try again: it goes on where it ended"
         ) from error
     except RefusedError as error:
         raise FetchError(

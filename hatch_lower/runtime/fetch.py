@@ -15,10 +15,7 @@ from hatch_lower.runtime.outside import read_packaged
 
 
 def fetch(
-    name_or_path: str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
-    *,
-    origins: Sequence[str] = (),
+    name_or_path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None, *, origins: Sequence[str] = ()
 ) -> list[Fetched]:
     """Fetch the weights of installed models, or of those in a folder, that are not in their wheel.
 

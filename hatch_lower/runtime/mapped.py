@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 from hatch_lower.canonical import open_file, sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json, refuse
-from hatch_lower.format.constants import (
-    DATA_MAP_BYTES,
-    Storage,
-    TensorEntry,
-    content_key,
-    header_span,
-    tensors_begin,
-)
+from hatch_lower.format.constants import DATA_MAP_BYTES, Storage, TensorEntry, content_key, header_span, tensors_begin
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES

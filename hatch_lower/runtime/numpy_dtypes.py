@@ -32,8 +32,7 @@ def border_dtype(name: str) -> DType:
         return np.dtype(name)
     if name not in OTHERS:
         raise ProgramError(
-            f"the program takes {name}, which NumPy does not have",
-            hint='load the model with `arrays="torch"`',
+            f"the program takes {name}, which NumPy does not have", hint='load the model with `arrays="torch"`'
         )
     found = extra_dtype(name)
     if found is None:

@@ -29,12 +29,7 @@ class OutsideWeights:
     # where a file is on this machine
 
     def __init__(
-        self,
-        constants: ConstantsFile | None,
-        weights: Weights,
-        where: str,
-        name: str,
-        find: Find = local_copy,
+        self, constants: ConstantsFile | None, weights: Weights, where: str, name: str, find: Find = local_copy
     ) -> None:
         self._constants = constants
         self._weights = weights

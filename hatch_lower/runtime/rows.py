@@ -19,12 +19,7 @@ def map_rows(
 
 
 def scan_rows(
-    arrays: Arrays,
-    where: str,
-    step: Step,
-    carried: Sequence[object],
-    tensors: Sequence[Array],
-    extra: Sequence[object],
+    arrays: Arrays, where: str, step: Step, carried: Sequence[object], tensors: Sequence[Array], extra: Sequence[object]
 ) -> tuple[object, ...]:
     count = len(carried)
     outputs = []

@@ -99,12 +99,7 @@ class DelegateKinds:
 
 
 def choose_recipe(
-    name: str,
-    model: ModelEntry,
-    asked: str | None,
-    kinds: DelegateKinds,
-    where: str,
-    fits: Callable[[str], str | None],
+    name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str, fits: Callable[[str], str | None]
 ) -> str:
     """Return the recipe that was asked for, or the first in load order that can run here."""
     # `fits` returns why a recipe for which all is here cannot run all the same, or `None`

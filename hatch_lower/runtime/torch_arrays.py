@@ -95,10 +95,7 @@ class TorchArrays(Arrays):
     def opening_lines(self, call: str, names: Names) -> list[str]:
         is_on = names.bind("is_on", torch.is_autocast_enabled)
         device, autocast = names.bind("device", "cpu"), names.bind("autocast", torch.autocast)
-        return [
-            f"if {is_on}({device}):",
-            f" with {autocast}({device}, enabled=False): return {call}",
-        ]
+        return [f"if {is_on}({device}):", f" with {autocast}({device}, enabled=False): return {call}"]
 
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
         return f"{variable}.dtype is not {names.bind(dtype, getattr(torch, dtype), ('dtype', dtype))}"

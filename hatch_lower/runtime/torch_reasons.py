@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from hatch_lower.format.arguments import Argument, ConstantName, Special, literal_text, references_in
-from hatch_lower.format.graph import (
-    Cond,
-    DelegateCall,
-    Graph,
-    Instruction,
-    OpCall,
-    While,
-    arguments_of,
-    nested_graphs,
-)
+from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, OpCall, While, arguments_of, nested_graphs
 from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.tree import leaf_paths

@@ -27,17 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
-from hatch_lower.format.graph import (
-    Cond,
-    DelegateCall,
-    Graph,
-    Instruction,
-    Map,
-    OpCall,
-    PythonCall,
-    Scan,
-    While,
-)
+from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths

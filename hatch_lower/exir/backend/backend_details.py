@@ -117,10 +117,7 @@ class BackendDetails(ABC):
 
     @classmethod
     def preprocess_in_steps(
-        cls,
-        edge_programs: Sequence[ExportedProgram],
-        compile_specs: Sequence[list[CompileSpec]],
-        find_steps: FindSteps,
+        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps
     ) -> list[PreprocessResult]:
         """As `preprocess_many`, where other machines can make steps of it; the results must be the same to the byte.
 
@@ -142,9 +139,7 @@ class BackendDetails(ABC):
 
     @classmethod
     def preprocess_multimethod(
-        cls,
-        edge_programs: Mapping[str, list[ExportedProgram]],
-        compile_specs: Mapping[str, list[list[CompileSpec]]],
+        cls, edge_programs: Mapping[str, list[ExportedProgram]], compile_specs: Mapping[str, list[list[CompileSpec]]]
     ) -> dict[str, list[PreprocessResult]]:
         """Lower all partitions of all methods in one call, so that they can share things.
 

@@ -149,9 +149,7 @@ def rebuild_program(
 
 
 def copy_program(
-    program: ExportedProgram,
-    map_target: MapTarget = lambda target: target,
-    verifier: type[Verifier] | None = None,
+    program: ExportedProgram, map_target: MapTarget = lambda target: target, verifier: type[Verifier] | None = None
 ) -> ExportedProgram:
     return rebuild_program(
         program,

@@ -31,10 +31,7 @@ from hatch_lower.exir.graph.surgery import attribute_of, flat_signature
 from hatch_lower.exir.lowering.partition import Partition
 from hatch_lower.torch_private.symbols import ValueRanges
 
-MUTATIONS = {
-    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
-    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
-}
+MUTATIONS = {InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION, InputKind.BUFFER: OutputKind.BUFFER_MUTATION}
 CONSTANT_ORDER = {kind: position for position, kind in enumerate(CONSTANT_KINDS)}
 
 

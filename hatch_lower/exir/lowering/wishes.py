@@ -74,11 +74,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def refuse_undelegated(
-    method: str,
-    program: ExportedProgram,
-    wishes: Wishes,
-    preserved: Sequence[OpOverload],
-    reasons: Mapping[str, str],
+    method: str, program: ExportedProgram, wishes: Wishes, preserved: Sequence[OpOverload], reasons: Mapping[str, str]
 ) -> None:
     edge = [
         (node, node.target._op) for node in all_nodes(program.graph_module) if isinstance(node.target, EdgeOpOverload)

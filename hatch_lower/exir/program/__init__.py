@@ -1,10 +1,5 @@
 """A model's methods on their way from exported programs to lowered ones."""
 
-from hatch_lower.exir.program._program import (
-    EdgeProgramManager,
-    LoweredProgram,
-    to_edge,
-    to_edge_transform_and_lower,
-)
+from hatch_lower.exir.program._program import EdgeProgramManager, LoweredProgram, to_edge, to_edge_transform_and_lower
 
 __all__ = ["EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]

@@ -12,13 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.state import (
-    CONSTANT_KINDS,
-    STATE_MUTATIONS,
-    constant_of,
-    constant_specs,
-    mutated_targets,
-)
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of, constant_specs, mutated_targets
 from hatch_lower.exir.graph.surgery import output_values, tensor_attributes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.program._program import lowered_modules
@@ -60,11 +54,7 @@ class EmittedProgram:
 
 
 def emit_program(
-    model: str,
-    methods: Mapping[str, LoweredMethod],
-    *,
-    roots: Sequence[Path] = (),
-    digests: SpanDigests | None = None,
+    model: str, methods: Mapping[str, LoweredMethod], *, roots: Sequence[Path] = (), digests: SpanDigests | None = None
 ) -> EmittedProgram:
     """Return what is packaged for one model and recipe; source files are named relative to `roots`."""
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
@@ -134,11 +124,7 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
 
 
 def emit_method(
-    where: str,
-    method: LoweredMethod,
-    names: Mapping[str, str],
-    delegates: DelegateTable,
-    sources: SourceRoots,
+    where: str, method: LoweredMethod, names: Mapping[str, str], delegates: DelegateTable, sources: SourceRoots
 ) -> tuple[MethodPlan, MethodDebug, Mapping[int, Node]]:
     program = method.program
     symbols = Symbols(program.range_constraints, method.dimensions, where)

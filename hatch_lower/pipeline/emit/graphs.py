@@ -18,17 +18,7 @@ from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
-from hatch_lower.format.graph import (
-    Cond,
-    DelegateCall,
-    Graph,
-    Instruction,
-    Map,
-    OpCall,
-    PythonCall,
-    Scan,
-    While,
-)
+from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.pipeline.emit.arguments import convert_argument, name_of, number_conversion, overload_of
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots

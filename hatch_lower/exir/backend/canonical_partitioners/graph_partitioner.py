@@ -64,10 +64,7 @@ class SupportPartitioner(Partitioner):
 
     def proposer(self, graph_module: GraphModule) -> CapabilityBasedPartitioner:
         return CapabilityBasedPartitioner(
-            graph_module,
-            self.support,
-            self.allows_single_node_partition,
-            self.non_compute_ops,
+            graph_module, self.support, self.allows_single_node_partition, self.non_compute_ops
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:

@@ -80,11 +80,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         leaves = [node for group in self.node_groups for node in group]
         leaves += [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
         grouping = group_nodes(
-            self.graph_module.graph,
-            supports,
-            self.node_groups,
-            leaves,
-            connected=self.skip_horizontal_fusion,
+            self.graph_module.graph, supports, self.node_groups, leaves, connected=self.skip_horizontal_fusion
         )
         self.refusals = {node.name: reason for node, reason in grouping.given_up.items()}
         counts = self.count_computing()

@@ -52,9 +52,7 @@ def generate_pattern_op_partitions(
 
 
 def generate_partitions_from_list_of_nodes(
-    graph_module: GraphModule,
-    pattern_list: Sequence[Sequence[Node]] | None = None,
-    op_support: Support | None = None,
+    graph_module: GraphModule, pattern_list: Sequence[Sequence[Node]] | None = None, op_support: Support | None = None
 ) -> list[Partition]:
     """Return the largest partitions of listed and supported nodes; which list one is in means nothing."""
     require_either(pattern_list, op_support)
@@ -62,9 +60,7 @@ def generate_partitions_from_list_of_nodes(
 
 
 def generate_grouped_partitions_from_list_of_nodes(
-    graph_module: GraphModule,
-    pattern_list: Sequence[Sequence[Node]] | None = None,
-    op_support: Support | None = None,
+    graph_module: GraphModule, pattern_list: Sequence[Sequence[Node]] | None = None, op_support: Support | None = None
 ) -> list[Partition]:
     """Return the largest partitions of listed and supported nodes in which the nodes of each list are together.
 
