@@ -160,8 +160,7 @@ def reader_of(kind: Any) -> Reader:
         return reader
     if origin is None:
         if not is_dataclass(kind):
-            msg = f"nothing reads the type {kind}"
-            raise TypeError(msg)
+            raise TypeError(f"nothing reads the type {kind}")
         return _record_reader(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Literal:
@@ -175,8 +174,7 @@ def reader_of(kind: Any) -> Reader:
         reader = reader_of(members[0]) if len(members) == 1 else _tagged_reader(members)
         return _optional_reader(reader) if len(members) < len(arguments) else reader
     if not issubclass(origin, Mapping):
-        msg = f"nothing reads the type {kind}"
-        raise TypeError(msg)
+        raise TypeError(f"nothing reads the type {kind}")
     return _mapping_reader(*arguments)
 
 
@@ -248,8 +246,7 @@ def _record_reader(kind: Any) -> Reader:
 def _tagged_reader(members: list[Any]) -> Reader:
     readers = {tag_of(member): reader_of(member) for member in members}
     if None in readers:
-        msg = f"nothing tells the types {members} apart"
-        raise TypeError(msg)
+        raise TypeError(f"nothing tells the types {members} apart")
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
@@ -363,8 +360,7 @@ def _read_number(key: str) -> int:
 
 def _refuse_constant(name: str) -> NoReturn:
     # Python's reader takes more than JSON: NaN and infinities
-    msg = f"the constant {name}"
-    raise ValueError(msg)
+    raise ValueError(f"the constant {name}")
 
 
 SCALARS: Mapping[object, Reader] = {

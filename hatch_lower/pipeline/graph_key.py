@@ -105,17 +105,14 @@ def refuse_unknown(program: ExportedProgram) -> None:
     """Raise `NoKeyError` for what the form does not tell: script objects, operators in Python, backends' results."""
     for spec in program.graph_signature.input_specs:
         if spec.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT):
-            msg = f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}"
-            raise NoKeyError(msg)
+            raise NoKeyError(f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}")
     for node in operations(program):
         target = node.target
         if target is executorch_call_delegate:
-            msg = "a backend's result is a part of the export"
-            raise NoKeyError(msg)
+            raise NoKeyError("a backend's result is a part of the export")
         if isinstance(target, OpOverload) and target.namespace not in TORCH_NAMESPACES and is_composite(target):
             # it is decomposed by running its code, which is in no key
-            msg = f"the operator `{target}` is composed of others by code of its own"
-            raise NoKeyError(msg)
+            raise NoKeyError(f"the operator `{target}` is composed of others by code of its own")
     for name, tensor in constants_of(program):
         refuse_tensor(f"`{name}`", tensor)
 
@@ -126,8 +123,7 @@ def is_composite(operator: OpOverload) -> bool:
 
 def refuse_tensor(subject: str, tensor: object) -> None:
     if not is_plain(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        msg = f"{subject} is no plain tensor"
-        raise NoKeyError(msg)
+        raise NoKeyError(f"{subject} is no plain tensor")
 
 
 def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
@@ -191,8 +187,7 @@ def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(name, str) and "<" not in name and callable(value):
         return ["name", str(getattr(value, "__module__", "")), name]
-    msg = f"{where} has a note of the type `{type(value).__name__}`"
-    raise NoKeyError(msg)
+    raise NoKeyError(f"{where} has a note of the type `{type(value).__name__}`")
 
 
 def tree_row(spec: trees.TreeSpec | None) -> object:

@@ -33,8 +33,7 @@ class Record(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name not in Record.__slots__ and name in self._fields:
             return self._fields[name]
-        msg = f"`{name}` is no field of this {type(self).__name__}"
-        raise AttributeError(msg)
+        raise AttributeError(f"`{name}` is no field of this {type(self).__name__}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

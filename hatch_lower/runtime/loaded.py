@@ -51,8 +51,7 @@ class LoadedModel:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        msg = f"model `{self.name}` has no attribute or method `{name}`; {nearest(name, self.methods)}"
-        raise AttributeError(msg)
+        raise AttributeError(f"model `{self.name}` has no attribute or method `{name}`; {nearest(name, self.methods)}")
 
     def __repr__(self) -> str:
         return f"<LoadedModel `{self.name}`, recipe `{self.recipe}`: {', '.join(self.methods)}>"

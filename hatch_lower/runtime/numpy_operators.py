@@ -38,8 +38,7 @@ def view(self: Array, size: Sequence[int]) -> Array:
 
 def reshape(self: Array, shape: Sequence[int]) -> Array:
     if any(extent < -1 for extent in shape):  # NumPy takes any negative size for the one that is to be inferred
-        msg = f"invalid shape dimension in {list(shape)}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"invalid shape dimension in {list(shape)}")
     found: Array = self.reshape(tuple(shape))
     return found
 
@@ -55,8 +54,7 @@ def transpose(self: Array, dim0: int, dim1: int) -> Array:
 
 def t(self: Array) -> Array:
     if self.ndim > 2:
-        msg = f"t() takes at most two dimensions, and is given {self.ndim}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"t() takes at most two dimensions, and is given {self.ndim}")
     turned: Array = self.T
     return turned
 
@@ -77,8 +75,7 @@ def squeeze_dim(self: Array, dim: int) -> Array:
 def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
     places = [place(self, each) for each in dim]
     if len(set(places)) != len(places):
-        msg = f"a dimension appears twice in {list(dim)}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"a dimension appears twice in {list(dim)}")
     found: Array = self.squeeze(tuple(each for each in places if self.ndim and self.shape[each] == 1))
     return found
 
@@ -86,13 +83,11 @@ def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
 def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
     new = len(size) - self.ndim
     if new < 0 or any(extent < 0 for extent in size[:new]) or any(extent < -1 for extent in size):
-        msg = f"sizes {self.shape} cannot be expanded to {list(size)}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"sizes {self.shape} cannot be expanded to {list(size)}")
     shape, strides = list(size[:new]), [0] * new
     for extent, own, step in zip(size[new:], self.shape, self.strides, strict=True):
         if extent not in (-1, own) and own != 1:
-            msg = f"sizes {self.shape} cannot be expanded to {list(size)}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"sizes {self.shape} cannot be expanded to {list(size)}")
         shape.append(own if extent == -1 else extent)
         strides.append(step if extent in (-1, own) else 0)
     # `broadcast_to` would make it read-only
@@ -101,8 +96,7 @@ def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array
 
 def slice_tensor(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     if step <= 0:
-        msg = f"slice step must be positive, not {step}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"slice step must be positive, not {step}")
     part: Array = self[(slice(None),) * dimension(self, dim) + (slice(start, end, step),)]
     return part
 
@@ -116,8 +110,7 @@ def select(self: Array, dim: int, index: int) -> Array:
 def split(self: Array, split_size: int, dim: int = 0) -> list[Array]:
     extent = self.shape[dimension(self, dim)]
     if split_size < 0 or (split_size == 0 and extent):
-        msg = f"split_size {split_size} for a dimension of {extent}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"split_size {split_size} for a dimension of {extent}")
     starts = range(0, extent, split_size) if extent else range(1)
     return [slice_tensor(self, dim, start, start + split_size) for start in starts]
 
@@ -125,8 +118,7 @@ def split(self: Array, split_size: int, dim: int = 0) -> list[Array]:
 def split_with_sizes(self: Array, split_sizes: Sequence[int], dim: int = 0) -> list[Array]:
     extent = self.shape[dimension(self, dim)]
     if sum(split_sizes) != extent or any(size < 0 for size in split_sizes):
-        msg = f"split_sizes {list(split_sizes)} for a dimension of {extent}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"split_sizes {list(split_sizes)} for a dimension of {extent}")
     parts, start = [], 0
     for size in split_sizes:
         parts.append(slice_tensor(self, dim, start, start + size))
@@ -149,8 +141,7 @@ def clone(self: Array, *, memory_format: Special | None = None) -> Array:
     if name == "preserve_format":
         return copy_in_order(self, dense_order(self))
     if self.ndim != len(MEMORY_ORDERS[name]):
-        msg = f"{name} of {self.ndim} dimensions"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{name} of {self.ndim} dimensions")
     return copy_in_order(self, MEMORY_ORDERS[name])
 
 
@@ -170,8 +161,7 @@ def sym_numel(self: Array) -> int:
 
 def item(self: Array) -> object:
     if self.size != 1:
-        msg = f"an array of {self.size} elements is no number"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"an array of {self.size} elements is no number")
     return self.item()
 
 
@@ -186,8 +176,7 @@ def assert_array(self: Array, assert_msg: str = "Expected Tensor with single non
 
 def check_range(size: int, *, min: int | None = None, max: int | None = None) -> None:
     if (min is not None and size < min) or (max is not None and size > max):
-        msg = f"{size} is not between {min} and {max}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{size} is not between {min} and {max}")
 
 
 def check_size(size: int, *, min: int | None = None, max: int | None = None) -> None:
@@ -198,15 +187,13 @@ def place(array: Array, dim: int) -> int:
     """Return a dimension from 0 on; an array of no dimensions counts as one of one here, as torch has it."""
     count = max(1, array.ndim)
     if not -count <= dim < count:
-        msg = f"dimension {dim} of {array.ndim}"
-        raise IndexError(msg)
+        raise IndexError(f"dimension {dim} of {array.ndim}")
     return dim % count
 
 
 def dimension(array: Array, dim: int) -> int:
     if not array.ndim:
-        msg = f"dimension {dim} of 0"
-        raise IndexError(msg)
+        raise IndexError(f"dimension {dim} of 0")
     return place(array, dim)
 
 

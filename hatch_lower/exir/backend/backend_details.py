@@ -80,8 +80,7 @@ class BackendDetails(ABC):
         # backends are found as `BackendDetails.__subclasses__()`, which has direct ones only
         if [base for base in cls.__bases__ if issubclass(base, BackendDetails)] != [BackendDetails]:
             parents = ", ".join(base.__name__ for base in cls.__bases__)
-            msg = f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly"
-            raise TypeError(msg)
+            raise TypeError(f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly")
 
     @classmethod
     def copies(cls, constant: torch.Tensor) -> bool:

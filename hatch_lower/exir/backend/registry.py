@@ -109,8 +109,7 @@ def top_file(backend: type[BackendDetails]) -> Path:
         path = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
         if path is not None:
             return Path(path)
-    msg = f"the backend `{backend.__name__}` is defined in no file"
-    raise NoKeyError(msg)
+    raise NoKeyError(f"the backend `{backend.__name__}` is defined in no file")
 
 
 def code_digest(path: Path) -> str:
