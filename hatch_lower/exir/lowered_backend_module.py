@@ -87,8 +87,7 @@ class LoweredBackendModule(torch.nn.Module):
             if node.meta.get("debug_handle"):
                 node.meta["debug_handle"] += above
         meta = dict(self.meta or {})
-        debug = meta.get("debug_handle_map")
-        if debug is not None:
+        if (debug := meta.get("debug_handle_map")) is not None:
             meta["debug_handle_map"] = {
                 key: tuple(handle + above for handle in handles) for key, handles in debug.items()
             }

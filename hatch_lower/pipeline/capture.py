@@ -214,8 +214,7 @@ def name_module_paths(program: ExportedProgram) -> None:
     # a strict export comes to the modules through the method's `self`, and says so in their paths
     for graph_module in program.graph_module.modules():
         for node in graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ():
-            stack = node.meta.get("nn_module_stack")
-            if stack:
+            if stack := node.meta.get("nn_module_stack"):
                 node.meta["nn_module_stack"] = {
                     key: (path.rpartition(BOUND_TO)[2].removeprefix("."), kind) for key, (path, kind) in stack.items()
                 }
@@ -283,8 +282,7 @@ def capture_error(
             hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
             + f", or leave the dimension out of it to keep it fixed; the parameters are {parameters}",
         )
-    eager = failure_of_eager(module, name, declared)
-    if eager is not None:
+    if (eager := failure_of_eager(module, name, declared)) is not None:
         return CaptureError(
             f"method `{name}` does not run with its example inputs",
             where=place(model, name, user_line(eager, roots)),

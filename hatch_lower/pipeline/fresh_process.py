@@ -116,8 +116,7 @@ def start_fresh() -> FreshProcess | None:
         os.close(answers[0])
         with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
             for line in given:
-                packaged = read_request(line)
-                if packaged is not None:
+                if (packaged := read_request(line)) is not None:
                     written.write(json.dumps(problem_of(packaged)).encode() + b"\n")
                     written.flush()
     finally:

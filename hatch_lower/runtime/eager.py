@@ -46,8 +46,7 @@ def make_eager(name: str, export: str) -> EagerModel:
     try:
         owner: Any = importlib.import_module(module)
         value = functools.reduce(getattr, attributes.split("."), owner)()
-        modules = modules_of(value)
-        if modules is not None:
+        if (modules := modules_of(value)) is not None:
             return EagerModel(modules)
     except Exception as error:
         raise ProgramError(

@@ -54,6 +54,5 @@ def stale_text(model: str, changed: list[str]) -> str:
 
 
 def warn_if_stale(folder: PackagedFolder, model: str) -> None:
-    changed = changed_sources(folder, model)
-    if changed:
+    if changed := changed_sources(folder, model):
         warnings.warn(stale_text(model, changed), RuntimeWarning, stacklevel=3)

@@ -49,8 +49,7 @@ def weights_named(name_or_path: str | os.PathLike[str]) -> Iterator[Weights]:
             "`fetch` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
         )
     for folder, model in chosen:
-        weights = read_packaged(folder, folder.manifest.models[model])
-        if weights is not None:
+        if (weights := read_packaged(folder, folder.manifest.models[model])) is not None:
             yield weights
 
 

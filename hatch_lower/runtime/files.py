@@ -42,10 +42,9 @@ class Recorded(Frozen):
                 found = "it has another sha256 than the manifest" if recorded else "it has no sha256 of this file"
                 yield self._fault(folder / path, found)
         for path, recorded in self.digests.items():
-            if path.startswith(f"{model}/") and path not in listed:
-                found = self._difference(folder / path, recorded)
-                if found:
-                    yield self._fault(folder / path, found)
+            is_other = path.startswith(f"{model}/") and path not in listed
+            if is_other and (found := self._difference(folder / path, recorded)):
+                yield self._fault(folder / path, found)
 
     def _difference(self, path: Path, recorded: str) -> str:
         try:

@@ -14,8 +14,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 def thread_count() -> int:
     """Return with how many threads an engine computes if nobody says: as many as torch, whether it is here or not."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if (torch := sys.modules.get("torch")) is not None:
         count: int = torch.get_num_threads()
         return count
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -59,8 +59,7 @@ class Refusals:
             sizes[SIZE] = value if binding.dimension is None else value.shape[binding.dimension]
             sizes[binding.symbol] = evaluate(binding.expression, sizes)
         for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
-            reason = self._size_mismatch(entry, value, sizes)
-            if reason:
+            if reason := self._size_mismatch(entry, value, sizes):
                 self._refuse(index, value, reason)
 
     def check_value(self, index: int, value: object) -> None:

@@ -127,8 +127,7 @@ def choose_recipe(
 
 def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:
     for text in recipe.requirements:
-        reason = requirement_reason(text, where)
-        if reason is not None:
+        if (reason := requirement_reason(text, where)) is not None:
             return reason
     reason = unsupported_reason(recipe.target) if recipe.target is not None else None
     if reason is not None:

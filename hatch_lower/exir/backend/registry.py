@@ -106,8 +106,7 @@ def top_file(backend: type[BackendDetails]) -> Path:
     # the outermost package: a backend's code is all that it imports of its own, not the one module of the class
     parts = backend.__module__.split(".")
     for count in range(1, len(parts) + 1):
-        path = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
-        if path is not None:
+        if (path := getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)) is not None:
             return Path(path)
     raise NoKeyError(f"the backend `{backend.__name__}` is defined in no file")
 

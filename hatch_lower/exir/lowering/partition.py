@@ -211,8 +211,7 @@ def decide_ownership(
         constant = constant_of(program, spec)
         if any(kept(partition.spec.backend_id, constant) for partition in owners.values()):
             continue
-        value = new_values.get(spec.target)
-        if value is not None:
+        if (value := new_values.get(spec.target)) is not None:
             inside = all(user in member for user in node.users) and len(owners) == 1
             if not inside or member.get(value) is not next(iter(owners.values())):
                 continue

@@ -80,8 +80,7 @@ class SizeReader:
             symbol = sympy.Symbol(row["name"], **row["assumptions"])
             self._symbols[row["name"]] = symbol
             facts.append((symbol, SymbolFacts(row["hint"], read_bounds(row["bounds"]), row["size_like"])))
-            allowed = read_bounds(row["range"])
-            if allowed is not None:
+            if (allowed := read_bounds(row["range"])) is not None:
                 self.ranges[symbol] = allowed
         self.environment = environment_of(facts)
 

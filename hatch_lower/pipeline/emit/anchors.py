@@ -41,8 +41,7 @@ def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | N
     # the latest ancestor that is in the exported graph; a node may have older ones in graphs before it
     sources = node.meta.get("from_node")
     while sources:
-        position = positions.get((sources[-1].name, sources[-1].graph_id))
-        if position is not None:
+        if (position := positions.get((sources[-1].name, sources[-1].graph_id))) is not None:
             return position
         sources = sources[-1].from_node
     return None

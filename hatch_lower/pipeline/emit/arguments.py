@@ -23,8 +23,7 @@ def overload_of(target: object) -> OpOverload | None:
 
 
 def name_of(node: Node) -> str:
-    overload = overload_of(node.target)
-    if overload is not None:
+    if (overload := overload_of(node.target)) is not None:
         return dotted_name(overload)
     # torch calls the operation behind `map` `map_impl`
     return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target)).removesuffix("_impl")
@@ -52,10 +51,8 @@ def literal_argument(value: object, where: str) -> Literal:
         return value
     if isinstance(value, (int, float, complex)) and type(value) in (int, float, complex):
         return math.nan if value != value and isinstance(value, float) else value
-    if isinstance(value, torch.SymInt):
-        known = value.node.maybe_as_int()
-        if known is not None:
-            return int(known)
+    if isinstance(value, torch.SymInt) and (known := value.node.maybe_as_int()) is not None:
+        return int(known)
     name = value.type if isinstance(value, torch.device) else str(value).removeprefix("torch.")
     for kind, names in NAMES.items():
         if isinstance(value, getattr(torch, kind)) and name in names:

@@ -90,10 +90,8 @@ class GraphEmitter:
         for node in self._module.graph.nodes:
             if node.op == "call_function" and node in self._needed:
                 self._emit_call(node)
-            elif node.op == "get_attr":
-                name = self._context.constants.get(f"{self._prefix}{node.target}")
-                if name is not None:
-                    self._known[node] = ConstantName(name)
+            elif node.op == "get_attr" and (name := self._context.constants.get(f"{self._prefix}{node.target}")):
+                self._known[node] = ConstantName(name)
 
     def refer(self, value: object) -> Argument:
         return self._argument(value, "output")
@@ -129,8 +127,7 @@ class GraphEmitter:
 
     def _emit_call(self, node: Node) -> None:
         target = node.target
-        overload = overload_of(target)
-        if overload is not None:
+        if (overload := overload_of(target)) is not None:
             self._known[node] = self._emit_op(node, dotted_name(overload))
         elif target is executorch_call_delegate:
             self._known[node] = self._emit_delegate(node)
@@ -170,10 +167,9 @@ class GraphEmitter:
             args = (*args, None)
         result = self._append(lambda out: PythonCall(name, args, out), self._handles(node, name))
         source = node.args[0]
-        if name == "getitem" and isinstance(source, Node) and source.target is executorch_call_delegate:
-            conversion = number_conversion(node.meta.get("val"))
-            if conversion is not None:
-                return self._append(lambda out: PythonCall(conversion, (result,), out), ())
+        is_returned = name == "getitem" and isinstance(source, Node) and source.target is executorch_call_delegate
+        if is_returned and (conversion := number_conversion(node.meta.get("val"))):
+            return self._append(lambda out: PythonCall(conversion, (result,), out), ())
         return result
 
     def _emit_delegate(self, node: Node) -> Argument:
@@ -212,11 +208,7 @@ class GraphEmitter:
                 hint="let passes leave calls of `auto_functionalized_v2` as torch makes them",
             )
         schema = schema_of(overload)
-        changed = [
-            argument.name
-            for argument in schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
+        changed = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
         bound = {name: given.pop(f"_{name}_base_index", None) for name in changed}
         places = {name: place for name, place in bound.items() if isinstance(place, int | None)}
         if len(places) < len(bound) or any(key.startswith("_") for key in given):

@@ -97,8 +97,7 @@ def localise_method(subject: Subject, cases: Sequence[Case], seconds: float) -> 
         if varies(case):
             return progress.finding("random", case=case.name)
     for case in cases:
-        finding = in_case(progress, segments, case, room)
-        if finding is not None:
+        if (finding := in_case(progress, segments, case, room)) is not None:
             return finding
     names = ", ".join(case.name for case in cases)
     return progress.finding("rounding" if differs(subject, cases) else "none", case=names)

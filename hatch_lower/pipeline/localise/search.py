@@ -103,8 +103,7 @@ class Narrowing:
             taps = self._order.taps(region[:-1], most)
             if not taps:
                 return self._shows(region) and len(region) == 1
-            bad = self._probe(frozenset(region), (*taps, self._wrong))
-            if bad:
+            if bad := self._probe(frozenset(region), (*taps, self._wrong)):
                 self._right.update(tap for tap in taps if tap not in bad)
                 self._wrong, self._context = min(bad), tuple(region)
                 continue

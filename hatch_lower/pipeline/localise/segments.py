@@ -114,8 +114,7 @@ class Segments:
             if node.op == "output":
                 results += user_results(self.program, value, state)
             while segment is not None and all(each in held for each in needed(segment)):
-                off = self._off(index, segment, held, before, measure)
-                if off is not None:
+                if (off := self._off(index, segment, held, before, measure)) is not None:
                     return off
                 held = {each: kept for each, kept in held.items() if last[each] > index}
                 index, segment = next(waiting, (-1, None))

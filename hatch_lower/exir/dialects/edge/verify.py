@@ -92,8 +92,7 @@ def find_violations(
     for inner in graph_modules(module):
         for node in inner.graph.nodes:
             for rule in listed:
-                message = rule(node, inner, exempt)
-                if message is not None:
+                if (message := rule(node, inner, exempt)) is not None:
                     yield rule, node, message
 
 
