@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.results import MethodRow, PayloadFile
+from hatch_lower.frozen import Frozen
 
 FORMS = "forms"  # folder of an audited model: a store with the forms of the graphs that were exported again
 
 
-@dataclass(frozen=True, slots=True)
-class MethodRecord:
+class MethodRecord(Frozen):
     """What an exported method was, before decomposition; sha256 each."""
 
     graph: str  # canonical form
@@ -24,8 +24,7 @@ class MethodRecord:
     form: str  # blob in the store: zlib-compressed JSON with the canonical form and the source lines
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Frozen):
     """What a model is in itself."""
 
     name: str = ""  # of the class of its module; empty where torch noted none for a ready program
@@ -34,8 +33,7 @@ class Architecture:
     outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BackendRecord:
+class BackendRecord(Frozen):
     """A backend that a recipe of a model names."""
 
     name: str  # id
@@ -45,8 +43,7 @@ class BackendRecord:
     fingerprint: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRecord:
+class WeightsRecord(Frozen):
     """How much of a model's weights is outside its wheel, in bytes."""
 
     files: int  # that hold it
@@ -55,8 +52,7 @@ class WeightsRecord:
     kept: Mapping[str, int]  # in the wheel, by the reason why
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(Frozen):
     """What lowering one model for all of its recipes came to."""
 
     model: str

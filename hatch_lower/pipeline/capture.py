@@ -7,7 +7,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
+from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, message_of, trim, user_line
@@ -39,8 +40,7 @@ NOISE = re.compile(
 BOUND_TO = ".__self__"  # how dynamo writes the way from a bound method to its object
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedMethod:
+class CapturedMethod(Frozen):
     # before decomposition
 
     name: str
@@ -55,8 +55,7 @@ class CapturedMethod:
     has_examples: bool = True  # whether `args` and `kwargs` are given; a ready program may have none
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedModel:
+class CapturedModel(Frozen):
     """A model's methods; programs of one model share the tensors of parameters and buffers of the same name."""
 
     name: str

@@ -8,7 +8,6 @@ import keyword
 import pkgutil
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +16,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
+from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.exceptions import (
     describe_exception,
@@ -36,8 +36,7 @@ LFS_POINTER = b"version https://git-lfs"
 LFS_POINTER_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPoint:
+class EntryPoint(Frozen):
     model: str
     export: str  # `module:attribute`, where the attribute may be dotted
     root: Path  # the project's root; the user's source lines are given relative to it

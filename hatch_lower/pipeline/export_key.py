@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import FORMS, BackendRecord, MethodRecord, ModelReport
 from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.format.weights import WEIGHTS_SCHEMA
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.anchors import source_lines
@@ -45,16 +46,14 @@ BACKEND = "backend"  # before the names of backends in `ExportKey.tools`
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA, WEIGHTS_SCHEMA)
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Frozen):
     key: ExportKey
     methods: Mapping[str, MethodRecord]
     programs: Mapping[str, ExportedProgram]  # method name to program, before decomposition
     sources: SourceRoots
 
 
-@dataclass(frozen=True, slots=True)
-class UsedBackend:
+class UsedBackend(Frozen):
     backend: str
     specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
 

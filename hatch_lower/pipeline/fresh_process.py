@@ -16,7 +16,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +26,7 @@ from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import read_weights
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.check import check_method, stored_arrays
@@ -38,8 +38,7 @@ from hatch_lower.runtime.selection import DelegateKinds
 from hatch_lower.runtime.torch_reasons import torch_reasons
 
 
-@dataclass(frozen=True, slots=True)
-class Packaged:
+class Packaged(Frozen):
     """A recipe of a model as it was written, and what eager computes."""
 
     folder: Path  # what the paths of delegates in the plan are relative to

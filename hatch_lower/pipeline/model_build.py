@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.results import MethodRow
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
@@ -26,8 +27,7 @@ from hatch_lower.pipeline.package import Packager, ProgramFiles
 from hatch_lower.pipeline.real_inputs import RealInputs
 
 
-@dataclass(frozen=True, slots=True)
-class ModelBuild:
+class ModelBuild(Frozen):
     settings: Settings
     model: ModelSettings
     source: CapturedModel
@@ -57,8 +57,7 @@ class ModelBuild:
         return f"model `{self.source.name}`, recipe `{recipe.name}`"
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredRecipe:
+class LoweredRecipe(Frozen):
     recipe: Recipe
     emitted: EmittedProgram
     files: ProgramFiles

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.tensor_checks import path_text
@@ -19,8 +19,7 @@ from hatch_lower.torch_private.symbols import int_oo
 Sizes = Mapping[sympy.Symbol, int]
 
 
-@dataclass(frozen=True, slots=True)
-class InputCase:
+class InputCase(Frozen):
     name: str  # what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`
     args: tuple[object, ...]
     kwargs: dict[str, object]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.inputs import LiteralInput
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import count_leaves
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
 from hatch_lower.pipeline.emit.signature import signature_of
@@ -33,8 +33,7 @@ MOST = 1000  # calls that a function may give for one method: a generator may ha
 GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by name, for each call"
 
 
-@dataclass(frozen=True, slots=True)
-class RealInputs:
+class RealInputs(Frozen):
     source: str  # as it is set: `samples.safetensors`, `digits.data:samples`
     cases: tuple[InputCase, ...]
 

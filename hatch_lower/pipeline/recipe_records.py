@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.recipes import RecipeRecord, UsedVersions, find_recipe, has_partitions, put_recipe, recipe_key
 from hatch_lower.cache.store import Store
 from hatch_lower.format.metrics import VerifiedMethod
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 
 Versions = Mapping[UsedBackend, UsedVersions]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRecipes:
+class KnownRecipes(Frozen):
     exports: Mapping[str, ExportKey]  # of every recipe
     records: Mapping[str, RecipeRecord]
 

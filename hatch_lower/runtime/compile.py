@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import Plan, signature_text
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.writer import MethodWriter
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.timing import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class MethodCode:
+class MethodCode(Frozen):
     """A compiled method, before it is given constants and delegates."""
 
     source: str  # of the module that defines the function

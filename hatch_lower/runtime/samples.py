@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from hatch_lower.errors import InputError, ProgramError, SampleError, nearest
 from hatch_lower.format.inputs import LiteralInput
 from hatch_lower.format.plan import MethodPlan, input_texts
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.check import input_leaves, stored_arrays
 from hatch_lower.runtime.mapped import ConstantsFile
@@ -28,8 +28,7 @@ CASE = re.compile(r"(?:(?P<method>[^/\[]*)/)?(?P<case>[0-9]{1,18})/")  # what a 
 WRITE = "write it with `safetensors.torch.save_file`, under keys such as `forward/0/image`: method, case and input"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Frozen):
     """The inputs of one call."""
 
     name: str  # what an error calls it: `samples.safetensors, case 3`

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
@@ -18,19 +17,18 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
+from hatch_lower.frozen import Frozen
 from hatch_lower.torch_private.operators import OpOverload
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Frozen):
     """One partitioner's turn at each method, or one partitioner for each of some methods."""
 
     partitioners: Mapping[str, Partitioner]
     name: str = ""  # put before the reasons why it takes no more, where somebody needs to tell them apart
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredMethods:
+class LoweredMethods(Frozen):
     edge: Mapping[str, ExportedProgram]  # the programs that the first turn was given
     methods: Mapping[str, Lowered]  # what the turns made of them, all together
     kept: frozenset[OpOverload]  # the operators that partitioners found whole

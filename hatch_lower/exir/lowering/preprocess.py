@@ -10,7 +10,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -34,21 +33,20 @@ from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
 from hatch_lower.exir.lowering.stored_steps import find_steps
+from hatch_lower.frozen import Frozen
 
 # as `FindSteps`, of the backend that is named first
 FindStepsFor: TypeAlias = Callable[[str, Sequence[Step], Sequence[CompileSpec]], Sequence[bytes | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Frozen):
     method: str
     spec: DelegationSpec
     backend: type[BackendDetails]
     local: LocalProgram  # what the backend sees
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Frozen):
     """Partitions whose results are made, kept and found together."""
 
     requests: tuple[Request, ...]  # one; or all for a backend that defines `preprocess_multimethod`
@@ -60,8 +58,7 @@ class Group:
         return lowers_jointly(self.requests[0].backend)
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Frozen):
     result: PreprocessResult
     reused: bool  # it was not made for this request
     key: str = ""  # where it is stored

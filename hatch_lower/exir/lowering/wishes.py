@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.convert import Wanted
+from hatch_lower.frozen import Frozen
 from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 # operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
@@ -27,8 +27,7 @@ class NotDelegatedError(EdgeError, RuntimeError):
     """An operator was kept whole for a backend, and none took it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Frozen):
     """What the partitioners of one method want to find whole, all of them together."""
 
     program: ExportedProgram  # the exported program that `some` speaks of: functional if it has to be

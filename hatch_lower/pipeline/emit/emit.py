@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.constants import ConstantUse, SpanDigests, collect_constants, name_constants
 from hatch_lower.pipeline.emit.delegates import Blob, DelegateTable
 from hatch_lower.pipeline.emit.flow import flow_of
@@ -28,8 +29,7 @@ from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredMethod:
+class LoweredMethod(Frozen):
     name: str
     program: ExportedProgram
     parameters: tuple[str, ...]  # Python names of the positional arguments
@@ -38,8 +38,7 @@ class LoweredMethod:
     dimensions: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedProgram:
+class EmittedProgram(Frozen):
     plan: Plan
     blobs: Mapping[str, Blob]
     debug: DebugMap

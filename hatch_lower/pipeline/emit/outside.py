@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +17,7 @@ from hatch_lower.format.constants import Storage, content_key
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.format.weights import Span, Weights, is_aligned
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import Checkpoint, CheckpointTensor, LocalSource, read_checkpoint
 
 SMALLEST_RUN = 1024  # bytes of a storage that is looked for inside a tensor; smaller ones are there by chance
@@ -33,8 +33,7 @@ OTHER_VALUES = "with other values there"
 ABSENT = "not there: folded, or made by the export"
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Frozen):
     weights: Weights
     copied: int  # bytes that each load copies, since they are not aligned where they lie
 

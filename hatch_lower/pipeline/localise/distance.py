@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.numbers import Tolerance, number_difference, widest, wrong_places
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
+class Distance(Frozen):
     largest: float  # absolute; infinite for what cannot be subtracted
     is_wrong: bool
     text: str = ""  # what is wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Frozen):
     """What is wrong in the midst of a method.
 
     A sum of large terms that is near 0 is off by the rounding of the terms, so that the tolerance is that for the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.graph.surgery import computes
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.partition import Partition
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.emit.delegates import names_in_constants
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
@@ -31,8 +31,7 @@ METHOD = "piece"
 CONSTANTS_FILE = "constants.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Frozen):
     """Some nodes of a program, as a program that takes everything else as inputs."""
 
     program: ExportedProgram

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,22 +19,21 @@ from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.partition import Call, bytes_of
 from hatch_lower.pipeline.localise.pieces import Runner, cut_out
 from hatch_lower.pipeline.localise.reference import State, evaluate, initial_state, user_results
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Frozen):
     nodes: tuple[Node, ...]
     outputs: tuple[Node, ...]
     delegate: LoweredBackendModule | None = None
     number: int = 0  # of the delegate call, from 1
 
 
-@dataclass(frozen=True, slots=True)
-class Off:
+class Off(Frozen):
     """A segment that computes something else than eager, on eager's own values."""
 
     segment: Segment
