@@ -17,7 +17,7 @@ from hatch_lower.build.contents import Contents
 from hatch_lower.build.diff.native import MAGIC, read_library
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
-from hatch_lower.format.graph import DelegateCall, instructions_in
+from hatch_lower.format.graph import DelegateCall, walk
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import Weights, is_aligned, spans_outside
@@ -85,7 +85,7 @@ def recipe_figures(
         of_method: dict[str, float] = {"operations": method.nodes, "partitions": method.partitions}
         if method.nodes:
             of_method["delegated"] = method.delegated / method.nodes
-        calls = [each for each in instructions_in(plan.methods[name].graph) if isinstance(each, DelegateCall)]
+        calls = [each for _, each in walk(plan.methods[name].graph) if isinstance(each, DelegateCall)]
         called = {plan.delegates[call.delegate].file for call in calls} & native.keys()
         if called and called <= kernels.keys():
             of_method["kernels"] = sum(kernels[file] for file in called)

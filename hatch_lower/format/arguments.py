@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -101,6 +101,11 @@ def references_in(argument: Argument) -> Iterator[Value | ConstantName]:
             yield from references_in(item)
     elif isinstance(argument, Value | ConstantName):
         yield argument
+
+
+def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
+    for argument in arguments:
+        yield from (each.name for each in references_in(argument) if isinstance(each, ConstantName))
 
 
 def _read_number(value: object) -> float:

@@ -177,6 +177,9 @@ class Scan(Frozen):
 
 Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map | Scan
 
+# parts of control flow, as debug maps name them; of others it is a body
+PARTS: Mapping[type, tuple[str, ...]] = {Cond: ("true", "false"), While: ("condition", "body")}
+
 
 class Graph(Frozen):
     """Instructions in order; slots are local to the graph, and each is written once."""
@@ -212,12 +215,27 @@ def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
     return (instruction.body,) if isinstance(instruction, Map | Scan) else ()
 
 
-def instructions_in(graph: Graph) -> Iterator[Instruction]:
-    """Yield the instructions of a graph, each before those of the graphs in it."""
-    for instruction in graph.instructions:
-        yield instruction
+def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
+    """Yield every instruction, at any depth, with its path in a debug map."""
+    for index, instruction in enumerate(graph.instructions):
+        yield f"{path}{index}", instruction
+        for part, nested in zip(PARTS.get(type(instruction), ("body",)), nested_graphs(instruction), strict=False):
+            yield from walk(nested, f"{path}{index}.{part}.")
+
+
+def outputs_in(graph: Graph) -> Iterator[Argument]:
+    """Yield the outputs of a graph, and of those nested in it."""
+    yield from graph.outputs
+    for _, instruction in walk(graph):
         for nested in nested_graphs(instruction):
-            yield from instructions_in(nested)
+            yield from nested.outputs
+
+
+def arguments_in(graph: Graph) -> Iterator[Argument]:
+    """Yield what a graph, and those nested in it, give to instructions and return."""
+    for _, instruction in walk(graph):
+        yield from arguments_of(instruction)
+    yield from outputs_in(graph)
 
 
 def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hatch_lower.format.arguments import Argument, Value, references_in
+from hatch_lower.format.arguments import Argument, Value, constants_in, references_in
 from hatch_lower.format.constants import Constant
 from hatch_lower.format.expression import Compound, Expression, symbols_in
 from hatch_lower.format.graph import (
@@ -17,8 +17,10 @@ from hatch_lower.format.graph import (
     Map,
     OpCall,
     PythonCall,
+    arguments_in,
     arguments_of,
     nested_graphs,
+    walk,
 )
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
 from hatch_lower.runtime.arrays import Operators
@@ -123,13 +125,9 @@ def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
 
 
 def symbols_of(graph: Graph) -> frozenset[str]:
-    symbols: frozenset[str] = frozenset()
-    for instruction in graph.instructions:
-        if isinstance(instruction, DelegateCall):
-            tensors = [*instruction.inputs, *filter(None, instruction.outputs)]
-            symbols = symbols.union(*(symbols_in(size) for tensor in tensors for size in expressions_in(tensor)))
-        symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
-    return symbols
+    calls = [instruction for _, instruction in walk(graph) if isinstance(instruction, DelegateCall)]
+    tensors = [tensor for call in calls for tensor in (*call.inputs, *filter(None, call.outputs))]
+    return frozenset[str]().union(*(symbols_in(size) for tensor in tensors for size in expressions_in(tensor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +155,8 @@ class Aliasing:
             self._slots[instruction.out] = self._roots_of_instruction(instruction)
 
     def roots_of(self, *arguments: Argument) -> Roots:
-        references = [reference for argument in arguments for reference in references_in(argument)]
-        return NOTHING.union(
-            *(
-                self._slots[reference.slot] if isinstance(reference, Value) else {self.constant_root(reference.name)}
-                for reference in references
-            )
-        )
+        slots = [self._slots[value.slot] for value in references_to_values(arguments)]
+        return NOTHING.union(*slots, map(self.constant_root, constants_in(arguments)))
 
     def constant_root(self, name: str) -> Root:
         return Root(True, self._constants[name].storage)
@@ -175,14 +168,5 @@ class Aliasing:
             return NOTHING
         if isinstance(instruction, Map):  # what it returns is stacked, and so copied
             return NOTHING
-        mentioned = {self.constant_root(name) for name in _constants_in(nested_graphs(instruction))}
-        return self.roots_of(*arguments_of(instruction)) | mentioned
-
-
-def _constants_in(graphs: Sequence[Graph]) -> Iterable[str]:
-    for graph in graphs:
-        arguments = [argument for inner in graph.instructions for argument in arguments_of(inner)]
-        for argument in (*arguments, *graph.outputs):
-            yield from (reference.name for reference in references_in(argument) if not isinstance(reference, Value))
-        for instruction in graph.instructions:
-            yield from _constants_in(nested_graphs(instruction))
+        nested = [argument for graph in nested_graphs(instruction) for argument in arguments_in(graph)]
+        return self.roots_of(*arguments_of(instruction)) | set(map(self.constant_root, constants_in(nested)))

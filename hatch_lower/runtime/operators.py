@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from hatch_lower.format.graph import Graph, OpCall, nested_graphs
+from hatch_lower.format.graph import Graph, OpCall, walk
 from hatch_lower.runtime.names import Names
 
 # operations that are Python's own operators; those that are functions are in `PYTHON_FUNCTIONS`
@@ -78,8 +78,4 @@ def size_code(templates: Mapping[str, str], op: str, args: list[str]) -> str | N
 
 
 def calls_in(graph: Graph) -> Iterator[OpCall]:
-    for instruction in graph.instructions:
-        if isinstance(instruction, OpCall):
-            yield instruction
-        for nested in nested_graphs(instruction):
-            yield from calls_in(nested)
+    return (instruction for _, instruction in walk(graph) if isinstance(instruction, OpCall))

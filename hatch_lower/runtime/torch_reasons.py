@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hatch_lower.format.arguments import Argument, ConstantName, Special, literal_text, references_in
-from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, OpCall, While, arguments_of, nested_graphs
+from hatch_lower.format.arguments import Special, constants_in, literal_text
+from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, arguments_in, arguments_of, outputs_in, walk
 from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.tree import leaf_paths
@@ -18,9 +18,6 @@ TORCH = "torch>=2.13"
 
 UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has
 OF_ML_DTYPES = ("bfloat16", "float8_")  # how the names begin of those that only `ml_dtypes` has
-
-# parts of control flow, as debug maps name them
-PARTS: Mapping[type, Sequence[str]] = {Cond: ("true", "false"), While: ("condition", "body")}
 
 
 class TorchReason(Frozen):
@@ -40,7 +37,7 @@ def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequenc
             for path, instruction in walk(method.graph)
             for what in reasons_of_instruction(instruction, plan, numpy_delegates)
         ]
-        if any(plan.constants[constant].dtype == UNKNOWN for constant in constants_in(outputs_of(method.graph))):
+        if any(plan.constants[constant].dtype == UNKNOWN for constant in constants_in(outputs_in(method.graph))):
             reasons.append(TorchReason(name, "", f"an output of dtype {UNKNOWN}"))
     return tuple(reasons)
 
@@ -80,35 +77,12 @@ def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
 def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
     """Yield the dtypes of a method's arrays; those of constants that it hands to delegates only are not among them."""
     entries = [entry for entry in method.inputs if isinstance(entry, TensorInput)]
-    arguments = list(outputs_of(method.graph))
     for _, instruction in walk(method.graph):
-        arguments += arguments_of(instruction)
         entries += tensors_of(instruction) if isinstance(instruction, DelegateCall) else ()
     yield from (entry.dtype for entry in entries)
-    yield from (plan.constants[name].dtype for name in constants_in(arguments))
-
-
-def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
-    """Yield every instruction, at any depth, with its path in a debug map."""
-    for index, instruction in enumerate(graph.instructions):
-        yield f"{path}{index}", instruction
-        parts = PARTS.get(type(instruction), ("body",))
-        for part, nested in zip(parts, nested_graphs(instruction), strict=False):
-            yield from walk(nested, f"{path}{index}.{part}.")
-
-
-def outputs_of(graph: Graph) -> Iterator[Argument]:
-    yield from graph.outputs
-    for _, instruction in walk(graph):
-        for nested in nested_graphs(instruction):
-            yield from nested.outputs
+    yield from (plan.constants[name].dtype for name in constants_in(arguments_in(method.graph)))
 
 
 def tensors_of(call: DelegateCall) -> Iterator[TensorInput]:
     entries: Iterable[Input | None] = (*call.inputs, *call.outputs)
     return (entry for entry in entries if isinstance(entry, TensorInput))
-
-
-def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
-    for argument in arguments:
-        yield from (each.name for each in references_in(argument) if isinstance(each, ConstantName))

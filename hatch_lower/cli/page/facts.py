@@ -9,7 +9,7 @@ from typing import Any
 
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.debug_map import MethodDebug
-from hatch_lower.format.graph import DelegateCall, instructions_in
+from hatch_lower.format.graph import DelegateCall, walk
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
 from hatch_lower.format.weights import Weights, is_aligned
@@ -38,7 +38,7 @@ def method_report(name: str, method: MethodPlan) -> Facts:
 
 
 def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Facts]:
-    calls = Counter(each.delegate for each in instructions_in(method.graph) if isinstance(each, DelegateCall))
+    calls = Counter(each.delegate for _, each in walk(method.graph) if isinstance(each, DelegateCall))
     return [
         {
             "backend": delegate.backend,
