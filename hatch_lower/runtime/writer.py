@@ -37,9 +37,8 @@ from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
 from hatch_lower.runtime.names import Names, tuple_code
-from hatch_lower.runtime.operators import python_code, size_code
+from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
 from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
-from hatch_lower.runtime.rows import map_rows, scan_rows
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
