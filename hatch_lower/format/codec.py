@@ -44,13 +44,13 @@ def within(path: str) -> Iterator[None]:
         raise
 
 
+def installation_error(what: str, where: str, found: str) -> ProgramError:
+    hint = "install the distribution again; if that does not help, build its wheel again"
+    return ProgramError(what, where=where, found=found, hint=hint)
+
+
 def refuse(where: str, found: str) -> NoReturn:
-    raise ProgramError(
-        "a packaged program file is damaged",
-        where=where,
-        found=found,
-        hint="install the distribution again; if that does not help, build its wheel again",
-    )
+    raise installation_error("a packaged program file is damaged", where, found)
 
 
 def decode(kind: object, value: object, where: str) -> Any:

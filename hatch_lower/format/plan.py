@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
-from hatch_lower.format.codec import Damage, decode_file, encode, within
+from hatch_lower.format.codec import Damage, decode_file, encode, installation_error, within
 from hatch_lower.format.constants import Constant, Storage, check_view
 from hatch_lower.format.delegates import DelegateEntry, TargetEntry, is_whole, meanings
 from hatch_lower.format.expression import SymbolName
@@ -138,12 +137,8 @@ def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
         ("the machine", machine_text(plan.target), machine_text(recipe.target)),
     ):
         if stated != listed:
-            raise ProgramError(
-                "the plan and the manifest contradict each other",
-                where=where,
-                found=f"{what} {stated}, where the manifest says {listed}",
-                hint="install the distribution again; if that does not help, build its wheel again",
-            )
+            found = f"{what} {stated}, where the manifest says {listed}"
+            raise installation_error("the plan and the manifest contradict each other", where, found)
 
 
 def names_text(names: Iterable[str]) -> str:

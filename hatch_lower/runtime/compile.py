@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import installation_error
 from hatch_lower.format.plan import Plan, signature_text
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import Arrays
@@ -52,12 +52,8 @@ def compile_method(
     try:
         code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ProgramError(
-            "a packaged program cannot be run",
-            where=f"method `{name:.80}`",
-            found=f"Python refuses its code: {type(error).__name__}: {error}",
-            hint="install the distribution again; if that does not help, build its wheel again",
-        ) from error
+        found = f"Python refuses its code: {type(error).__name__}: {error}"
+        raise installation_error("a packaged program cannot be run", f"method `{name:.80}`", found) from error
     return MethodCode(
         source, code, writer.names, inspect.Signature(parameters), signature_text(name, plan.methods[name])
     )

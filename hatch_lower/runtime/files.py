@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hatch_lower.canonical import open_file, sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import installation_error
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.frozen import Frozen
 
@@ -55,12 +56,8 @@ class Recorded(Frozen):
             return f"it lists this file, which cannot be read: {type(error).__name__}: {error}"
 
     def _fault(self, path: Path, found: str) -> ProgramError:
-        return ProgramError(
-            f"the RECORD of {self.owner} does not vouch for a packaged program file",
-            where=str(path),
-            found=found,
-            hint="install the distribution again; if that does not help, build its wheel again",
-        )
+        what = f"the RECORD of {self.owner} does not vouch for a packaged program file"
+        return installation_error(what, str(path), found)
 
 
 def record_digest(text: str) -> str:
@@ -232,19 +229,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: Exception) -> ProgramError:
-    missing = isinstance(error, FileNotFoundError)
-    return ProgramError(
-        "a packaged program file is missing" if missing else "a packaged program file cannot be read",
-        where=str(path),
-        found="" if missing else f"{type(error).__name__}: {error}",
-        hint="install the distribution again; if that does not help, build its wheel again",
-    )
+    if isinstance(error, FileNotFoundError):
+        return installation_error("a packaged program file is missing", str(path), "")
+    found = f"{type(error).__name__}: {error}"
+    return installation_error("a packaged program file cannot be read", str(path), found)
 
 
 def refused(path: Path, found: str) -> ProgramError:
-    return ProgramError(
-        "a packaged program file is not the one that the manifest lists",
-        where=str(path),
-        found=found,
-        hint="install the distribution again; if that does not help, build its wheel again",
-    )
+    return installation_error("a packaged program file is not the one that the manifest lists", str(path), found)

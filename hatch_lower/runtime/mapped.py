@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hatch_lower.canonical import open_file, sha256_bytes
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.codec import decode, parse_json, refuse
+from hatch_lower.format.codec import decode, installation_error, parse_json, refuse
 from hatch_lower.format.constants import DATA_MAP_BYTES, Storage, TensorEntry, content_key, header_span, tensors_begin
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.plan import Plan
@@ -164,9 +164,4 @@ def map_file(path: Path, size: int | None = None, access: int = mmap.ACCESS_COPY
 
 
 def unusable(path: Path, found: str) -> ProgramError:
-    return ProgramError(
-        "the named data of a delegate cannot be used",
-        where=str(path),
-        found=found,
-        hint="install the distribution again; if that does not help, build its wheel again",
-    )
+    return installation_error("the named data of a delegate cannot be used", str(path), found)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import installation_error
 from hatch_lower.format.graph import Graph
 from hatch_lower.runtime.operators import calls_in
 from hatch_lower.torch_private.operators import (
@@ -117,11 +118,8 @@ def alias_within_storage(
     last = self.storage_offset() + sum(max(end, 0) for end in ends)
     count = self.untyped_storage().nbytes() // self.itemsize
     if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
-        raise ProgramError(
-            "the program would have read memory outside of a tensor's",
-            found=f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements",
-            hint="install the distribution again; if that does not help, build its wheel again",
-        )
+        found = f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements"
+        raise installation_error("the program would have read memory outside of a tensor's", "", found)
     return operator(self, size, stride)
 
 
