@@ -61,12 +61,6 @@ class ToTorch(Exchange):
         return f"{names.bind('arrays', arrays_of, arrays_of)}({code})"
 
 
-def find_exchange(program: str, delegate: str) -> Exchange | None:
-    if program == delegate:
-        return None
-    return ToNumpy() if delegate == "numpy" else ToTorch()
-
-
 def array_of(tensor: Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
     if is_common(name):

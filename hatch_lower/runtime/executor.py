@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -137,12 +138,9 @@ class Executor:
             constants = [self._constants[name] for name in entry.constants]
             if exchange := program.exchanges[index]:
                 constants = [exchange.given(constant) for constant in constants]
-            kind, blob = program.kinds[index], program.blobs[index]
-            loaded: object = (
-                kind.load(blob, constants)
-                if program.timing is None
-                else program.timing.load(index, kind, blob, constants)
-            )
+            kind, timing = program.kinds[index], program.timing
+            load = kind.load if timing is None else partial(timing.load, index, kind)
+            loaded: object = load(program.blobs[index], constants)
         except LowerError:
             raise
         except Exception as error:
@@ -153,12 +151,8 @@ class Executor:
                 hint="install the versions that the program requires, or build the wheel again",
             ) from error
         if not isinstance(loaded, Delegate):
-            raise ProgramError(
-                f"the backend `{entry.backend}` loads something else than a `Delegate`",
-                where=entry.file,
-                found=f"`{type(loaded).__name__}`",
-                hint="this is a fault of the backend: report it to its authors",
-            )
+            what = f"the backend `{entry.backend}` loads something else than a `Delegate`"
+            raise fault_of_backend(entry, what, f"`{type(loaded).__name__}`")
         return loaded
 
     def _run_of(self, index: int) -> Callable[..., Any]:
@@ -238,15 +232,16 @@ def exchange_of(arrays: Arrays, kind: type[Delegate], entry: DelegateEntry) -> E
     if kind.arrays == arrays.name:
         return None
     if kind.arrays not in LIBRARIES:
-        raise ProgramError(
-            f"the backend `{entry.backend}` computes with arrays of an unknown library",
-            where=entry.file,
-            found=f"`arrays` of its run half is {kind.arrays!r:.80}",
-            hint="this is a fault of the backend: report it to its authors",
-        )
-    from hatch_lower.runtime.exchange import find_exchange
+        what = f"the backend `{entry.backend}` computes with arrays of an unknown library"
+        raise fault_of_backend(entry, what, f"`arrays` of its run half is {kind.arrays!r:.80}")
+    from hatch_lower.runtime.exchange import ToNumpy, ToTorch
 
-    return find_exchange(arrays.name, kind.arrays)
+    return ToNumpy() if kind.arrays == "numpy" else ToTorch()
+
+
+def fault_of_backend(entry: DelegateEntry, what: str, found: str) -> ProgramError:
+    hint = "this is a fault of the backend: report it to its authors"
+    return ProgramError(what, where=entry.file, found=found, hint=hint)
 
 
 def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place]) -> Place | None:
