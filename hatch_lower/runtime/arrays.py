@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from hatch_lower.errors import InputError, ProgramError
@@ -39,6 +39,8 @@ class Operators(Protocol):
 class Arrays(ABC):
     """What is done with the arrays of one library, or written about them into generated code; it has no state."""
 
+    # what is not abstract is so for arrays that are no more than memory, as NumPy's
+
     name: ClassVar[str]
     noun: ClassVar[str]  # what people call one, with its article
     kind: ClassVar[type[Array]]
@@ -47,9 +49,9 @@ class Arrays(ABC):
 
     # Memory
 
-    @abstractmethod
     def storing(self) -> AbstractContextManager[object]:
         """Return the context in which constants are made and state is written."""
+        return nullcontext()
 
     @abstractmethod
     def span(self, storage: Storage, content: memoryview) -> Array:
@@ -105,25 +107,25 @@ class Arrays(ABC):
     def special(self, value: Special) -> object:
         """Return what stands for one of torch's own constants in a call of an operator."""
 
-    @abstractmethod
     def opening_lines(self, call: str, names: Names) -> list[str]:
         """Return what a method begins with; `call` is a call of it with the same arguments."""
+        return []
 
     @abstractmethod
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
         """Return the code that is true for an array of another dtype."""
 
-    @abstractmethod
     def place_tests(self, variable: str, names: Names) -> list[str]:
         """Return pieces of code; one of them is true for an array that is not on the CPU, or not strided."""
+        return []
 
     @abstractmethod
     def rank_test(self, rank: int, variable: str) -> str: ...
 
-    @abstractmethod
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
         """Return the lines after which the elements in memory are an array's values."""
         # `of_caller`: it is an argument, of which nothing but the values counts; `in_place`: it has to keep its memory
+        return []
 
     @abstractmethod
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
@@ -156,8 +158,8 @@ class Arrays(ABC):
     def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:
         """Return why an array that keeps its memory is not one of these strides, or an empty string."""
 
-    @abstractmethod
-    def is_special(self, value: object, wanted: Special) -> bool: ...
+    def is_special(self, value: object, wanted: Special) -> bool:
+        return False  # a program that takes one of torch's constants needs torch
 
     @abstractmethod
     def conversion_hint(self, value: object) -> str:
@@ -221,6 +223,5 @@ def find_arrays(name: str | None = None) -> Arrays:
             found="neither torch nor NumPy" if not any(map(is_installed, LIBRARIES)) else f"no module `{name}`",
             hint=f"install {name}" + (', or load the model with `arrays="numpy"`' if name == "torch" else ""),
         )
-    module = importlib.import_module(f"hatch_lower.runtime.{name}_arrays")
-    arrays: Arrays = module.ARRAYS
+    arrays: Arrays = importlib.import_module(f"hatch_lower.runtime.{name}_arrays").ARRAYS
     return arrays

@@ -205,9 +205,9 @@ def as_dtype(stored: Array, dtype: str, arrays: Arrays) -> Array:
 def literal_value(literal: Literal) -> object:
     if not isinstance(literal, Special):
         return literal
-    import torch  # what takes one of its constants needs it
+    from hatch_lower.runtime.torch_arrays import ARRAYS  # what takes one of torch's constants needs it
 
-    return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
+    return ARRAYS.special(literal)
 
 
 def call_arguments(method: MethodPlan, leaves: list[object], arrays: Arrays) -> tuple[list[object], dict[str, object]]:

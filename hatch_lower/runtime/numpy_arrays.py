@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,9 +45,6 @@ class NumpyArrays(Arrays):
     }
 
     # Memory
-
-    def storing(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def span(self, storage: Storage, content: memoryview) -> Array:
         # bytes: `view` gives them their dtype
@@ -118,21 +114,12 @@ class NumpyArrays(Arrays):
     def special(self, value: Special) -> object:
         return element_dtype(value.name) if value.kind == "dtype" else value
 
-    def opening_lines(self, call: str, names: Names) -> list[str]:
-        return []
-
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
         # not `is`: the same dtype may be another object
         return f"{variable}.dtype != {names.bind(dtype, border_dtype(dtype), ('dtype', dtype))}"
 
-    def place_tests(self, variable: str, names: Names) -> list[str]:
-        return []
-
     def rank_test(self, rank: int, variable: str) -> str:
         return f"{variable}.ndim != {rank}"
-
-    def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
-        return []
 
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
         if strides is None:
@@ -184,9 +171,6 @@ class NumpyArrays(Arrays):
         if same_layout(array.shape, found, strides):
             return ""
         return f"strides {list(found)}, which must be {list(strides)}"
-
-    def is_special(self, value: object, wanted: Special) -> bool:
-        return False  # a program that takes one of torch's constants needs torch
 
     def conversion_hint(self, value: object) -> str:
         return "pass `numpy.asarray(...)` of it, of the right dtype" if isinstance(value, list | tuple) else ""

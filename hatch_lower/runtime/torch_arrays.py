@@ -163,7 +163,7 @@ class TorchArrays(Arrays):
         return f"strides {list(array.stride())}, which must be {list(strides)}"
 
     def is_special(self, value: object, wanted: Special) -> bool:
-        expected = torch.device(wanted.name) if wanted.kind == "device" else getattr(torch, wanted.name)
+        expected = self.special(wanted)
         return type(value) is type(expected) and bool(value == expected)
 
     def conversion_hint(self, value: object) -> str:
