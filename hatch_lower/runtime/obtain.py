@@ -160,7 +160,7 @@ def download_from_hub(url: str, *, force: bool = False) -> Path:
             file.repository,
             file.path,
             revision=file.revision,
-            cache_dir=hub_folder(os.environ),
+            cache_dir=hub_folder(),
             endpoint=os.environ.get("HF_ENDPOINT") or None,
             force_download=force,
         )

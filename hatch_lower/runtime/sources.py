@@ -26,26 +26,26 @@ class HubFile(NamedTuple):
     path: str
 
 
-def local_copy(source: Source, environment: Mapping[str, str] = os.environ) -> Path | None:
-    return next((path for path in places(source, environment) if size_of(path) == source.size), None)
+def local_copy(source: Source) -> Path | None:
+    return next((path for path in places(source) if size_of(path) == source.size), None)
 
 
-def places(source: Source, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
+def places(source: Source) -> Iterator[Path]:
     # in the order in which they are looked at
-    for folder in weights_folders(environment):
+    for folder in weights_folders():
         yield folder / file_name(source.sha256)
     if source.url.startswith(HUB):
-        yield hub_path(hub_file(source.url), environment)
+        yield hub_path(hub_file(source.url))
 
 
-def weights_folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    named = [Path(text) for text in environment.get(FOLDERS, "").split(os.pathsep) if text]
-    return named or [cache_home(environment) / "hatch-lower" / "weights"]
+def weights_folders() -> list[Path]:
+    named = [Path(text) for text in os.environ.get(FOLDERS, "").split(os.pathsep) if text]
+    return named or [cache_home() / "hatch-lower" / "weights"]
 
 
-def cache_home(environment: Mapping[str, str]) -> Path:
+def cache_home() -> Path:
     # on every system, as huggingface_hub has it
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 
 
 def file_name(sha256: str) -> str:
@@ -67,17 +67,17 @@ def hub_file(url: str) -> HubFile:
     return HubFile(repository, revision, path)
 
 
-def hub_path(file: HubFile, environment: Mapping[str, str] = os.environ) -> Path:
+def hub_path(file: HubFile) -> Path:
     """Return where huggingface's cache has a file, of which the revision is a commit."""
     repository = f"models--{file.repository.replace('/', '--')}"
-    return hub_folder(environment) / repository / "snapshots" / file.revision / file.path
+    return hub_folder() / repository / "snapshots" / file.revision / file.path
 
 
-def hub_folder(environment: Mapping[str, str]) -> Path:
+def hub_folder() -> Path:
     # as huggingface_hub finds it, which takes long to import
-    home = environment.get("HF_HOME") or str(cache_home(environment) / "huggingface")
-    hub = environment.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return Path(os.path.expandvars(os.path.expanduser(environment.get("HF_HUB_CACHE") or hub)))
+    home = os.environ.get("HF_HOME") or str(cache_home() / "huggingface")
+    hub = os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or hub)))
 
 
 def is_on(environment: Mapping[str, str], name: str) -> bool:
