@@ -28,9 +28,7 @@ class OutsideWeights:
     # `where` is the path of `weights.json`; `name` is what the command `fetch` is given for the model; `find` returns
     # where a file is on this machine
 
-    def __init__(
-        self, constants: ConstantsFile | None, weights: Weights, where: str, name: str, find: Find = local_copy
-    ) -> None:
+    def __init__(self, constants: ConstantsFile | None, weights: Weights, where: str, name: str, find: Find) -> None:
         self._constants = constants
         self._weights = weights
         self._where = where
@@ -39,18 +37,16 @@ class OutsideWeights:
         self._mapped: dict[int, tuple[Path, memoryview]] = {}  # by the source's position
 
     def spans(self, storages: Sequence[Storage]) -> tuple[memoryview, ...]:
-        outside = self._outside(storages)
-        constants, inside = self._inside(storages, outside)
-        packed = iter(constants.spans(inside) if constants is not None else ())
+        outside, inside = self._divided(storages)
+        packed = iter(self._constants.spans(inside) if self._constants is not None else ())
         return tuple(
             self._content(storage, outside[index]) if index in outside else next(packed)
             for index, storage in enumerate(storages)
         )
 
     def places(self, storages: Sequence[Storage]) -> tuple[Place, ...]:
-        outside = self._outside(storages)
-        constants, inside = self._inside(storages, outside)
-        packed = iter(constants.places(inside) if constants is not None else ())
+        outside, inside = self._divided(storages)
+        packed = iter(self._constants.places(inside) if self._constants is not None else ())
         return tuple(
             self._place(outside[index]) if index in outside else next(packed) for index in range(len(storages))
         )
@@ -69,18 +65,13 @@ class OutsideWeights:
                     yield self._other(source, path, f"other contents in the bytes {span.begin} to {span.end}")
                     break
 
-    def _outside(self, storages: Sequence[Storage]) -> Mapping[int, Span]:
+    def _divided(self, storages: Sequence[Storage]) -> tuple[Mapping[int, Span], list[Storage]]:
         outside = spans_outside(storages, self._weights, self._where)
         self._map(sorted({span.source for span in outside.values()}))
-        return outside
-
-    def _inside(
-        self, storages: Sequence[Storage], outside: Mapping[int, Span]
-    ) -> tuple[ConstantsFile | None, list[Storage]]:
         inside = [storage for index, storage in enumerate(storages) if index not in outside]
         if inside and self._constants is None:
             refuse(f"{self._where}: {inside[0].key}", "no such storage, and the model has no constants file")
-        return self._constants, inside
+        return outside, inside
 
     def _content(self, storage: Storage, span: Span) -> memoryview:
         path, mapped = self._mapped[span.source]
