@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.surgery import output_values
 from hatch_lower.exir.graph.tensors import span_length, storage_key
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -23,13 +26,26 @@ class Layout:
     offset: int  # elements from the group's first to the constant's first, in its own dtype's size
 
 
+def input_pairs(program: ExportedProgram) -> list[tuple[InputSpec, Node]]:
+    return list(zip(program.graph_signature.input_specs, program.graph.find_nodes(op="placeholder"), strict=True))
+
+
+def output_pairs(program: ExportedProgram) -> list[tuple[OutputSpec, Argument]]:
+    return list(zip(program.graph_signature.output_specs, output_values(program.graph_module), strict=True))
+
+
+def named_after(spec: OutputSpec, value: Argument) -> OutputSpec:
+    """Return the specification of an output with the name that its node has now."""
+    arg: Any = spec.arg
+    return replace(spec, arg=replace(arg, name=value.name)) if isinstance(value, Node) else spec
+
+
 def constant_specs(program: ExportedProgram) -> list[InputSpec]:
     return [spec for spec in program.graph_signature.input_specs if spec.kind in CONSTANT_KINDS]
 
 
 def constant_placeholders(program: ExportedProgram) -> dict[Node, InputSpec]:
-    pairs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    return {node: spec for node, spec in pairs if spec.kind in CONSTANT_KINDS}
+    return {node: spec for spec, node in input_pairs(program) if spec.kind in CONSTANT_KINDS}
 
 
 def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:

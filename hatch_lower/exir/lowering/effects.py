@@ -6,15 +6,14 @@ graph has an order of its own, and a program without tokens is called with tenso
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import Node
 
-from hatch_lower.exir.graph.surgery import output_values
+from hatch_lower.exir.graph.state import input_pairs, named_after, output_pairs
 from hatch_lower.torch_private.operators import schema_of
 from hatch_lower.torch_private.programs import change_signature
 
@@ -23,26 +22,20 @@ WITH_EFFECTS = torch.ops.higher_order.with_effects
 
 def remove_tokens(program: ExportedProgram) -> None:
     """Let a program call operations with effects as it calls others, in place."""
-    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
-    if all(spec.kind is not InputKind.TOKEN for spec in inputs):
+    inputs = input_pairs(program)
+    given = [spec for spec, _ in inputs if spec.kind is not InputKind.TOKEN]
+    if len(given) == len(inputs):
         return
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=WITH_EFFECTS):
         call_directly(node)
-    pairs = list(zip(outputs, output_values(program.graph_module), strict=True))
-    results = [(spec, value) for spec, value in pairs if spec.kind is not OutputKind.TOKEN]
+    results = [(spec, value) for spec, value in output_pairs(program) if spec.kind is not OutputKind.TOKEN]
     graph.output_node().args = (tuple(value for _, value in results),)
-    for spec, node in zip(inputs, graph.find_nodes(op="placeholder"), strict=True):
+    for spec, node in inputs:
         if spec.kind is InputKind.TOKEN:
             graph.erase_node(node)
     program.graph_module.recompile()
-    given = [spec for spec in inputs if spec.kind is not InputKind.TOKEN]
     change_signature(program, ExportGraphSignature(given, [named_after(spec, value) for spec, value in results]))
-
-
-def named_after(spec: OutputSpec, value: object) -> OutputSpec:
-    arg: Any = spec.arg
-    return replace(spec, arg=replace(arg, name=value.name)) if isinstance(value, Node) else spec
 
 
 def call_directly(node: Node) -> None:

@@ -14,8 +14,8 @@ from torch.fx.node import Argument
 
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.delegate import executorch_call_delegate
-from hatch_lower.exir.graph.state import STATE_MUTATIONS
-from hatch_lower.exir.graph.surgery import attribute_of, copy_node, output_values, rebuild_program
+from hatch_lower.exir.graph.state import STATE_MUTATIONS, input_pairs, output_pairs
+from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_program
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
@@ -81,7 +81,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     graph, copies, attributes = rebuild(root, plan, dropped, modules, handles)
     kept_values: list[Argument] = []
     output_specs: list[OutputSpec] = []
-    for spec, value in zip(program.graph_signature.output_specs, output_values(root), strict=True):
+    for spec, value in output_pairs(program):
         if spec.kind in STATE_MUTATIONS and spec.target in consumed:
             continue
         new = copies[value] if isinstance(value, Node) else value
@@ -91,9 +91,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
         output_specs.append(OutputSpec(spec.kind, argument, spec.target))
     graph.output(tuple(kept_values)).meta.update(root.graph.output_node().meta)
 
-    placeholders = root.graph.find_nodes(op="placeholder")
-    pairs = zip(program.graph_signature.input_specs, placeholders, strict=True)
-    input_specs = [spec for spec, node in pairs if node not in dropped]
+    input_specs = [spec for spec, node in input_pairs(program) if node not in dropped]
     needed = {spec.target for spec in input_specs if spec.kind is not InputKind.USER_INPUT}
     return rebuild_program(
         program,

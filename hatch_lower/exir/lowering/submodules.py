@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
-from hatch_lower.exir.graph.state import constant_placeholders
+from hatch_lower.exir.graph.state import constant_placeholders, output_pairs
 from hatch_lower.exir.graph.surgery import attribute_of, output_values
 from hatch_lower.exir.lowering.extract import argument_of, share_constants
 
@@ -299,11 +299,11 @@ def mutations(
 ) -> Iterator[tuple[str, OutputSpec]]:
     """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer."""
     # by place: the signature may still have the name of a node that is in the submodule now
-    specs = list(zip(output_values(program.graph_module), program.graph_signature.output_specs, strict=True))
+    pairs = output_pairs(program)
     for node in call.users:
         if node.target is not getitem or node.args[1] != index:
             continue
-        here = [spec for value, spec in specs if value is node]
+        here = [spec for spec, value in pairs if value is node]
         changed = [spec for spec in here if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in buffers]
         if changed and (len(here) > 1 or any(user.op != "output" for user in node.users)):
             raise PartitionError(

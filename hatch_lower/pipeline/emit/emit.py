@@ -12,8 +12,16 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of, constant_specs, mutated_targets
-from hatch_lower.exir.graph.surgery import output_values, tensor_attributes
+from hatch_lower.exir.graph.state import (
+    CONSTANT_KINDS,
+    STATE_MUTATIONS,
+    constant_of,
+    constant_specs,
+    input_pairs,
+    mutated_targets,
+    output_pairs,
+)
+from hatch_lower.exir.graph.surgery import tensor_attributes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.arguments import Argument
@@ -87,8 +95,7 @@ def emit_program(
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
     """Yield the constants that a program's own operations use, by placeholder name or path of an attribute."""
     changed = mutated_targets(program)
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+    for spec, node in input_pairs(program):
         if spec.kind is InputKind.USER_INPUT or (not node.users and spec.target not in changed):
             continue
         if spec.kind not in CONSTANT_KINDS:
@@ -142,14 +149,12 @@ def emit_method(
     for _, node in users:
         emitter.add_input(node)
     emitter.emit_calls()
-
-    specs = program.graph_signature.output_specs
     positions = {node.name: index for index, (_, node) in enumerate(users)}
 
     mutations: list[tuple[str, Argument]] = []
     input_mutations: list[tuple[int, Argument]] = []
     outputs: list[Argument] = []
-    for spec, value in zip(specs, output_values(program.graph_module), strict=True):
+    for spec, value in output_pairs(program):
         argument = emitter.refer(value)
         if spec.kind in STATE_MUTATIONS:
             mutations.append((str(spec.target), argument))

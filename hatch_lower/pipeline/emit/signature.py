@@ -13,6 +13,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.state import input_pairs
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.graph import Graph
@@ -141,9 +142,7 @@ def qualified_name(kind: type) -> str:
 
 
 def user_inputs(program: ExportedProgram) -> list[tuple[InputSpec, Node]]:
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    pairs = zip(program.graph_signature.input_specs, placeholders, strict=True)
-    return [(spec, node) for spec, node in pairs if spec.kind is InputKind.USER_INPUT]
+    return [(spec, node) for spec, node in input_pairs(program) if spec.kind is InputKind.USER_INPUT]
 
 
 def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input:

@@ -11,8 +11,15 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node, map_arg
 
 from hatch_lower.exir.delegate import executorch_call_delegate
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of, constant_specs, mutated_targets
-from hatch_lower.exir.graph.surgery import attribute_of, output_values
+from hatch_lower.exir.graph.state import (
+    CONSTANT_KINDS,
+    STATE_MUTATIONS,
+    constant_of,
+    constant_specs,
+    mutated_targets,
+    output_pairs,
+)
+from hatch_lower.exir.graph.surgery import attribute_of
 
 State = dict[str, torch.Tensor]  # constant name to its contents now
 
@@ -105,12 +112,10 @@ def values_at(
 
 
 def user_values(program: ExportedProgram) -> list[object]:
-    pairs = zip(program.graph_signature.output_specs, output_values(program.graph_module), strict=True)
-    return [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
+    return [value for spec, value in output_pairs(program) if spec.kind is OutputKind.USER_OUTPUT]
 
 
 def state_values(program: ExportedProgram) -> dict[str, Node]:
     """Return the nodes whose values a program writes back to its state, by constant name."""
-    specs = program.graph_signature.output_specs
-    pairs = zip(specs, output_values(program.graph_module), strict=True)
-    return {str(spec.target): node for spec, node in pairs if spec.kind in STATE_MUTATIONS and isinstance(node, Node)}
+    written = [(spec, node) for spec, node in output_pairs(program) if spec.kind in STATE_MUTATIONS]
+    return {str(spec.target): node for spec, node in written if isinstance(node, Node)}

@@ -10,7 +10,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputSpec, Tensor
 from torch.fx import Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, input_pairs, mutated_targets
 from hatch_lower.torch_private.programs import change_signature
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,7 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
     specs: list[InputSpec] = []
     created: set[str] = set()
     signature = exported_program.graph_signature
-    placeholders = list(exported_program.graph.find_nodes(op="placeholder"))  # the graph gets more of them on the way
-    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+    for spec, node in input_pairs(exported_program):  # those of before: the graph gets more of them on the way
         if node.name in names:
             if spec.kind not in CONSTANT_KINDS or spec.target in changed:
                 raise PartitionError(
