@@ -19,10 +19,9 @@ from hatch_lower.exir.lowered_backend_module import (
 from hatch_lower.torch_private import trees
 
 
-def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
+def adopt_lowered(module: GraphModule, handle: int) -> None:
     """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place."""
     # each module is replaced by a copy with debug handles, above `handle`, and names of constants of its own here
-    names: dict[str, str] = {}
     copies: dict[int, LoweredBackendModule] = {}
     for inner in graph_modules(module):
         for name, lowered, node in get_lowered_submodules(inner):
@@ -31,13 +30,9 @@ def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
                 copies[id(lowered)] = lowered.adopted(handle, f"lowered_module_{len(copies)}.")
                 handle = max(handle, highest_debug_handle(copies[id(lowered)].original_module.graph_module))
             inner.set_submodule(name, copies[id(lowered)])
-            where = f"node `{node.name}`"
-            node.args = (node.args[0], *flatten(node.args[1:], spec.in_spec.child(0), where))
-            value = flatten_results(node, spec.out_spec)
-            if inner is module:
-                names[node.name] = value.name
+            node.args = (node.args[0], *flatten(node.args[1:], spec.in_spec.child(0), f"node `{node.name}`"))
+            flatten_results(node, spec.out_spec)
         inner.recompile()
-    return names
 
 
 def highest_debug_handle(module: GraphModule) -> int:
@@ -52,9 +47,8 @@ def highest_debug_handle(module: GraphModule) -> int:
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 
 
-def flatten_results(call: Node, spec: trees.TreeSpec) -> Node:
+def flatten_results(call: Node, spec: trees.TreeSpec) -> None:
     values = flatten(call.meta["val"], spec, f"node `{call.name}`")
-    found = call
     if spec.is_leaf():
         with call.graph.inserting_after(call):
             found = call.graph.call_function(operator.getitem, (call, 0))
@@ -63,7 +57,6 @@ def flatten_results(call: Node, spec: trees.TreeSpec) -> Node:
     else:
         take_leaves(call, call, spec, 0)
     call.meta["val"] = tuple(values)
-    return found
 
 
 def take_leaves(call: Node, node: Node, spec: trees.TreeSpec, first: int) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
-from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
-from torch.fx.node import Target
 from torch.fx.traceback import get_current_meta
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
+from hatch_lower.exir.dialects._ops import edge_overload, torch_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
+from hatch_lower.exir.graph.state import named_after, output_pairs
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.effects import remove_tokens
@@ -119,10 +118,11 @@ def to_edge(
     # exported node.
     try:
         aten = decompose(program, keep, keep_nodes)
-        names = replace_targets(aten.graph_module)
+        replace_targets(aten.graph_module)
         assign_debug_handles(aten.graph_module)
-        names |= adopt_lowered(aten.graph_module, highest_debug_handle(aten.graph_module))
-        signature = rename_outputs(aten.graph_signature, names)
+        adopt_lowered(aten.graph_module, highest_debug_handle(aten.graph_module))
+        outputs = [named_after(spec, value) for spec, value in output_pairs(aten)]
+        signature = replace(aten.graph_signature, output_specs=outputs)
         return rebuild_program(aten, aten.graph_module, aten.graph, signature=signature, verifier=EdgeVerifier)
     except EdgeError:
         raise
@@ -137,16 +137,11 @@ def to_edge(
 def to_aten(program: ExportedProgram) -> ExportedProgram:
     """Return the same program with torch's own overloads, sharing its tensors; metadata and names are kept."""
     # for backends whose compilers take ATen
-    return copy_program(program, aten_target, verifier=Verifier)
+    return copy_program(program, torch_overload, verifier=Verifier)
 
 
-def aten_target(target: Target) -> Target:
-    return target._op if isinstance(target, EdgeOpOverload) else target
-
-
-def replace_targets(module: GraphModule) -> dict[str, str]:
-    """Make every torch overload of a decomposed graph an edge operator, in place; return new names by old ones."""
-    names: dict[str, str] = {}
+def replace_targets(module: GraphModule) -> None:
+    """Make every torch overload of a decomposed graph an edge operator, in place, named as in ExecuTorch."""
     for inner in graph_modules(module):
         for node in list(inner.graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
@@ -161,12 +156,8 @@ def replace_targets(module: GraphModule) -> dict[str, str]:
             if not schema_of(node.target).returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
-            old = node.name
-            name_after_target(node)  # `aten_add_tensor`, as in ExecuTorch
-            if inner is module:
-                names[old] = node.name
+            name_after_target(node)  # `aten_add_tensor`
         inner.recompile()
-    return names
 
 
 def moves_nothing(node: Node) -> bool:
@@ -184,14 +175,6 @@ def moves_nothing(node: Node) -> bool:
 def is_equal(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     # asked of a symbol, torch would note that it is
     return str(size) == str(other)
-
-
-def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) -> ExportGraphSignature:
-    outputs = []
-    for spec in signature.output_specs:
-        name = names.get(getattr(spec.arg, "name", ""))
-        outputs.append(spec if name is None else replace(spec, arg=replace(spec.arg, name=name)))
-    return replace(signature, output_specs=outputs)
 
 
 def assign_debug_handles(module: GraphModule) -> None:
