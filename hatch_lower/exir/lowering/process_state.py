@@ -10,8 +10,10 @@ import locale
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,6 +21,25 @@ import torch
 LIBRARY = (
     *(builtins, hashlib, io, os, os.path),
     *(json, json.decoder, json.encoder, json.JSONDecoder, json.JSONEncoder),
+)
+
+
+def flushes_denormals() -> bool:
+    # torch has no way to ask; of this thread, for the processor has the setting
+    return sys.float_info.min / 2 == 0
+
+
+# how torch tells each of its settings, and how it takes it
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
+    (flushes_denormals, torch.set_flush_denormal),
 )
 
 
@@ -64,44 +85,24 @@ def library_restored() -> Iterator[None]:
 @contextmanager
 def torch_restored() -> Iterator[None]:
     """Put back at the end what torch has one of, but its random numbers."""
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
-    strictness, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
-    is_cast, cast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    flushes = flushes_denormals()
+    before = [read() for read, _ in SETTINGS]
     try:
         yield
     finally:
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(gradients)
-        torch.set_autocast_enabled("cpu", is_cast)
-        torch.set_autocast_dtype("cpu", cast_dtype)
-        torch.set_flush_denormal(flushes)
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        if device != torch.get_default_device():
-            torch.set_default_device(device)
-        if strictness != torch.get_deterministic_debug_mode():
-            torch.set_deterministic_debug_mode(strictness)
-        if precision != torch.get_float32_matmul_precision():
-            torch.set_float32_matmul_precision(precision)
+        for (read, put_back), value in zip(SETTINGS, before, strict=True):
+            if read() != value:
+                put_back(value)
 
 
 def arithmetic() -> dict[str, str]:
     """Return the settings of torch that decide what the same code computes, by the function that changes them."""
-    cast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
     return {
         "torch.set_default_dtype": str(torch.get_default_dtype()),
         "torch.set_default_device": str(torch.get_default_device()),
-        "torch.autocast": cast,
+        "torch.autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off",
         "torch.inference_mode": str(torch.is_inference_mode_enabled()),
         "torch.set_flush_denormal": str(flushes_denormals()),
     }
-
-
-def flushes_denormals() -> bool:
-    # torch has no way to ask; of this thread, for the processor has the setting
-    return sys.float_info.min / 2 == 0
 
 
 def put_back_environment(variables: dict[str, str]) -> None:
