@@ -89,8 +89,8 @@ def write_local(local: LocalProgram, *, contents: bool) -> bytes:
     document: dict[str, object] = {
         "schema": SCHEMA,
         "graph": write_graph(program.graph_module, sizes, memory.add_one),
-        "inputs": [write_input(spec) for spec in program.graph_signature.input_specs],
-        "outputs": [write_output(spec) for spec in program.graph_signature.output_specs],
+        "inputs": [{**write_spec(spec), "persistent": spec.persistent} for spec in program.graph_signature.input_specs],
+        "outputs": [write_spec(spec) for spec in program.graph_signature.output_specs],
         "constants": [
             {**row, "name": spec.target, "state": spec.target in program.state_dict}
             for spec, row in zip(specs, constants, strict=True)
@@ -205,21 +205,12 @@ def read_tensor(row: Any, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
 # signatures
 
 
-def write_input(spec: InputSpec) -> dict[str, object]:
-    return {
-        "kind": spec.kind.name,
-        "arg": write_spec_argument(spec.arg),
-        "target": spec.target,
-        "persistent": spec.persistent,
-    }
+def write_spec(spec: InputSpec | OutputSpec) -> dict[str, object]:
+    return {"kind": spec.kind.name, "arg": write_spec_argument(spec.arg), "target": spec.target}
 
 
 def read_input(row: Any) -> InputSpec:
     return InputSpec(InputKind[row["kind"]], read_spec_argument(row["arg"]), row["target"], row["persistent"])
-
-
-def write_output(spec: OutputSpec) -> dict[str, object]:
-    return {"kind": spec.kind.name, "arg": write_spec_argument(spec.arg), "target": spec.target}
 
 
 def read_output(row: Any) -> OutputSpec:
