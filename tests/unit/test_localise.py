@@ -24,14 +24,13 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import PackageError, ProgramError, SampleError, VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import CompileSpec, ExportedProgram, PreprocessResult
-from hatch_lower.exir.backend.partitioner import DelegationSpec
+from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering import lower
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
 from hatch_lower.pipeline.localise.model import localise_model
-from hatch_lower.pipeline.localise.pieces import Everything
 from hatch_lower.pipeline.lower_model import lower_model, lower_recipe, start_build
 from hatch_lower.runtime import torch_operators
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -212,7 +211,7 @@ def test_what_is_kept_from_call_to_call_is_compared_in_the_second(look: Look) ->
 
 def test_what_a_delegate_keeps_wrongly_is_found_in_the_call_before(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     # a partition that owns its buffers
-    owner = Everything(DelegationSpec("reference", []))
+    owner = AllNodePartitioner("reference", [])
     monkeypatch.setattr(ReferenceBackend, "partitioner", lambda options: owner)
     methods = {"later": Method(args=(torch.linspace(0, 1, 8).reshape(2, 4),))}
     assert only(look(methods)).verdict == "none"
@@ -233,7 +232,7 @@ def test_state_that_a_delegate_loses_is_no_operation(look: Look, monkeypatch: py
         def run(self, inputs: list[torch.Tensor]) -> Any:
             return self._again().run(inputs)
 
-    monkeypatch.setattr(ReferenceBackend, "partitioner", lambda options: Everything(DelegationSpec("reference", [])))
+    monkeypatch.setattr(ReferenceBackend, "partitioner", lambda options: AllNodePartitioner("reference", []))
     monkeypatch.setattr(DelegateKinds, "load", lambda self, name: Forgetful)
     finding = only(look({"later": Method(args=(torch.linspace(0, 1, 8).reshape(2, 4),))}))
     assert (finding.verdict, finding.operations) == ("state", ())

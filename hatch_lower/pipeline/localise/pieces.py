@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from hatch_lower.cache.store import Store
 from hatch_lower.exir.backend.backend_api import lower_methods, tag_program
-from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.graph.surgery import computes
 from hatch_lower.exir.lowering.extract import extract
@@ -21,6 +22,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.emit.delegates import names_in_constants
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.signature import user_inputs
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import copied_tensor
 from hatch_lower.runtime.executor import Executor, execute_plan
@@ -65,42 +67,27 @@ def cut_out(owner: ExportedProgram, nodes: Collection[Node], outputs: Sequence[N
     return Piece(extract(owner, partition), tuple(inputs), tuple(outputs))
 
 
-class Everything(Partitioner):
-    def __init__(self, wanted: DelegationSpec) -> None:
-        super().__init__()
-        self._wanted = wanted
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        constants = constant_placeholders(exported_program)
-        for node in exported_program.graph.nodes:
-            if node.op in ("call_function", "get_attr") or node in constants:
-                node.meta[DELEGATION_TAG] = METHOD
-        return PartitionResult(exported_program, {METHOD: self._wanted})
-
-
 def takes_all(partitioner: Partitioner, program: ExportedProgram) -> bool:
-    result = tag_program(program, partitioner, False)
-    nodes = filter(computes, result.tagged_exported_program.graph.nodes)
+    nodes = filter(computes, tag_program(program, partitioner, False).tagged_exported_program.graph.nodes)
     tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
     return len(tags) == 1 and None not in tags
 
 
 def lower_piece(piece: Piece, spec: DelegationSpec, store: Store) -> ExportedProgram:
     # whatever a backend raises passes through
-    return lower_methods({METHOD: piece.program}, {METHOD: Everything(spec)}, store=store, validate=False)[
-        METHOD
-    ].program
+    partitioners = {METHOD: AllNodePartitioner(*spec)}
+    return lower_methods({METHOD: piece.program}, partitioners, store=store, validate=False)[METHOD].program
 
 
 class Runner:
     """A lowered program of flat inputs and outputs, loaded as an installed package would load it."""
 
     def __init__(self, program: ExportedProgram, folder: Path, store: Store) -> None:
-        count = len(program.graph_signature.user_inputs)
-        names = tuple(f"x{index}" for index in range(count))
+        users = [node for _, node in user_inputs(program)]
+        self._expected = [node.meta["val"] for node in users]
+        names = tuple(f"x{index}" for index in range(len(users)))
         emitted = emit_program(METHOD, {METHOD: LoweredMethod(METHOD, program, names)})
-        packager = Packager(folder, METHOD, store)
-        packager.write_program("default", emitted)
+        Packager(folder, METHOD, store).write_program("default", emitted)
         plan = emitted.plan
         spans: Sequence[torch.Tensor] = [emitted.storages[storage.key] for storage in plan.storages]
         places: Sequence[Any] = ()
@@ -112,10 +99,6 @@ class Runner:
         kinds = DelegateKinds()
         delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
         self._executor: Executor = execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
-
-        names_of_users = set(program.graph_signature.user_inputs)
-        users = [node for node in program.graph.find_nodes(op="placeholder") if node.name in names_of_users]
-        self._expected = [node.meta["val"] for node in users]
 
     def reset(self) -> None:
         self._executor.reset()
