@@ -91,7 +91,7 @@ def is_training(model: CapturedModel) -> bool:
 
 
 def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
-    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    total = sum(tensor.nbytes for tensor in found.values())
     if total > CHECK_BYTES:
         return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
     return found, note

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
@@ -49,24 +48,17 @@ def write_constants(
     """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied."""
     # delegates find some of them by `names`
     # the bytes depend on nothing but names, keys, dtypes, lengths and contents
-    with path.open("wb") as file:
-        return write_to(file, storages, names)
-
-
-def write_to(
-    file: BinaryIO, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
-) -> WrittenConstants:
-    keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
+    keys = keys_in_order(storages)
     header = make_header(keys, storages)
     if names:
-        ends = list(accumulate((span_size(storages[key]) for key in keys), initial=len(header)))
+        ends = list(accumulate((storages[key].nbytes for key in keys), initial=len(header)))
         spans = {key: (begin, end) for key, begin, end in zip(keys, ends[:-1], ends[1:], strict=True)}
         places = [NamedPlace(name, *spans[named.key], named.layout) for name, named in names.items()]
         header = data_map_head(places, ends[-1], ALIGNMENT) + header
     total = hashlib.sha256(header)
     size = len(header)
-    file.write(header)
-    with ThreadPoolExecutor(1) as hashing:
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
+        file.write(header)
         for key in keys:
             data = span_bytes(storages[key])
             for begin in range(0, len(data), PIECE):
@@ -77,13 +69,9 @@ def write_to(
     return WrittenConstants(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
 
 
-def place_in_file(key: str, tensor: torch.Tensor) -> tuple[int, str]:
+def keys_in_order(storages: Mapping[str, torch.Tensor]) -> list[str]:
     # each tensor is aligned, for its dtype at least, without gaps, which the format forbids
-    return (-math.gcd(ALIGNMENT, span_size(tensor)), key)
-
-
-def span_size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return sorted(storages, key=lambda key: (-math.gcd(ALIGNMENT, storages[key].nbytes), key))
 
 
 def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
@@ -91,11 +79,10 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
     begin = 0
     for key in keys:
         tensor = storages[key]
-        size = span_size(tensor)
         name = DTYPES[dtype_name(tensor.dtype)].safetensors
         shape = [*tensor.shape, tensor.element_size()] if name is None else list(tensor.shape)
-        entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + size]}
-        begin += size
+        entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + tensor.nbytes]}
+        begin += tensor.nbytes
     text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
@@ -103,5 +90,5 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
 
 def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
     """Return the same file in memory, for a blob that holds its weights, or for tensors of any shape to check with."""
-    keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
+    keys = keys_in_order(storages)
     return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

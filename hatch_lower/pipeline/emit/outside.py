@@ -185,7 +185,7 @@ def kept_bytes(
         if key not in owners and (namesake := find_namesake(names.get(key, ()), known)) is not None:
             is_same = namesake.dtype == DTYPES[dtype_name(storage.dtype)].safetensors
             reason = OTHER_VALUES if is_same else OTHER_DTYPE
-        kept[reason] = kept.get(reason, 0) + storage.numel() * storage.element_size()
+        kept[reason] = kept.get(reason, 0) + storage.nbytes
     return dict(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
 
 
