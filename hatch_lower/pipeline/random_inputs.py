@@ -28,6 +28,9 @@ class InputCase(Frozen):
     def named(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
+    def leaves(self) -> list[object]:
+        return trees.tree_leaves((self.args, self.kwargs))
+
     def copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
         # a method may change its inputs, and their strides decide what some operators do
         args, kwargs = trees.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
@@ -81,7 +84,7 @@ def has_whole_sizes(method: CapturedMethod, sizes: Sizes) -> bool:
 
 def example_sizes(method: CapturedMethod) -> dict[sympy.Symbol, int]:
     sizes: dict[sympy.Symbol, int] = {}
-    for leaf, value in zip(leaves_of(method), user_values(method.program), strict=True):
+    for leaf, value in zip(example_case(method).leaves(), user_values(method.program), strict=True):
         pairs: list[tuple[object, object]] = []
         if isinstance(value, torch.SymInt):
             pairs = [(leaf, value)]
@@ -140,11 +143,6 @@ def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> 
     ]
     args, kwargs = trees.tree_unflatten(rebuilt, spec)
     return InputCase(name, args, kwargs, method.parameters)
-
-
-def leaves_of(method: CapturedMethod) -> list[object]:
-    case = example_case(method)
-    return trees.tree_leaves((case.args, case.kwargs))
 
 
 def rebuilt_leaf(leaf: object, value: object, sizes: Sizes, generator: torch.Generator) -> object:

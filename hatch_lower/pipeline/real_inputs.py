@@ -38,12 +38,11 @@ class RealInputs(Frozen):
     cases: tuple[InputCase, ...]
 
     def digest(self) -> str:
-        leaves = (trees.tree_leaves((case.args, case.kwargs)) for case in self.cases)
-        return digest_of([[leaf_text(leaf) for leaf in each] for each in leaves])
+        return digest_of([[leaf_text(leaf) for leaf in case.leaves()] for case in self.cases])
 
     def notes(self) -> Iterator[str]:
         """Yield what makes a comparison on them say less."""
-        odd = [case.name for case in self.cases if any(map(has_nan, trees.tree_leaves((case.args, case.kwargs))))]
+        odd = [case.name for case in self.cases if any(map(has_nan, case.leaves()))]
         if odd:
             others = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
             yield f"there are NaN in {odd[0]}{others}: outputs that are NaN on both sides agree"

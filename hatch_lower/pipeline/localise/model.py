@@ -146,7 +146,7 @@ def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase, mutable
 
         return call
 
-    return Case(case.name, tuple(trees.tree_leaves((case.args, case.kwargs))), fresh)
+    return Case(case.name, tuple(case.leaves()), fresh)
 
 
 def runs(case: Case) -> bool:
