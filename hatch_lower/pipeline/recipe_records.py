@@ -66,13 +66,10 @@ def contents_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...], tuple[str
     return files.plan.sha256, tuple(file.sha256 for file in files.delegates), lowered.emitted.requirements()
 
 
-def used_versions(used: Iterable[UsedBackend]) -> Versions:
-    """Return what backends are now, which takes a while.
-
-    Raises:
-        NoKeyError: if that of one cannot be told.
-    """
-    return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in dict.fromkeys(used)}
+def versions_of(recipes: Iterable[LoweredRecipe]) -> Versions:
+    """Return what recipes' backends are now, which takes a while; a `NoKeyError` if that of one cannot be told."""
+    used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
+    return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in used}
 
 
 def is_usable(name: str, record: RecipeRecord) -> bool:

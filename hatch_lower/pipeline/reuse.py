@@ -40,7 +40,7 @@ from hatch_lower.pipeline.recipe_records import (
     is_current,
     keep_recipe,
     known_recipes,
-    used_versions,
+    versions_of,
     whole_recipes,
 )
 from hatch_lower.pipeline.recipes import refuse_torch
@@ -111,10 +111,6 @@ def export_of(build: ModelBuild) -> Export:
     return describe_export(
         build.settings, build.model, build.source, build.store, build.digests, build.examples, build.sources, build.real
     )
-
-
-def versions_of(recipes: Sequence[LoweredRecipe]) -> Versions:
-    return used_versions(backend for lowered in recipes for backend in lowered.used)
 
 
 def keep(
