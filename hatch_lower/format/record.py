@@ -25,8 +25,6 @@ class MethodRecord(Frozen):
 
 
 class Architecture(Frozen):
-    """What a model is in itself."""
-
     name: str = ""  # of the class of its module; empty where torch noted none for a ready program
     parameters: int = 0  # numbers in its parameters; those that are tied count once
     # of each method, what each leaf of its result is: `float32[batch, 10]`
@@ -34,8 +32,6 @@ class Architecture(Frozen):
 
 
 class BackendRecord(Frozen):
-    """A backend that a recipe of a model names."""
-
     name: str  # id
     distribution: str  # empty for a class that no installed distribution declares
     version: str

@@ -78,7 +78,7 @@ class PackagedFolder(Frozen):
     installed: bool = False  # whether it was found as part of an installed distribution, whose code may be imported
 
     def locate(self, entry: FileEntry) -> Path:
-        # after a look at its place, kind and size
+        # its place, kind and size are looked at; its contents are not
         path = self.path / entry.path
         try:
             found = path.stat()

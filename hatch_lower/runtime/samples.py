@@ -29,8 +29,6 @@ WRITE = "write it with `safetensors.torch.save_file`, under keys such as `forwar
 
 
 class Sample(Frozen):
-    """The inputs of one call."""
-
     name: str  # what an error calls it: `samples.safetensors, case 3`
     values: Mapping[str, Tensor]  # by path; mapped from the file
 
