@@ -8,7 +8,7 @@ import torch
 
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.numbers import Tolerance, number_difference, widest, wrong_places
+from hatch_lower.runtime.numbers import Tolerance, number_difference, widest
 
 
 class Distance(Frozen):
@@ -47,6 +47,5 @@ class Measure(Frozen):
             return Distance(most, most > 1, f"off by up to {most:g} steps of 8 bits" if most > 1 else "")
         text, largest = number_difference(expected, given, tolerance)
         if text and not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-            count = int(wrong_places(expected, given, tolerance).sum())
-            return Distance(math.inf, True, f"{count} of {expected.numel()} values are different")
+            return Distance(math.inf, True, text)
         return Distance(largest, bool(text), text)
