@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from hatch_lower import __version__
@@ -27,15 +27,6 @@ from hatch_lower.frozen import Frozen
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
 COUNT = r"[0-9]{1,18}"
 RANGE = re.compile(rf"bytes ({COUNT})-{COUNT}/({COUNT}|\*)")
-
-
-class Closeable(Protocol):
-    def close(self) -> object: ...
-
-
-Closing = TypeVar("Closing", bound=Closeable)
-
-
 INSTALL = 'install it: pip install "hatch-lower[{}]"'
 
 
@@ -228,10 +219,10 @@ def netrc_headers(url: str) -> Mapping[str, str]:
     return {}
 
 
-def within_seconds(seconds: float, call: Callable[[], Closing]) -> Closing:
+def within_seconds(seconds: float, call: Callable[[], Any]) -> Any:
     """Return what a call returns, or raise `TimeoutError`; then it goes on in a thread that nobody waits for."""
     # a timeout of a socket begins anew with each byte, of a header too
-    results: list[Closing] = []
+    results: list[Any] = []
     errors: list[BaseException] = []
     abandoned = threading.Event()
 
