@@ -39,8 +39,7 @@ def view(self: Array, size: Sequence[int]) -> Array:
 def reshape(self: Array, shape: Sequence[int]) -> Array:
     if any(extent < -1 for extent in shape):  # NumPy takes any negative size for the one that is to be inferred
         raise RuntimeError(f"invalid shape dimension in {list(shape)}")
-    found: Array = self.reshape(tuple(shape))
-    return found
+    return self.reshape(tuple(shape))
 
 
 def permute(self: Array, dims: Sequence[int]) -> Array:
@@ -64,8 +63,7 @@ def unsqueeze(self: Array, dim: int) -> Array:
 
 
 def squeeze(self: Array) -> Array:
-    found: Array = self.squeeze()
-    return found
+    return self.squeeze()
 
 
 def squeeze_dim(self: Array, dim: int) -> Array:
@@ -76,8 +74,7 @@ def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
     places = [place(self, each) for each in dim]
     if len(set(places)) != len(places):
         raise RuntimeError(f"a dimension appears twice in {list(dim)}")
-    found: Array = self.squeeze(tuple(each for each in places if self.ndim and self.shape[each] == 1))
-    return found
+    return self.squeeze(tuple(each for each in places if self.ndim and self.shape[each] == 1))
 
 
 def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
@@ -97,14 +94,12 @@ def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array
 def slice_tensor(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     if step <= 0:
         raise RuntimeError(f"slice step must be positive, not {step}")
-    part: Array = self[(slice(None),) * dimension(self, dim) + (slice(start, end, step),)]
-    return part
+    return self[(slice(None),) * dimension(self, dim) + (slice(start, end, step),)]
 
 
 def select(self: Array, dim: int, index: int) -> Array:
     # with the ellipsis NumPy returns an array of no dimensions, and no scalar
-    part: Array = self[(slice(None),) * dimension(self, dim) + (index, ...)]
-    return part
+    return self[(slice(None),) * dimension(self, dim) + (index, ...)]
 
 
 def split(self: Array, split_size: int, dim: int = 0) -> list[Array]:
