@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -20,12 +21,8 @@ def architecture_of(source: CapturedModel) -> Architecture:
     programs = [method.program for method in source.methods]
     module = source.eager
     name = class_name(type(module)) if module is not None else next(filter(None, map(root_class, programs)), "")
-    parameters = (
-        module.parameters()
-        if module is not None
-        else (parameter for program in programs for parameter in program.parameters())
-    )
-    distinct = {id(parameter): parameter.numel() for parameter in parameters}
+    owners: Sequence[Any] = programs if module is None else [module]
+    distinct = {id(parameter): parameter.numel() for owner in owners for parameter in owner.parameters()}
     return Architecture(
         name="" if name.startswith(WITHOUT_A_NAME) else name,
         parameters=sum(distinct.values()),

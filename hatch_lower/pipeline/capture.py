@@ -7,6 +7,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -125,15 +126,9 @@ def capture_method(
     check_no_fakes(model, name, module)
     if strict:
         name_module_paths(program)
-    program = with_plain_tensors(program)
-    return CapturedMethod(
-        name=name,
-        program=program,
-        args=args,
-        kwargs=kwargs,
-        parameters=positional_names(inspect.signature(call), len(args)),
-        dimensions=dimension_names(program, declared.dynamic_shapes, inspect.signature(call), args, kwargs),
-    )
+    program, signature = with_plain_tensors(program), inspect.signature(call)
+    dimensions = dimension_names(program, shapes, signature, args, kwargs)
+    return CapturedMethod(name, program, args, kwargs, positional_names(signature, len(args)), dimensions)
 
 
 def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -221,13 +216,10 @@ def name_module_paths(program: ExportedProgram) -> None:
 
 def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose weights are plain tensors, not of classes that hold some, as torchao's quantised ones."""
-    if not any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
-        return program
-    try:
-        plain: ExportedProgram = program.run_decompositions({})
-    except Exception:  # converting it to the edge dialect fails in the same way, and says so
-        return program
-    return plain
+    if any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
+        with suppress(Exception):  # converting it to the edge dialect fails in the same way, and says so
+            program = program.run_decompositions({})
+    return program
 
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
@@ -254,8 +246,7 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
         )
     spec = program.call_spec.in_spec
     count = len(spec.child(0).children()) if spec is not None else len(args)
-    signature = program.module_call_graph[0].signature
-    known = list(getattr(signature, "forward_arg_names", None) or [])
+    known = list(getattr(program.module_call_graph[0].signature, "forward_arg_names", None) or [])
     names = known[:count] if len(known) >= count else [f"args_{i}" for i in range(count)]
     return CapturedMethod(name, program, tuple(args), dict(kwargs), tuple(names), {}, examples is not None)
 

@@ -138,7 +138,8 @@ class Sides:
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
         difference, largest = number_difference(expected, given, self.tolerance)
         if not difference:
-            if self.tolerance.quantised and differs(expected, given, replace(self.tolerance, quantised=False)):
+            plain = replace(self.tolerance, quantised=False)
+            if self.tolerance.quantised and wrong_places(expected, given, plain).any():
                 self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
             self.largest_error = max(self.largest_error, largest)
         return difference
@@ -230,10 +231,6 @@ def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iter
 
 def is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
-
-
-def differs(expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> bool:
-    return bool(wrong_places(expected, given, tolerance).any())
 
 
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:

@@ -55,7 +55,7 @@ class EntryPoint(Frozen):
 
 def discover(entry: EntryPoint) -> Exports:
     """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method."""
-    export = find_callable(entry)
+    export = checked_callable(find_value(entry), entry)
     try:
         value = export()
     except (LowerError, KeyboardInterrupt):
@@ -63,10 +63,6 @@ def discover(entry: EntryPoint) -> Exports:
     except BaseException as error:
         raise raised_error(error, entry, "the entry point failed") from error
     return checked_exports(value, entry)
-
-
-def find_callable(entry: EntryPoint) -> Callable[[], object]:
-    return checked_callable(find_value(entry), entry)
 
 
 def find_value(entry: EntryPoint) -> object:
@@ -224,8 +220,7 @@ def named_files(error: BaseException) -> list[Path]:
     if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
         files.append(Path(filename))
     message = message_of(error)
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in frame.f_locals.values():
             if isinstance(value, Path) or (isinstance(value, str) and 0 < len(value) < 1024 and "\n" not in value):
                 path = Path(value)
@@ -236,9 +231,8 @@ def named_files(error: BaseException) -> list[Path]:
 
 def is_lfs_pointer(path: Path) -> bool:
     try:
-        if not path.is_file() or path.stat().st_size > LFS_POINTER_BYTES:
-            return False
-        return path.read_bytes().startswith(LFS_POINTER)
+        is_small = path.is_file() and path.stat().st_size <= LFS_POINTER_BYTES
+        return is_small and path.read_bytes().startswith(LFS_POINTER)
     except (OSError, ValueError):
         return False
 

@@ -95,7 +95,6 @@ def start_build(
     elif model.verify_inputs:
         unused = "its `verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
-    packager = Packager(folder, model.name, store)
     return ModelBuild(
         settings,
         model,
@@ -104,7 +103,7 @@ def start_build(
         partitioners,
         store,
         folder,
-        packager,
+        Packager(folder, model.name, store),
         digests,
         examples,
         reporter,
@@ -205,16 +204,10 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
 
 
 def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedProgram:
-    methods = {
-        method.name: LoweredMethod(
-            method.name,
-            lowered[method.name].program,
-            method.parameters,
-            lowered[method.name].reasons,
-            method.dimensions,
-        )
-        for method in build.source.methods
-    }
+    methods = {}
+    for method in build.source.methods:
+        name, own = method.name, lowered[method.name]
+        methods[name] = LoweredMethod(name, own.program, method.parameters, own.reasons, method.dimensions)
     roots = [Path(entry) for entry in sys.path if entry]
     return emit_program(build.source.name, methods, roots=roots, digests=build.digests)
 

@@ -98,8 +98,7 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
 
 def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]:
     plan = lowered.emitted.plan
-    on_numpy = DelegateKinds().on_numpy(plan.backends)
-    reasons = torch_reasons(plan, on_numpy, lowered.recipe.imports)
+    reasons = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), lowered.recipe.imports)
     arrays = array_requirements(plan, needs_torch=bool(reasons))
     return with_one_torch([PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project), *arrays])
 

@@ -90,8 +90,7 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
         buffers = set(program.graph_signature.inputs_to_buffers.values())
         for store in (program.state_dict, program.constants):
             for name, tensor in store.items():
-                lifted = store is program.constants and name not in buffers
-                if lifted or not isinstance(tensor, torch.Tensor):
+                if not isinstance(tensor, torch.Tensor) or (store is program.constants and name not in buffers):
                     continue
                 owner, known = owners.setdefault(name, (method, tensor))
                 if known is tensor:

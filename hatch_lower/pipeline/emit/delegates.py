@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -78,9 +78,7 @@ class DelegateTable:
         result = module.result
         digest = sha256_bytes(result.processed_bytes)
         blob = self._join_blobs(digest, result)
-        needs = None
-        if result.target is not None:
-            needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
+        needs = None if result.target is None else TargetEntry(**asdict(result.target))
         file = f"{self._model}/{delegate_file(digest, blob.suffix)}"
         data, named = self._add_data(module)
         entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, named)

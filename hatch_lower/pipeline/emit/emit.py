@@ -81,9 +81,8 @@ def emit_program(
     for name, method in methods.items():
         names = {key: use.plan_name for key, use in uses[name].items()}
         plans[name], debug[name], nodes[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
-    plan = Plan(tuple(delegates.storages), constants.constants, tuple(delegates.entries), plans)
     return EmittedProgram(
-        plan,
+        Plan(tuple(delegates.storages), constants.constants, tuple(delegates.entries), plans),
         delegates.blobs,
         DebugMap(debug, sources.digests(debug.values())),
         delegates.contents,
@@ -149,8 +148,8 @@ def emit_method(
     for _, node in users:
         emitter.add_input(node)
     emitter.emit_calls()
-    positions = {node.name: index for index, (_, node) in enumerate(users)}
 
+    positions = {node.name: index for index, (_, node) in enumerate(users)}
     mutations: list[tuple[str, Argument]] = []
     input_mutations: list[tuple[int, Argument]] = []
     outputs: list[Argument] = []

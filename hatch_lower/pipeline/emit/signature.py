@@ -39,12 +39,11 @@ def signature_of(
         for spec in program.graph_signature.output_specs
         if spec.kind is OutputKind.USER_INPUT_MUTATION
     ]
-    slots = tuple(range(len(inputs)))
     return MethodPlan(
         parameters_of(program, names, where),
         inputs,
         symbols.ranges(),
-        Graph(slots, (), ()),
+        Graph(tuple(range(len(inputs))), (), ()),
         (),
         tuple((index, Value(index)) for index in changed),
         None,

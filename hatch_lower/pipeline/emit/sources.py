@@ -69,8 +69,7 @@ class SourceRoots:
 
 
 def module_path(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values()]
+    paths = [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
     return next((path for path in reversed(paths) if not path.startswith("_empty_nn_module_stack")), "")
 
 

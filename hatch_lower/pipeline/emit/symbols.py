@@ -83,8 +83,7 @@ class Symbols:
         free = condition.free_symbols
         if not free or not free <= self._inputs:
             return False
-        bounds = bound_sympy(condition, {symbol: self._range(symbol) for symbol in free})
-        return bool(bounds.lower is sympy.true)
+        return bool(bound_sympy(condition, {symbol: self._range(symbol) for symbol in free}).lower is sympy.true)
 
     def rename(self, text: str) -> str:
         known = {str(symbol): name for symbol, name in self._names.items()}

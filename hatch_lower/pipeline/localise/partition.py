@@ -172,8 +172,7 @@ class PartitionProbe:
     def run(self, piece: Piece) -> list[object]:
         gc.collect()  # a loaded program is in circles with itself
         with TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder, process_restored():
-            runner = Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)
-            return runner(self.inputs_of(piece))
+            return Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)(self.inputs_of(piece))
 
     def inputs_of(self, piece: Piece) -> list[object]:
         values = values_at(self.program, self.call.inputs, self.call.state, piece.inputs)
@@ -204,5 +203,4 @@ def refusal_text(error: BaseException) -> str:
 
 def agreement(order: Order, operation: int, distances: Mapping[int, Distance]) -> float:
     """Return by how much the inputs of an operation were off where they were last compared."""
-    seen = [distances[source].largest for source in order.sources[operation] if source in distances]
-    return max(seen, default=0.0)
+    return max((distances[each].largest for each in order.sources[operation] if each in distances), default=0.0)
