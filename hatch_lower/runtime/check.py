@@ -61,9 +61,8 @@ def check_model(
     entry = folder.manifest.models[model]
     arrays, kinds = find_arrays(), DelegateKinds()
     faults = list(folder.faults(model)) or list(outside_faults(open_constants(folder, model)))
-    damaged = [CheckRow(model, "", "", "damaged", str(fault)) for fault in faults]
-    if damaged:
-        yield from damaged
+    if faults:
+        yield from (CheckRow(model, "", "", "damaged", str(fault)) for fault in faults)
         return
     try:
         if changed := changed_sources(folder, model):
@@ -92,11 +91,8 @@ def check_model(
             is_rounded = rounding_mark(method) in tensors
             used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors, arrays), quantised=is_rounded)
             status, detail, comparison = check_method(loaded, plan, method, tensors, used, arrays)
-            if comparison is None:
-                yield CheckRow(model, name, method, status, detail)
-            else:
-                largest, outputs = comparison.largest_error, comparison.metrics()
-                yield CheckRow(model, name, method, status, detail, largest, used, outputs)
+            facts = () if comparison is None else (comparison.largest_error, used, comparison.metrics())
+            yield CheckRow(model, name, method, status, detail, *facts)
 
 
 def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:

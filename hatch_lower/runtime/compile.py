@@ -69,7 +69,7 @@ def link_method(
     namespace.update({identifier: runs[index] for index, identifier in names.delegates.items()})
     namespace[names.local("lock")] = lock
     exec(code.code, namespace)
-    function = namespace[names.local("method")]
+    function: Any = namespace[names.local("method")]
     function.__name__ = function.__qualname__ = name
     function.__doc__ = code.text
     function.__signature__ = code.signature

@@ -73,10 +73,10 @@ class InputWriter:
             if binding.expression != SIZE and binding.dimension is not None
         }
         conditions += [
-            range_code(self._plan.symbols[symbol], self.symbols[symbol], is_solved=symbol in solved)
+            condition
             for symbol in sorted(self.symbols)
+            if (condition := range_code(self._plan.symbols[symbol], self.symbols[symbol], is_solved=symbol in solved))
         ]
-        conditions = [condition for condition in conditions if condition]
         if conditions:
             refuse = self._names.bind("refuse", self._refusals.refuse_values, "refuse_values")
             lines.append(f"if {' or '.join(conditions)}: {refuse}({', '.join(self._leaves)})")

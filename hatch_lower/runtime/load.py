@@ -115,8 +115,7 @@ def load_model(
             found=nearest(model or "", models),
             hint="name one of these: as an installed model, or by the path of its own folder inside this one",
         )
-    entry = models[model]
-    folder.locate_all(entry)
+    folder.locate_all(models[model])
     if verify:
         for fault in folder.faults(model):
             raise fault
@@ -172,11 +171,10 @@ def load_recipe(
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
     contents = constants.spans(plan.storages) if constants is not None else ()
-    backends = dict.fromkeys(entry.backend for entry in plan.delegates)
     executor = execute_plan(
         plan,
         tuple(map(arrays.span, plan.storages, contents)),
-        {backend: kinds.load(backend) for backend in backends},
+        {backend: kinds.load(backend) for backend in dict.fromkeys(entry.backend for entry in plan.delegates)},
         folder.path,
         places=constants.places(plan.storages) if constants is not None else (),
         checks_outputs=kinds.checks_outputs,

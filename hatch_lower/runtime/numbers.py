@@ -45,8 +45,8 @@ class Tolerance:
 
     def widened(self, dtypes: Iterable[str], *, quantised: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
-        rounds = quantised or self.quantised
-        return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=rounds)
+        quantised = quantised or self.quantised
+        return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=quantised)
 
     def of(self, dtype: object) -> tuple[float, float]:
         """Return `rtol` and `atol` of numbers of a dtype of torch or NumPy."""

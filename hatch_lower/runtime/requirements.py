@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -133,14 +134,11 @@ def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo"
 
 
 def cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    try:
-        with cpuinfo.open(encoding="ascii", errors="replace") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == "flags":
-                    return frozenset(value.split())
-    except OSError:
-        pass
+    with suppress(OSError), cpuinfo.open(encoding="ascii", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                return frozenset(value.split())
     return frozenset()
 
 

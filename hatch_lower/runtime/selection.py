@@ -127,10 +127,9 @@ def choose_recipe(
 
 def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:
     for text in recipe.requirements:
-        if (reason := requirement_reason(text, where)) is not None:
+        if reason := requirement_reason(text, where):
             return reason
-    reason = unsupported_reason(recipe.target) if recipe.target is not None else None
-    if reason is not None:
+    if recipe.target is not None and (reason := unsupported_reason(recipe.target)):
         return reason
     return next(filter(None, map(kinds.missing_reason, recipe.backends)), None)
 

@@ -114,7 +114,10 @@ class MethodWriter:
         )
         tests = [rest, extra, *(f"{parameter.name} is {missing}" for parameter in parameters)]
         refuse = names.bind("refuse", refusals.refuse_call)
-        lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})", *self._opening_lines()]
+        passed = [each.name if each.kind == "positional" else f"{each.name}={each.name}" for each in parameters]
+        again = f"{names.local('method')}({', '.join(passed)})"
+        lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})"]
+        lines += self._arrays.opening_lines(again, names)
         leaves: list[str] = []
         for parameter in parameters:
             if isinstance(parameter.tree, Leaf):
@@ -125,13 +128,6 @@ class MethodWriter:
                 lines.append(f"[{', '.join(opened)}] = {function}({parameter.name})")
                 leaves += opened
         return lines, leaves
-
-    def _opening_lines(self) -> list[str]:
-        arguments = [
-            parameter.name if parameter.kind == "positional" else f"{parameter.name}={parameter.name}"
-            for parameter in self._method.parameters
-        ]
-        return self._arrays.opening_lines(f"{self.names.local('method')}({', '.join(arguments)})", self.names)
 
     def _write_graph(
         self, graph: Graph, scope: GraphScope, before: str, kept: frozenset[int] = frozenset()
@@ -225,8 +221,7 @@ class MethodWriter:
         return exchange.returned_code(instruction.outputs, f"{run}([{', '.join(converted)}])", self.names)
 
     def _write_while(self, loop: While, args: list[str], out: str, path: str, scope: GraphScope) -> list[str]:
-        extra = self._arguments(loop.extra, scope)
-        carried = [f"*{out}", *extra]
+        carried = [f"*{out}", *self._arguments(loop.extra, scope)]
         condition = self._call_graph(loop.condition, f"{path}.condition.", carried, scope)
         body = self._call_graph(loop.body, f"{path}.body.", carried, scope)
         return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
@@ -272,8 +267,7 @@ class MethodWriter:
             if source != ConstantName(name):
                 targets.append((names.constant(name), f"m{len(targets)}", source, aliasing.constant_root(name)))
         for index, source in method.input_mutations:
-            slot = Value(method.graph.inputs[index])
-            if source != slot:
+            if source != Value(method.graph.inputs[index]):
                 targets.append((leaves[index], f"m{len(targets)}", source, Root(False, index)))
         changed = {root for *_, root in targets}
         lines: list[str] = []
