@@ -49,9 +49,7 @@ class PassManager(fx.PassManager):
             )
         module.recompile()
         module.graph.lint()
-        for node in module.graph.nodes:
-            if node.op != "call_method":
-                continue
+        for node in module.graph.find_nodes(op="call_method"):
             raise EdgeError(
                 "an edge program calls operators, and no methods",
                 where=f"node `{node.name}`",

@@ -219,12 +219,11 @@ def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails
 
 def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
     result, spec = response.result, request.spec
-    names: list[str] = []
-    if request.backend.weight_free:
-        for constant in constant_specs(program):
-            target = str(constant.target)
-            # of lifted constants two methods may use one name for different tensors
-            names.append(f"{request.method}:{target}" if constant.kind is InputKind.CONSTANT_TENSOR else target)
+    # of lifted constants two methods may use one name for different tensors
+    names = tuple(
+        f"{request.method}:{constant.target}" if constant.kind is InputKind.CONSTANT_TENSOR else str(constant.target)
+        for constant in (constant_specs(program) if request.backend.weight_free else ())
+    )
     module = LoweredBackendModule(
         program,
         spec.backend_id,
@@ -232,7 +231,7 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
         list(spec.compile_specs),
         result.data_store_output,
         result=result,
-        constants=tuple(names),
+        constants=names,
     )
     debug = result.debug_handle_map
     # a partition's handles are numbered from its own start; here they become the model's again

@@ -259,11 +259,10 @@ class DelegateMappingBuilder:
         key = self._identifier(identifier)
         where = f"delegate instruction {key!r}"
         if (nodes is None) == (handles is None):
-            found = "neither" if nodes is None else "both"
             raise DebugError(
                 "a debug map entry needs either nodes or debug handles",
                 where=where,
-                found=found,
+                found="neither" if nodes is None else "both",
                 hint="pass exactly one of `nodes` and `handles`",
             )
         kept = sorted({handle for handle in given_handles(nodes, handles) if handle is not None})

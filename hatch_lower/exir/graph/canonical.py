@@ -181,9 +181,5 @@ def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[ob
 
 
 def encode_ranges(program: ExportedProgram, names: SymbolNames) -> list[object]:
-    ranges = program.range_constraints
-    rows: list[object] = []
-    for symbol, renamed in names.symbols.items():
-        bounds = ranges.get(symbol)
-        rows.append([str(renamed), None if bounds is None else [str(bounds.lower), str(bounds.upper)]])
-    return rows
+    named = [(str(renamed), program.range_constraints.get(symbol)) for symbol, renamed in names.symbols.items()]
+    return [[name, None if bounds is None else [str(bounds.lower), str(bounds.upper)]] for name, bounds in named]

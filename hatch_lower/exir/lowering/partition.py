@@ -244,6 +244,5 @@ def collect_borders(member: Mapping[Node, Partition], partitions: list[Partition
 
 def only_written(module: GraphModule, node: Node, outside: list[Node]) -> bool:
     """Return whether the program's output is the only outside user, and it only writes the value to a buffer."""
-    if any(user.op != "output" for user in outside):
-        return False
-    return sum(value is node for value in output_values(module)) == 1
+    is_returned = all(user.op == "output" for user in outside)
+    return is_returned and sum(value is node for value in output_values(module)) == 1

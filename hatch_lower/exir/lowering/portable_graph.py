@@ -99,8 +99,7 @@ def write_argument(value: Any, positions: Mapping[Node, int], sizes: SizeWriter)
     if isinstance(value, dict) and all(type(key) is str for key in value):
         return {"dict": [[key, write_argument(item, positions, sizes)] for key, item in value.items()]}
     if kind is slice:
-        bounds = (value.start, value.stop, value.step)
-        return {"slice": [write_argument(bound, positions, sizes) for bound in bounds]}
+        return {"slice": [write_argument(each, positions, sizes) for each in (value.start, value.stop, value.step)]}
     return write_literal(value, sizes)
 
 
@@ -172,9 +171,7 @@ class GraphReader:
             case "call_function":
                 args = tuple(self._argument(value, nodes) for value in row["args"])
                 kwargs = {key: self._argument(value, nodes) for key, value in row["kwargs"].items()}
-                target = read_target(row["target"])
-                node: Node = graph.create_node("call_function", target, args, kwargs, name=row["name"])
-                return node
+                return graph.create_node("call_function", read_target(row["target"]), args, kwargs, name=row["name"])
         raise NotPortableError(f"a node of the kind {row['op']!r:.40}")
 
     def _attribute(self, row: Written, depth: int) -> object:

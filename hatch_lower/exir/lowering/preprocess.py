@@ -24,7 +24,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.backend.registry import code_of
-from hatch_lower.exir.backend.steps import FindSteps, Step
+from hatch_lower.exir.backend.steps import Step
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
@@ -216,12 +216,11 @@ def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) 
         for request, options in zip(requests, specs, strict=True)
     ]
     if not lowers_jointly(backend):
-        results: Any
-        if find is None:
-            results = backend.preprocess_many(programs, specs)
-        else:
-            finding: FindSteps = partial(find, backend_id)
-            results = backend.preprocess_in_steps(programs, specs, finding)
+        results: Any = (
+            backend.preprocess_many(programs, specs)
+            if find is None
+            else backend.preprocess_in_steps(programs, specs, partial(find, backend_id))
+        )
         place = f"`{backend.__name__}.preprocess_many`"
         check_count(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
         for request, result in zip(requests, results, strict=True):

@@ -122,10 +122,8 @@ def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return (
-        tensor.is_contiguous(memory_format=formats.get(tensor.dim(), torch.contiguous_format)) or tensor.is_contiguous()
-    )
+    likely = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return tensor.is_contiguous(memory_format=likely) or tensor.is_contiguous()
 
 
 class EdgeVerifier(Verifier):

@@ -67,9 +67,8 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
         # what they return is not compared: many an out variant returns nothing
         if kind_of(schema_of(overload)) is variant and signature_of(schema_of(overload)) == wanted:
             return overload
-    kind = variant.name.capitalize()
     raise VariantError(
-        f"{kind} variant of operator {schema_of(op).name} can't be found",
+        f"{variant.name.capitalize()} variant of operator {schema_of(op).name} can't be found",
         found="\n".join(str(schema_of(overload)) for overload in overloads),
         hint="register an overload with the same arguments, or leave the operator as it is",
     )
