@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -105,12 +105,15 @@ def why_not_dimension(node: Node) -> str:
     target = torch_operator(node.target)
     if not isinstance(target, OpOverload) or target is torch.ops.aten.unsqueeze.default:  # which makes one
         return ""
-    given = {argument.name: argument.default_value for argument in schema_of(target).arguments} | named_arguments(node)
+    given = arguments_of(node)
     source, dims = given.get("self"), given.get("dim", given.get("dims"))
-    if (
-        dims not in (None, [], ())
-        and isinstance(source, Node)
-        and any(value.dim() == 0 for value in tensors_of(source))
-    ):
-        return f"`{target}` names a dimension of `{source.name}`, which has none"
-    return ""
+    if dims in (None, [], ()) or not isinstance(source, Node):
+        return ""
+    is_scalar = any(value.dim() == 0 for value in tensors_of(source))
+    return f"`{target}` names a dimension of `{source.name}`, which has none" if is_scalar else ""
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call of an operator by their names, also those that it leaves to their defaults."""
+    arguments = schema_of(torch_operator(node.target)).arguments
+    return {argument.name: argument.default_value for argument in arguments} | named_arguments(node)

@@ -14,11 +14,11 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, arguments_of, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, Ranges, numbers_of, why_not_numbers, why_not_view
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, may_be_zero, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.torch_private.operators import schema_of
 
 
@@ -156,8 +156,3 @@ def loses_nan(node: Node) -> bool:
         return False
     argument = NAN_LOSING[name]
     return argument is None or arguments_of(node)[argument[0]] == argument[1]
-
-
-def arguments_of(node: Node) -> dict[str, Any]:
-    defaults = {argument.name: argument.default_value for argument in schema_of(torch_operator(node.target)).arguments}
-    return {**defaults, **named_arguments(node)}

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
+from hatch_lower.backends.engine_partitioner import arguments_of
 from hatch_lower.backends.openvino.claims import (
     COUNTING_BACK,
     DEQUANTISE,
@@ -36,7 +37,7 @@ from hatch_lower.backends.openvino.lookups import Lookup, lookup, lookups, point
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
-from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 # OpenVINO calls these true where a NaN is compared, and not those that say the same with operands exchanged
@@ -108,8 +109,8 @@ class OpenvinoCopy(PartitionCopy):
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
-            given = torch.fx.map_arg(named_arguments(node), self.values.__getitem__)
-            (target, args), kwargs = taken_apart(target, given, node.meta["val"].dim()), {}
+            given: Any = torch.fx.map_arg(arguments_of(node), self.values.__getitem__)
+            (target, args), kwargs = COMPOSITES[target](given, node.meta["val"].dim()), {}
         elif target is aten.var.correction and kwargs.get("correction") is None:
             kwargs = {**kwargs, "correction": 1}  # the frontend takes none for 0
         if rounds:  # what changes nothing keeps integers' kernels away from it
@@ -174,11 +175,6 @@ def dtype_of(node: Node) -> torch.dtype:
 # What one backend of a recipe keeps whole is whole for all: so composites come that OpenVINO's frontend does not know.
 
 Call = tuple[OpOverload, tuple[object, ...]]
-
-
-def taken_apart(composite: OpOverload, given: Mapping[str, object], rank: int) -> Call:
-    defaults = {argument.name: argument.default_value for argument in schema_of(composite).arguments}
-    return COMPOSITES[composite]({**defaults, **given}, rank)
 
 
 def convolution(given: Mapping[str, object], rank: int) -> Call:
