@@ -7,7 +7,7 @@ give equal bytes. What an importer wants otherwise (an operator, a layout, a con
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -118,34 +118,3 @@ def memory_order(value: object) -> list[int] | None:
     order = sorted(range(len(sizes)), key=lambda dim: (-dense[dim], dim))
     long = [dim for dim in order if sizes[dim] != 1]
     return None if long == sorted(long) else order
-
-
-def instruction_handles(
-    numbers: Mapping[Node, int], handles: Sequence[int], instructions: Mapping[str, Iterable[int]], rest: str
-) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of each instruction of an engine's program, such that no operation is lost.
-
-    `numbers` are the nodes of a written graph, in order, with the operations that they belong to; `rest` stands for the
-    instruction of operations for which there is none.
-    """
-    homes: dict[int, set[str]] = {number: set() for number in range(len(handles))}
-    for name, computed in instructions.items():
-        for number in computed:
-            homes[number].add(name)
-    # an operation of which no instruction is left (a view, or one that a pattern replaced) counts to the instructions
-    # of those that use its result, or else to those of the operations that it uses
-    nodes = {number: node for node, number in numbers.items()}  # of several nodes, the last gives the result
-    for number, node in reversed(nodes.items()):
-        adopt(homes, number, (numbers[user] for user in node.users if user in numbers))
-    for number, node in nodes.items():
-        adopt(homes, number, (numbers[source] for source in node.all_input_nodes if source in numbers))
-    computes: dict[str, set[int]] = {name: set() for name in instructions}
-    for number, names in homes.items():
-        for name in sorted(names) or [rest]:
-            computes.setdefault(name, set()).add(handles[number])
-    return {name: tuple(sorted(numbers)) for name, numbers in computes.items() if numbers}
-
-
-def adopt(homes: dict[int, set[str]], number: int, neighbours: Iterable[int]) -> None:
-    if not homes[number]:
-        homes[number] = {name for neighbour in neighbours for name in homes[neighbour]}

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.fx import Graph
 
 from hatch_lower.backends.call_map import CallMap, call_facts, inverse, read_call_map, read_facts
-from hatch_lower.backends.partition_copy import instruction_handles, memory_order
+from hatch_lower.backends.instructions import instruction_handles
+from hatch_lower.backends.partition_copy import memory_order
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.delegates import DelegateBlob

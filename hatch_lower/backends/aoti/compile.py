@@ -35,7 +35,7 @@ from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
 from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
-from hatch_lower.backends.partition_copy import instruction_handles
+from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec

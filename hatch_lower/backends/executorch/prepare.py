@@ -21,7 +21,8 @@ from torch.fx import Node
 
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
 from hatch_lower.backends.executorch.sizes import SIZE_OF, new_shape
-from hatch_lower.backends.partition_copy import PartitionCopy, instruction_handles, memory_order
+from hatch_lower.backends.instructions import instruction_handles
+from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hatch_lower.backends.instructions import adopt
+
 # the numbers of fields in ONNX's `ModelProto`, `GraphProto` and `NodeProto`
 GRAPH, NODE = 7, 1
 INPUT, OUTPUT, NAME = 1, 2, 3
@@ -94,10 +96,12 @@ def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dic
                 waiting += producer.inputs
         found[node.name] = tuple(between)
     makers = {value: node.name for node in optimised for value in node.outputs}
-    for node in reversed(optimised):
-        adopt(found, node.name, (user.name for user in optimised if not set(node.outputs).isdisjoint(user.inputs)))
-    for node in optimised:
-        adopt(found, node.name, (makers[value] for value in node.inputs if value in makers))
+    sources = {node.name: [makers[value] for value in node.inputs if value in makers] for node in optimised}
+    users: dict[str, list[str]] = {}
+    for name, used in sources.items():
+        for source in used:
+            users.setdefault(source, []).append(name)
+    adopt(found, users, sources)
     return found
 
 
@@ -105,8 +109,3 @@ def values_of(node: ModelNode) -> tuple[str, ...]:
     # one in the layout of channels in blocks gives another value than the original, and is called after that one
     name, mark, _ = node.name.partition(BLOCKED)
     return (*node.outputs, name) if mark else node.outputs
-
-
-def adopt(found: dict[str, tuple[str, ...]], name: str, neighbours: Iterator[str]) -> None:
-    if not found[name]:
-        found[name] = tuple(dict.fromkeys(each for neighbour in neighbours for each in found[neighbour]))

@@ -22,12 +22,12 @@ from onnxscript import optimizer
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.quantised import QUANTISED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
-from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.torch_private import onnx
 

@@ -18,10 +18,10 @@ from xml.etree import ElementTree
 
 from torch.fx import GraphModule, Node
 
+from hatch_lower.backends.instructions import adopt, instruction_handles
 from hatch_lower.backends.openvino.direct import Direct
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy, dtype_of
-from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 
 NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
@@ -141,31 +141,24 @@ def find_instructions(
     A layer that is named after no operation computes those of the layers after it, or else before it. An operation that
     no layer is named after may be left in the constants only.
     """
-    names = {str(layer.get("id")): str(layer.get("name")) for layer in root.iterfind("layers/layer")}
-    computing = {
-        str(layer.get("name")) for layer in root.iterfind("layers/layer") if layer.get("type") not in NO_INSTRUCTION
-    }
-    computes: dict[str, set[int]] = {name: {origins[name]} for name in computing & set(origins)}
-    edges = [
-        (names[str(edge.get("from-layer"))], names[str(edge.get("to-layer"))]) for edge in root.iterfind("edges/edge")
-    ]
+    names: dict[str | None, str] = {}
+    computes: dict[str, tuple[int, ...]] = {}
+    for layer in root.iterfind("layers/layer"):
+        name = names[layer.get("id")] = str(layer.get("name"))
+        if layer.get("type") not in NO_INSTRUCTION:
+            computes[name] = (origins[name],) if name in origins else ()
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
-    for source, user in edges:
+    for edge in root.iterfind("edges/edge"):
+        source, user = names[edge.get("from-layer")], names[edge.get("to-layer")]
         before.setdefault(user, []).append(source)
         after.setdefault(source, []).append(user)
-    order = [name for name in names.values() if name in computing]
-    for layers, neighbours in ((order[::-1], after), (order, before)):
-        for name in layers:
-            if name not in computes:
-                adopted = {index for other in neighbours.get(name, ()) for index in computes.get(other, ())}
-                if adopted:
-                    computes[name] = adopted
+    adopt(computes, after, before)
     nodes = [node for node in copied.graph.nodes if OPERATION.fullmatch(node.name)]
     places = {node: index for index, node in enumerate(nodes)}
     for node in nodes:
         if node.target is getitem:  # no layer, and as much a result of the layers of its operation
-            for indices in computes.values():
+            for name, indices in computes.items():
                 if places[node.all_input_nodes[0]] in indices:
-                    indices.add(places[node])
+                    computes[name] = (*indices, places[node])
     return instruction_handles(places, copied.handles, dict(sorted(computes.items())), CONSTANTS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 from xml.etree import ElementTree
 
+from hatch_lower.backends.instructions import adopt
 from hatch_lower.backends.openvino.run import Array, OpenvinoDelegate, OpenvinoFacts
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run, TimedDelegate
@@ -64,22 +65,20 @@ def original_names(model: Any, known: Set[str]) -> dict[str, tuple[str, ...]]:
 
     One that OpenVINO has added counts to those that use its result, or else to those whose results it uses.
     """
-    layers = model.get_ordered_ops()
-    names = {layer.get_friendly_name(): tuple(name for name in names_in(layer) if name in known) for layer in layers}
-    for layer in reversed(layers):
-        adopt(names, layer, (port.get_node() for output in layer.outputs() for port in output.get_target_inputs()))
-    for layer in layers:
-        adopt(names, layer, (value.get_source_output().get_node() for value in layer.inputs()))
+    layers = {layer.get_friendly_name(): layer for layer in model.get_ordered_ops()}
+    names = {name: tuple(each for each in names_in(layer) if each in known) for name, layer in layers.items()}
+    sources = {
+        name: [value.get_source_output().get_node().get_friendly_name() for value in layer.inputs()]
+        for name, layer in layers.items()
+    }
+    users = {
+        name: [port.get_node().get_friendly_name() for value in layer.outputs() for port in value.get_target_inputs()]
+        for name, layer in layers.items()
+    }
+    adopt(names, users, sources)
     return names
 
 
 def names_in(layer: Any) -> list[str]:
     information = layer.get_rt_info()
     return str(information[ORIGINAL].astype(str)).split(",") if ORIGINAL in information else []
-
-
-def adopt(names: dict[str, tuple[str, ...]], layer: Any, neighbours: Iterator[Any]) -> None:
-    name = layer.get_friendly_name()
-    if not names[name]:
-        found = (each for neighbour in neighbours for each in names[neighbour.get_friendly_name()])
-        names[name] = tuple(dict.fromkeys(found))

@@ -1,0 +1,49 @@
+"""Which operations an instruction of an engine's program computes, such that none is lost. It imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+Key = TypeVar("Key", bound=Hashable)
+Home = TypeVar("Home", bound=Hashable)
+
+
+def instruction_handles(
+    numbers: Mapping[Node, int], handles: Sequence[int], instructions: Mapping[str, Iterable[int]], rest: str
+) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of each instruction.
+
+    `numbers` are the nodes of a written graph, in order, with the operations that they belong to; `rest` stands for the
+    instruction of operations for which there is none.
+    """
+    homes: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(handles)), ())
+    for name, computed in instructions.items():
+        for number in computed:
+            homes[number] += (name,)
+    # an operation may have no instruction: a view, or one that a pattern replaced
+    nodes = {number: node for node, number in numbers.items()}  # of several nodes, the last gives the result
+    users = {number: [numbers[each] for each in node.users if each in numbers] for number, node in nodes.items()}
+    sources = {
+        number: [numbers[each] for each in node.all_input_nodes if each in numbers] for number, node in nodes.items()
+    }
+    adopt(homes, users, sources)
+    computes: dict[str, set[int]] = {name: set() for name in instructions}
+    for number, names in homes.items():
+        for name in sorted(names) or [rest]:
+            computes.setdefault(name, set()).add(handles[number])
+    return {name: tuple(sorted(numbers)) for name, numbers in computes.items() if numbers}
+
+
+def adopt(
+    homes: dict[Key, tuple[Home, ...]], users: Mapping[Key, Iterable[Key]], sources: Mapping[Key, Iterable[Key]]
+) -> None:
+    """Let what has no home have those of its users, or else of its sources; `homes` is in the order of computing."""
+    for order, neighbours in ((reversed(homes), users), (iter(homes), sources)):
+        for key in order:
+            if not homes[key]:
+                found = (home for neighbour in neighbours.get(key, ()) for home in homes.get(neighbour, ()))
+                homes[key] = tuple(dict.fromkeys(found))
