@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,14 +29,12 @@ __all__ = [
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 # namespaces of operators that a module of torch registers, but not `import torch`
-REGISTERED_BY: Mapping[str, str] = MappingProxyType(
-    {
-        "onnx": "torch.onnx.ops",
-        "prims": "torch._prims",
-        "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-        "torch_attn": "torch.nn.attention.varlen",
-    }
-)
+REGISTERED_BY: Mapping[str, str] = {
+    "onnx": "torch.onnx.ops",
+    "prims": "torch._prims",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+    "torch_attn": "torch.nn.attention.varlen",
+}
 
 
 def schema_of(operator: Any) -> torch.FunctionSchema:

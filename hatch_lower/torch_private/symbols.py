@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -53,13 +52,11 @@ __all__ = [
 ]
 
 # torch's functions of symbols by their names
-FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType(
-    {
-        name: value
-        for name, value in vars(functions).items()
-        if isinstance(value, type) and issubclass(value, sympy.Basic) and inspect.getmodule(value) is functions
-    }
-)
+FUNCTIONS: Mapping[str, type[sympy.Basic]] = {
+    name: value
+    for name, value in vars(functions).items()
+    if isinstance(value, type) and issubclass(value, sympy.Basic) and inspect.getmodule(value) is functions
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ convolution with integers; products it does so where `integers` writes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -128,15 +127,13 @@ def within(quantized: Value, quant_min: int, quant_max: int, dtype: int) -> Valu
     return op.Clip(quantized, constant(quant_min, dtype), constant(quant_max, dtype))
 
 
-QUANTISED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        torch.ops.aten._int_mm.default: multiply_integers,
-        quantized_decomposed.choose_qparams.tensor: choose_qparams,
-        quantized_decomposed.dequantize_per_channel.default: dequantize_per_channel,
-        quantized_decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
-        quantized_decomposed.dequantize_per_tensor.tensor: dequantize_per_tensor_tensor,
-        quantized_decomposed.quantize_per_channel.default: quantize_per_channel,
-        quantized_decomposed.quantize_per_tensor.default: quantize_per_tensor,
-        quantized_decomposed.quantize_per_tensor.tensor: quantize_per_tensor_tensor,
-    }
-)
+QUANTISED: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten._int_mm.default: multiply_integers,
+    quantized_decomposed.choose_qparams.tensor: choose_qparams,
+    quantized_decomposed.dequantize_per_channel.default: dequantize_per_channel,
+    quantized_decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
+    quantized_decomposed.dequantize_per_tensor.tensor: dequantize_per_tensor_tensor,
+    quantized_decomposed.quantize_per_channel.default: quantize_per_channel,
+    quantized_decomposed.quantize_per_tensor.default: quantize_per_tensor,
+    quantized_decomposed.quantize_per_tensor.tensor: quantize_per_tensor_tensor,
+}

@@ -12,7 +12,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -177,7 +176,7 @@ def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
     rows: dict[str, list[str]] = dict(table["operators"])
     for name, more in table["finite only"].items() if finite else ():
         rows[name] = [*rows.get(name, ()), *more]
-    return MappingProxyType({name: frozenset(combinations) for name, combinations in rows.items()})
+    return {name: frozenset(combinations) for name, combinations in rows.items()}
 
 
 @cache
@@ -262,23 +261,21 @@ def limit_zero_point(given: Mapping[str, Any]) -> str:
     return ""
 
 
-LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProxyType(
-    {
-        torch.ops.aten.addmm.default: limit_product,
-        torch.ops.aten.amax.default: limit_reduction,
-        torch.ops.aten.amin.default: limit_reduction,
-        torch.ops.aten.arange.start_step: limit_range,
-        torch.ops.aten.avg_pool2d.default: limit_average,
-        torch.ops.aten.avg_pool3d.default: limit_average,
-        torch.ops.aten.convolution.default: limit_convolution,
-        torch.ops.aten.index.Tensor: limit_index,
-        torch.ops.aten.linalg_vector_norm.default: limit_norm,
-        torch.ops.aten.pow.Tensor_Scalar: limit_power,
-        torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
-        quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
-        quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
-    }
-)
+LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
+    torch.ops.aten.addmm.default: limit_product,
+    torch.ops.aten.amax.default: limit_reduction,
+    torch.ops.aten.amin.default: limit_reduction,
+    torch.ops.aten.arange.start_step: limit_range,
+    torch.ops.aten.avg_pool2d.default: limit_average,
+    torch.ops.aten.avg_pool3d.default: limit_average,
+    torch.ops.aten.convolution.default: limit_convolution,
+    torch.ops.aten.index.Tensor: limit_index,
+    torch.ops.aten.linalg_vector_norm.default: limit_norm,
+    torch.ops.aten.pow.Tensor_Scalar: limit_power,
+    torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
+    quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
+    quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
+}
 
 # results beside the first, which inference never uses, are something else in a model
 FIRST_ONLY = (

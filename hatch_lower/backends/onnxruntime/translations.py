@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -133,17 +132,15 @@ def count_elements(self: Value, axes: Value, like: Value) -> Value:
     return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
 
 
-TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        torch.ops.aten.any.dim: any_dim,
-        torch.ops.aten.clamp.default: clamp,
-        torch.ops.aten.copy.default: copy,
-        torch.ops.aten.mean.dim: mean_dim,
-        torch.ops.aten.native_group_norm.default: group_norm,
-        torch.ops.aten.pow.Scalar: power_of_number,
-        torch.ops.aten.squeeze.dim: squeeze_dim,
-        torch.ops.aten.squeeze.dims: squeeze_dims,
-        torch.ops.aten.var.correction: variance,
-        torch.ops.aten.where.self: where,
-    }
-)
+TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.any.dim: any_dim,
+    torch.ops.aten.clamp.default: clamp,
+    torch.ops.aten.copy.default: copy,
+    torch.ops.aten.mean.dim: mean_dim,
+    torch.ops.aten.native_group_norm.default: group_norm,
+    torch.ops.aten.pow.Scalar: power_of_number,
+    torch.ops.aten.squeeze.dim: squeeze_dim,
+    torch.ops.aten.squeeze.dims: squeeze_dims,
+    torch.ops.aten.var.correction: variance,
+    torch.ops.aten.where.self: where,
+}

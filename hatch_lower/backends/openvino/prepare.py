@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -210,17 +209,15 @@ def log_softmax(given: Mapping[str, object], rank: int) -> Call:
     return aten._log_softmax.default, (given["self"], given["dim"], False)
 
 
-COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = MappingProxyType(
-    {
-        aten.conv1d.default: convolution,
-        aten.conv2d.default: convolution,
-        aten.conv3d.default: convolution,
-        aten.layer_norm.default: layer_norm,
-        aten.log_softmax.int: log_softmax,
-        aten.max_pool2d.default: max_pool,
-        aten.softmax.int: softmax,
-    }
-)
+COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
+    aten.conv1d.default: convolution,
+    aten.conv2d.default: convolution,
+    aten.conv3d.default: convolution,
+    aten.layer_norm.default: layer_norm,
+    aten.log_softmax.int: log_softmax,
+    aten.max_pool2d.default: max_pool,
+    aten.softmax.int: softmax,
+}
 
 # What OpenVINO's frontend translates otherwise than eager computes it: the writer, and the tensors that it is given.
 
@@ -270,17 +267,15 @@ def windows(node: Node, given: Mapping[str, Any]) -> Written:
     return write_windows(dim, places, len(shape)), [given["self"]]
 
 
-WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = MappingProxyType(
-    {
-        "aten.index.Tensor": points,  # one index is one of another operator
-        "aten.index_put.default": slices,
-        "aten.linalg_vector_norm.default": norm,
-        "aten.unfold.default": windows,
-        QUANTISE: quantise,
-        DEQUANTISE: dequantise,
-        DEQUANTISE_CHANNELS: dequantise_channels,
-    }
-)
+WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = {
+    "aten.index.Tensor": points,  # one index is one of another operator
+    "aten.index_put.default": slices,
+    "aten.linalg_vector_norm.default": norm,
+    "aten.unfold.default": windows,
+    QUANTISE: quantise,
+    DEQUANTISE: dequantise,
+    DEQUANTISE_CHANNELS: dequantise_channels,
+}
 
 # of their results only the first is that of a composite
 WITH_INDICES = frozenset({aten.native_layer_norm.default, aten.max_pool2d_with_indices.default})

@@ -5,22 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 # those that programs are made of
-DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        name: getattr(torch, name)
-        for name in (
-            *("float32", "float64", "float16", "bfloat16", "bool"),
-            *("int8", "uint8", "int16", "int32", "int64", "complex64"),
-        )
-    }
-)
+DTYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("float32", "float64", "float16", "bfloat16", "bool"),
+        *("int8", "uint8", "int16", "int32", "int64", "complex64"),
+    )
+}
 
 
 class Fault(Exception):  # noqa: N818 - it says what a backend got wrong, not what went wrong here

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,27 +39,25 @@ if TYPE_CHECKING:
 Check = Callable[[Bench, Sequence[Case]], str]
 
 # in the order of the tests
-CHECKS: Mapping[str, Check] = MappingProxyType(
-    {
-        "checks/the partitioner leaves the program as it was": check_graph_is_left,
-        "checks/the partitioner is linear": check_linear,
-        "checks/bytes are the same twice": check_twice,
-        "checks/bytes are the same in other processes": check_elsewhere,
-        "checks/every debug handle is accounted for": check_handles,
-        "checks/every constant is in result or key": check_constants,
-        "checks/every option is in result or key": check_options,
-        "checks/unknown options are refused": check_unknown_option,
-        "checks/wrong inputs do not reach the delegate": check_runtime_refuses,
-        "checks/the delegate refuses wrong inputs": check_delegate_refuses,
-        "checks/weights are bound and not copied": check_bound,
-        "checks/weights stay mapped": check_mapped,
-        "checks/later calls are as the first": check_later_calls,
-        "checks/calls give their memory back": check_memory,
-        "checks/nothing around it is used": check_environment,
-        "checks/clones and others beside it": check_instances,
-        "checks/calls from threads": check_threads,
-    }
-)
+CHECKS: Mapping[str, Check] = {
+    "checks/the partitioner leaves the program as it was": check_graph_is_left,
+    "checks/the partitioner is linear": check_linear,
+    "checks/bytes are the same twice": check_twice,
+    "checks/bytes are the same in other processes": check_elsewhere,
+    "checks/every debug handle is accounted for": check_handles,
+    "checks/every constant is in result or key": check_constants,
+    "checks/every option is in result or key": check_options,
+    "checks/unknown options are refused": check_unknown_option,
+    "checks/wrong inputs do not reach the delegate": check_runtime_refuses,
+    "checks/the delegate refuses wrong inputs": check_delegate_refuses,
+    "checks/weights are bound and not copied": check_bound,
+    "checks/weights stay mapped": check_mapped,
+    "checks/later calls are as the first": check_later_calls,
+    "checks/calls give their memory back": check_memory,
+    "checks/nothing around it is used": check_environment,
+    "checks/clones and others beside it": check_instances,
+    "checks/calls from threads": check_threads,
+}
 
 FROZEN = 20  # After so many programs what is there is no longer looked at for garbage, until the kit is closed
 
