@@ -39,15 +39,7 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.onnxruntime.probe import call_model, make_session
-from hatch_lower.backends.onnxruntime.support import (
-    DTYPES,
-    FIRST_ONLY,
-    KEPT,
-    LIMITS,
-    OPERATORS,
-    combination_of,
-    walk,
-)
+from hatch_lower.backends.onnxruntime.support import DTYPES, FIRST_ONLY, KEPT, LIMITS, OPERATORS, combination_of
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError
 
@@ -118,11 +110,11 @@ class Checker:
 
     def why_different(self, args: Any, kwargs: Any, expected: Any) -> str:
         """Return how the results of a call differ from eager's, or an empty string."""
-        wanted = [each for each in walk(expected) if isinstance(each, torch.Tensor)]
+        wanted = [each for each in pytree.tree_leaves(expected) if isinstance(each, torch.Tensor)]
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         feed = {f"x{index}": each.detach().contiguous().numpy() for index, each in enumerate(tensors)}
         try:
-            results = [torch.from_numpy(each) for each in walk(self.session.run(None, feed))]
+            results = [torch.from_numpy(each) for each in pytree.tree_leaves(self.session.run(None, feed))]
         except Exception as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
         compared = 1 if self.op in FIRST_ONLY else max(len(wanted), len(results))

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, walk, why_not_arguments
+from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, why_not_arguments
 
 Call: TypeAlias = tuple[OpOverload, Any, Any]
 """An operator, its arguments, and those by name."""
@@ -42,7 +42,7 @@ FINITE_PARAMETERS = frozenset(
 
 def is_compared(op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Return whether the backend might take such a call, whatever its dtypes are found to give."""
-    tensors = [each for each in walk((args, kwargs)) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     known = all(each.dtype in DTYPES and each.layout is torch.strided for each in tensors)
     return known and not why_not_arguments(op, args, kwargs)
 

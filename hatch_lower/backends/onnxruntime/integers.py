@@ -56,7 +56,7 @@ class Factor:
         rank = len(self.shape)
         if dim is None or rank < 2 or any(shape is None or len(shape) != 1 for shape in shapes):
             return False
-        axis = self.source.attributes["axis"].as_int() % rank if "axis" in self.source.attributes else 1
+        axis = self.source.attributes.get_int("axis", 1) % rank
         return (rank - 1 - axis if self.turned else axis) == dim % rank
 
 
@@ -122,10 +122,8 @@ def separate_operands(graph: ir.Graph) -> None:
 
 
 def factor_of(node: ir.Node, position: int) -> Factor | None:
-    value, turned = node.inputs[position], False
-    name = ("transA", "transB")[position]
-    if name in node.attributes:
-        turned = bool(node.attributes[name].as_int())
+    value = node.inputs[position]
+    turned = bool(node.attributes.get_int(("transA", "transB")[position], 0))
     producer = maker_of(value)
     if producer is not None and producer.op_type == "Transpose" and rank_of(value) == 2:
         producer, turned = maker_of(producer.inputs[0]), not turned
@@ -162,7 +160,7 @@ def is_quantised(value: ir.Value) -> bool:
 
 
 def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
-    if any(node.attributes[name].as_float() != 1.0 for name in ("alpha", "beta") if name in node.attributes):
+    if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return False
     if len(left.shape) < 2 or len(right.shape) < 2 or left.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
         return False
@@ -180,9 +178,7 @@ class Place:
     def spell_out(self) -> None:
         """Dequantise by arithmetic."""
         source = self._node
-        rank, axis = rank_of(source.inputs[0]), 1
-        if "axis" in source.attributes:
-            axis = source.attributes["axis"].as_int()
+        rank, axis = rank_of(source.inputs[0]), source.attributes.get_int("axis", 1)
         sizes = self._literal(np.array([-1 if dim == axis % max(rank, 1) else 1 for dim in range(rank)]))
         number, scale, zero_point = (self._add("Cast", value, to=int(ir.DataType.FLOAT)) for value in source.inputs[:3])
         if any(map(rank_of, source.inputs[1:3])):
@@ -195,7 +191,7 @@ class Place:
     def write_product(self, left: Factor, right: Factor, *, varies: bool) -> None:
         node = self._node
         first, zero_point = self._unsigned(left)
-        second = self._unsigned(right) if varies else (self._taken(right), right.source.inputs[2])
+        second = self._unsigned(right) if varies else (self._turned(right.integers, right), right.source.inputs[2])
         product = self._add("MatMulInteger", first, second[0], zero_point, second[1])
         scale = self._add("Mul", left.source.inputs[1], right.source.inputs[1])
         result = self._add("Mul", self._add("Cast", product, to=int(ir.DataType.FLOAT)), scale)
@@ -215,9 +211,7 @@ class Place:
     def make_right_unsigned(self) -> None:
         """Replace a product whose right operand is signed, and has no zero point, by one with an unsigned operand."""
         node = self._node
-        wide = self._add("Cast", node.inputs[1], to=int(ir.DataType.INT32))
-        moved = self._add("Add", wide, self._literal(np.int32(128)))
-        second = self._add("Cast", moved, to=int(ir.DataType.UINT8))
+        second = self._shifted(node.inputs[1])
         zero_point = node.inputs[2] if len(node.inputs) > 2 else None
         product = self._add("MatMulInteger", node.inputs[0], second, zero_point, self._literal(np.uint8(128)))
         before = node.outputs[0]
@@ -244,7 +238,7 @@ class Place:
         # on the left, since few processors have instructions for two signed operands
         scale, zero_point = factor.source.inputs[1:3]
         if zero_point is None or factor.dtype == ir.DataType.UINT8:
-            return self._taken(factor), zero_point
+            return self._turned(factor.integers, factor), zero_point
         moved = self._moved(zero_point)
         maker = factor.integers.producer()
         if maker is not None and maker.op_type == "QuantizeLinear" and maker.inputs[2] is not None:
@@ -257,12 +251,12 @@ class Place:
     def _moved(self, zero_point: ir.Value) -> ir.Value:
         tensor = ir.convenience.get_const_tensor(zero_point)
         if tensor is None:
-            wide = self._add("Cast", zero_point, to=int(ir.DataType.INT32))
-            return self._add("Cast", self._add("Add", wide, self._literal(np.int32(128))), to=int(ir.DataType.UINT8))
+            return self._shifted(zero_point)
         return self._literal((tensor.numpy().astype(np.int32) + 128).astype(np.uint8))
 
-    def _taken(self, factor: Factor) -> ir.Value:
-        return self._turned(factor.integers, factor)
+    def _shifted(self, value: ir.Value | None) -> ir.Value:
+        wide = self._add("Cast", value, to=int(ir.DataType.INT32))
+        return self._add("Cast", self._add("Add", wide, self._literal(np.int32(128))), to=int(ir.DataType.UINT8))
 
     def _turned(self, value: ir.Value, factor: Factor) -> ir.Value:
         if not factor.turned:

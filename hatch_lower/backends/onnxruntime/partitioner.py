@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Hashable
 
 import torch
 from torch.export import ExportedProgram
@@ -10,7 +11,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options
-from hatch_lower.backends.onnxruntime.probe import Prober
+from hatch_lower.backends.onnxruntime.probe import signature, try_call
 from hatch_lower.backends.onnxruntime.support import (
     KEPT,
     differs_for_nan,
@@ -33,7 +34,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
         super().__init__(BACKEND_ID, options.to_specs(), {**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
-        self._prober = Prober()
+        self._tried: dict[Hashable, str] = {}  # what came of each kind of call
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         return list(KEPT), lambda node: not self._why_not(node, ep.range_constraints)
@@ -56,7 +57,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
                 return "" if inside else ONLY_SIZES
             reason = self._why_not(node, program.range_constraints)
             reason = reason or why_not_zero_points(node, constants) or why_not_bias(node, constants)
-            return reason or self._prober.why_not(node)
+            return reason or self._why_not_tried(node)
 
         def reason_of(node: Node) -> str:
             if node not in known:
@@ -67,6 +68,12 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
 
     def _why_not(self, node: Node, ranges: Ranges) -> str:
         return why_not(node, self._exclude, finite=self._finite, ranges=ranges)
+
+    def _why_not_tried(self, node: Node) -> str:
+        key = signature(node)
+        if key not in self._tried:
+            self._tried[key] = try_call(node)
+        return self._tried[key]
 
     def needs_finite(self, node: Node, why_not: Reasons) -> bool:
         return differs_for_nan(node)

@@ -10,25 +10,13 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.support import walk
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.torch_private.trees import tree_leaves
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
-
-
-class Prober:
-    # each kind of call is tried once
-    def __init__(self) -> None:
-        self._known: dict[Hashable, str] = {}
-
-    def why_not(self, node: Node) -> str:
-        key = signature(node)
-        if key not in self._known:
-            self._known[key] = try_call(node)
-        return self._known[key]
 
 
 def signature(node: Node) -> Hashable:
@@ -70,7 +58,7 @@ def call_model(graph: Graph) -> bytes:
     model, values = translate_graph(GraphModule({}, graph))
     allow_zero_sizes(model.graph)
     model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
-    results = [value for value in walk(values["n"]) if isinstance(value, ir.Value)]
+    results = [value for value in tree_leaves(values["n"]) if isinstance(value, ir.Value)]
     # a call that gives its input back names the input after itself
     model.graph.outputs.extend([write_result(model.graph, value, None) for value in results])
     for index, (value, result) in enumerate(zip(results, model.graph.outputs, strict=True)):

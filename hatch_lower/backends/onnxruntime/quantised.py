@@ -7,22 +7,17 @@ convolution with integers; products it does so where `integers` writes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import FLOAT, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
-from onnxscript.onnx_opset import opset20
 
+from hatch_lower.backends.onnxruntime.translations import Value, op
 from hatch_lower.torch_private.quantised import quantized_decomposed
 
-# ONNX's own types are wider than what these functions take.
-op: Any = opset20
-Value: TypeAlias = Any  # what an operator gives
-
-# The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
 # `out_dtype` is float32 where it is given: of other results `operators.json` does not have these operators.
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
 from hatch_lower.torch_private.quantised import quantized_decomposed
+from hatch_lower.torch_private.trees import tree_leaves
 
 # ONNX Runtime's CPU kernels have next to none for bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
@@ -137,10 +138,8 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
         return ""
     taken, _, given = combination.partition(" > ")
     if torch.Tag.pointwise in op.tags and len(taken.split()) > 1:
-        inputs = [value for value in walk(values) if isinstance(value, torch.Tensor)]
-        common = inputs[0].dtype
-        for tensor in inputs[1:]:
-            common = torch.promote_types(common, tensor.dtype)
+        dtypes = [value.dtype for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+        common = reduce(torch.promote_types, dtypes)
         if f"{dtype_name(common)} > {given}" in known:
             return ""
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
@@ -149,21 +148,11 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
 def combination_of(op: OpOverload, args: object, kwargs: object, result: object) -> str:
     """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
     names: list[str] = []
-    for value in walk((args, kwargs)):
+    for value in tree_leaves((args, kwargs)):
         if isinstance(value, torch.Tensor) and (not names or names[-1] != dtype_name(value.dtype)):
             names.append(dtype_name(value.dtype))
-    results = [value for value in walk(result) if isinstance(value, torch.Tensor)]
+    results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
     return f"{' '.join(names)} > {dtype_name(results[0].dtype) if results else 'none'}"
-
-
-def walk(value: object) -> Iterator[object]:
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from walk(item)
-    else:
-        yield value
 
 
 @cache
@@ -193,9 +182,8 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
     limit = LIMITS.get(op)
     if limit is None:
         return ""
-    names = [argument.name for argument in schema_of(op).arguments]
     defaults = {argument.name: argument.default_value for argument in schema_of(op).arguments}
-    return limit({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+    return limit({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs})
 
 
 def limit_range(given: Mapping[str, object]) -> str:
@@ -278,10 +266,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
 }
 
 # results beside the first, which inference never uses, are something else in a model
-FIRST_ONLY = (
-    torch.ops.aten._native_batch_norm_legit_no_training.default,
-    torch.ops.aten.native_group_norm.default,
-)
+FIRST_ONLY = (torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_group_norm.default)
 
 # composites that ONNX Runtime fuses best if they come whole
 KEPT = (

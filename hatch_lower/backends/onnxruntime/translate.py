@@ -33,9 +33,7 @@ from hatch_lower.torch_private import onnx
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
-LITERAL_LIMIT = (
-    4096  # elements of what is computed of literals; larger ones ONNX Runtime computes when it loads the model
-)
+LITERAL_LIMIT = 4096  # elements of what is computed of literals; more ONNX Runtime computes when it loads the model
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
 ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
@@ -189,8 +187,7 @@ def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> Non
             elif user.op_type != "Gemm" or position == 2:
                 continue
             name = "transA" if position == 0 else "transB"
-            before = user.attributes[name].as_int() if name in user.attributes else 0
-            user.attributes[name] = ir.AttrInt64(name, 1 - before)
+            user.attributes[name] = ir.AttrInt64(name, 1 - user.attributes.get_int(name, 0))
             user.replace_input_with(position, source)
         if not turned.uses() and not turned.is_graph_output():
             graph.remove(node, safe=True)
@@ -199,8 +196,8 @@ def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> Non
 def turns_matrices(node: ir.Node, source: ir.Value) -> bool:
     """Return whether a transpose exchanges the last two dimensions, and no other."""
     rank = rank_of(source)
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
-    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
+    order = node.attributes.get_ints("perm", range(rank)[::-1])
+    return rank >= 2 and list(order) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
