@@ -68,10 +68,7 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def preprocess_in_steps(
-        cls,
-        edge_programs: Sequence[ExportedProgram],
-        compile_specs: Sequence[list[CompileSpec]],
-        find_steps: FindSteps,
+        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps
     ) -> list[PreprocessResult]:
         return lower_groups(edge_programs, compile_specs, find_steps)
 

@@ -50,10 +50,7 @@ def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SizeSourc
 
 
 def rebuild_expression(
-    expression: sympy.Expr,
-    sources: Mapping[sympy.Expr, SizeSource],
-    tensors: Sequence[Node],
-    graph: Graph,
+    expression: sympy.Expr, sources: Mapping[sympy.Expr, SizeSource], tensors: Sequence[Node], graph: Graph
 ) -> object:
     """Write nodes that compute an expression from the sizes of tensors; `KeyError` if a symbol has no source."""
     whole = sources.get(expression)

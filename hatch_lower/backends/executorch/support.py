@@ -33,12 +33,7 @@ from hatch_lower.backends.executorch.quantised import (
     settle_products,
     why_not_quantised,
 )
-from hatch_lower.backends.executorch.rewrite import (
-    BINARY,
-    SHAPED,
-    full_arguments,
-    keeps_shape,
-)
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
 from hatch_lower.backends.executorch.sizes import (
     VIEWS,
     gives_number,

@@ -16,13 +16,7 @@ from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
-from hatch_lower.backends.openvino.support import (
-    Support,
-    is_move,
-    is_result,
-    is_square,
-    why_not_operation,
-)
+from hatch_lower.backends.openvino.support import Support, is_move, is_result, is_square, why_not_operation
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
@@ -95,9 +89,7 @@ def check_installed() -> str:
         return importlib.metadata.version("openvino")
     except (ImportError, importlib.metadata.PackageNotFoundError) as error:
         raise BackendError(
-            "the backend `openvino` needs the OpenVINO library to build",
-            found=str(error),
-            hint=extra_hint("openvino"),
+            "the backend `openvino` needs the OpenVINO library to build", found=str(error), hint=extra_hint("openvino")
         ) from error
 
 

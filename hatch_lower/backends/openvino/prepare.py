@@ -15,13 +15,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.openvino.claims import (
-    COUNTING_BACK,
-    DEQUANTISE,
-    DEQUANTISE_CHANNELS,
-    QUANTISE,
-    ROUNDING,
-)
+from hatch_lower.backends.openvino.claims import COUNTING_BACK, DEQUANTISE, DEQUANTISE_CHANNELS, QUANTISE, ROUNDING
 from hatch_lower.backends.openvino.direct import (
     Direct,
     write_dequantise,

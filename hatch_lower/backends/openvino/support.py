@@ -25,11 +25,7 @@ from hatch_lower.backends.openvino.claims import (
 )
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.exir.backend.canonical_partitioners.nodes import (
-    Ranges,
-    producer_of,
-    tensors_of,
-)
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload

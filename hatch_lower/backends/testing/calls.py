@@ -85,10 +85,7 @@ def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ..
     other = torch.int64 if first.dtype.is_floating_point else torch.float32
     yield (
         f"{str(other).removeprefix('torch.')} instead of {str(first.dtype).removeprefix('torch.')}",
-        (
-            first.to(other),
-            *rest,
-        ),
+        (first.to(other), *rest),
     )
     yield "a dimension too many", (first[None], *rest)
     yield "another size", (torch.cat([first, first], -1), *rest)

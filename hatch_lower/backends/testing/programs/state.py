@@ -155,9 +155,7 @@ def state_cases() -> Iterator[Case]:
     yield Case("constants/tied", make_tied, two)
     yield Case("constants/constant tensors", lambda data: module(literal, table=data.draw(3)), two)
     yield Case(
-        "constants/0-d",
-        lambda data: module(point, point=torch.nn.Parameter(data.draw()), buffer=data.draw()),
-        two,
+        "constants/0-d", lambda data: module(point, point=torch.nn.Parameter(data.draw()), buffer=data.draw()), two
     )
     yield Case("constants/unused", weighted(lambda self, x: torch.sin(x) * 2, weight=(4,)), two)
     yield Case("constants/not contiguous", make_turned, two)
