@@ -15,7 +15,7 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
-from hatch_lower.backends.executorch.support import IDLE, Support, float_partitioner, guards_suppressed
+from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, xnnpack_partitioner
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
@@ -134,7 +134,7 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
         with executorch():
             originals = {
                 config.get_original_aten()
-                for config in float_partitioner(finite=True).target_partitioner_configs.values()
+                for config in xnnpack_partitioner(integers=False, finite=True).target_partitioner_configs.values()
             }
         kept = [op for op in originals if op is not None and str(op) not in self.options.exclude]
         return sorted(kept, key=str), None

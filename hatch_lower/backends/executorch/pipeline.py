@@ -16,7 +16,7 @@ from hatch_lower.backends.executorch.portable import portable_kernels
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
-from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner
+from hatch_lower.backends.executorch.support import xnnpack_partitioner
 from hatch_lower.backends.executorch.xnnpack_nodes import XNode, nodes_of
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
@@ -26,6 +26,7 @@ from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.torch_private.programs import executorch_call_delegate
 
 METHOD = "forward"
 COPIES = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
@@ -50,13 +51,12 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
 
     is_quantised = any(map(quantises, copied.graph.nodes))
     try:
-        partitioner = integer_partitioner if is_quantised else float_partitioner
         # an operator that is taken has a kernel, whether it is core ATen or not
         taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
         edge = to_edge_transform_and_lower(
             copied.aten_program(),
             transform_passes=[without_copies],
-            partitioner=[partitioner(finite=finite)],
+            partitioner=[xnnpack_partitioner(integers=is_quantised, finite=finite)],
             compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(taken)),
         )
         origins = handle_origins(edge.exported_program(), copied.named)
@@ -194,7 +194,7 @@ def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set
         for node in module.graph.nodes:
             handle = node.meta.get("debug_handle")
             if isinstance(handle, int):
-                origins_of.setdefault(handle, set()).update(named.get(oldest_name(node), ()))
+                origins_of.setdefault(handle, set()).update(named.get((oldest_ancestor(node) or node).name, ()))
     return origins_of
 
 
@@ -205,23 +205,12 @@ def delegates_of(program: Any) -> Iterator[Any]:
             yield lowered
 
 
-def oldest_name(node: Node) -> str:
-    oldest = oldest_ancestor(node)
-    return node.name if oldest is None else oldest.name
-
-
 def graphs_of(program: Any, made: Any) -> dict[int, list[XNode]]:
     """Return the nodes of each graph that XNNPACK computes, by the number of the instruction."""
-    called = [node.args[0] for node in program.graph.nodes if node.op == "call_function" and is_call(node)]
+    called = [node.args[0] for node in program.graph.find_nodes(op="call_function", target=executorch_call_delegate)]
     delegates = sorted(made._emitter_output.method_to_delegate_debug_id_map.get(METHOD, {}))
     payloads = [getattr(program.graph_module, str(node.target)).processed_bytes for node in called]
     return dict(zip(delegates, map(nodes_of, payloads), strict=True))
-
-
-def is_call(node: Node) -> bool:
-    from executorch.exir.delegate import executorch_call_delegate
-
-    return node.target is executorch_call_delegate
 
 
 def names_of(made: Any, plan: object, graphs: Mapping[int, Sequence[XNode]]) -> dict[str, list[str]]:

@@ -45,6 +45,8 @@ class ExecutorchCopy(PartitionCopy):
         self.drop_unused_sizes()
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
+        values = (value for node in self.program.graph.nodes for value in tensors_of(node))
+        self.mode: Any = next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
         self.outside: set[str] = set()  # the names of constants that lie outside of the program
@@ -54,13 +56,13 @@ class ExecutorchCopy(PartitionCopy):
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        values = {node: node.meta.get("val") for node in self.inputs}
-        for node, value in values.items():
+        given = {node: node.meta.get("val") for node in self.inputs}
+        for node, value in given.items():
             if isinstance(value, torch.Tensor):
                 self.values[node] = self.add_input(self.inputs[node], value.shape, value.dtype)
-        sizes = {node: value for node, value in values.items() if isinstance(value, torch.SymInt)}
-        given = [self.add_input(self.inputs[node], (value, 0), torch.float32) for node, value in sizes.items()]
-        for (node, value), holder in zip(sizes.items(), given, strict=True):
+        sizes = {node: value for node, value in given.items() if isinstance(value, torch.SymInt)}
+        holders = [self.add_input(self.inputs[node], (value, 0), torch.float32) for node, value in sizes.items()]
+        for (node, value), holder in zip(sizes.items(), holders, strict=True):
             self.values[node] = self.graph.call_function(SIZE_OF, (holder, 0))
             self.values[node].meta["val"] = value
 
@@ -71,11 +73,6 @@ class ExecutorchCopy(PartitionCopy):
         self.specs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(copied.name), None))
         self.passed.append(position)
         return copied
-
-    @property
-    def mode(self) -> Any:
-        values = (value for node in self.program.graph.nodes for value in tensors_of(node))
-        return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
         # ExecuTorch's passes for XNNPACK want it contiguous, and write all of its memory, wherever it begins there

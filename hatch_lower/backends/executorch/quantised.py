@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from hatch_lower.backends.executorch.rewrite import SHAPED, aten_names
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 
 LIBRARY = "quantized_decomposed"
@@ -29,13 +30,8 @@ WEIGHTS: Mapping[str, int] = {
 }
 
 # They compute no number. XNNPACK's operators between integers give their operand's scale.
-MOVES = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("_unsafe_view.default", "cat.default", "clone.default", "expand.default", "max_pool2d.default"),
-        *("permute.default", "reshape.default", "select.int", "slice.Tensor", "squeeze.dims", "unsqueeze.default"),
-        "view.default",
-    )
+MOVES = SHAPED | aten_names(
+    "cat.default max_pool2d.default permute.default select.int slice.Tensor squeeze.dims unsqueeze.default"
 )
 
 

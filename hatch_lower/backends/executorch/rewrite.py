@@ -11,6 +11,11 @@ from torch.fx import Node
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.torch_private.operators import OpOverload
 
+
+def aten_names(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
 # Their second operand may be a Python number. Of an integer ExecuTorch makes a tensor of integers, and XNNPACK takes no
 # numbers: so they become operators of tensors.
 BINARY: Mapping[str, OpOverload] = {
@@ -21,15 +26,7 @@ BINARY: Mapping[str, OpOverload] = {
 
 # They give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an `expand` only
 # where it repeats nothing
-SHAPED = frozenset(
-    {
-        "aten._unsafe_view.default",
-        "aten.clone.default",
-        "aten.expand.default",
-        "aten.reshape.default",
-        "aten.view.default",
-    }
-)
+SHAPED = aten_names("_unsafe_view.default clone.default expand.default reshape.default view.default")
 
 
 def full_arguments(node: Node) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ of memory. A method takes no number: one goes in as the size of a tensor without
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,12 +15,10 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.rewrite import SHAPED, keeps_shape
-from hatch_lower.exir.backend.canonical_partitioners.nodes import may_be_zero, tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 from hatch_lower.torch_private.operators import OpOverload
-from hatch_lower.torch_private.symbols import ValueRanges, bound_sympy, int_oo
-
-Ranges = Mapping[object, ValueRanges[object]]
+from hatch_lower.torch_private.symbols import bound_sympy, int_oo
 
 # a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
 LARGE = 2**31

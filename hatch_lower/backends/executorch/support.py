@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
-from hatch_lower.backends.executorch.portable import aten_names, loses_nan, portable_kernels, why_not_portable
+from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.quantised import (
     LIBRARY,
     find_products,
@@ -33,7 +33,7 @@ from hatch_lower.backends.executorch.quantised import (
     settle_products,
     why_not_quantised,
 )
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, aten_names, full_arguments, keeps_shape
 from hatch_lower.backends.executorch.sizes import (
     VIEWS,
     gives_number,
@@ -123,8 +123,8 @@ class Support:
         signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
         change_signature(form, signature)
         rules = Rules(
-            float_partitioner(finite=self._options.finite).target_partitioner_configs,
-            integer_partitioner(finite=self._options.finite).target_partitioner_configs,
+            xnnpack_partitioner(integers=False, finite=self._options.finite).target_partitioner_configs,
+            xnnpack_partitioner(integers=True, finite=self._options.finite).target_partitioner_configs,
             portable_kernels() if self._options.portable else frozenset(),
         )
         for ours, theirs in zip(graph_modules(program.graph_module), graph_modules(form.graph_module), strict=True):
@@ -214,23 +214,12 @@ def give_form(node: Node, copy: Node) -> None:
         copy.target = getattr(packet, overload_name(target))
 
 
-def float_partitioner(*, finite: bool) -> Any:
-    """Return XNNPACK's partitioner for floating point, with rules of ours before its own."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackFloatingPointPartitioner
-
-    return with_our_rules(XnnpackFloatingPointPartitioner(), finite=finite)
-
-
-def integer_partitioner(*, finite: bool) -> Any:
-    """Return XNNPACK's partitioner for floating point and integers, with rules of ours before its own."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-
-    return with_our_rules(XnnpackPartitioner(), finite=finite)
-
-
-def with_our_rules(partitioner: Any, *, finite: bool) -> Any:
+def xnnpack_partitioner(*, integers: bool, finite: bool) -> Any:
+    """Return XNNPACK's partitioner for floating point, and for integers too, with rules of ours before its own."""
+    from executorch.backends.xnnpack.partition import xnnpack_partitioner as theirs
     from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig
 
+    partitioner = theirs.XnnpackPartitioner() if integers else theirs.XnnpackFloatingPointPartitioner()
     configs = partitioner.target_partitioner_configs
     for name in ("addmm.default", "mm.default"):
         # their own way goes through the whole graph for each node, in search of what only older exports left there

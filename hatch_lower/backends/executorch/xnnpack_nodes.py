@@ -57,14 +57,11 @@ def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[l
     for number, (operator, node) in enumerate(pairs):
         end = pairs[number + 1][1] if number + 1 < len(pairs) else len(kinds)
         found[operator] = list(range(0 if number == 0 else node, end))
-    following: list[int] = []
-    for places in reversed(found):
-        places[:] = places or following
-        following = places
-    following = []
-    for places in found:
-        places[:] = places or following
-        following = places
+    for order in (found[::-1], found):
+        neighbour: list[int] = []
+        for places in order:
+            places[:] = places or neighbour
+            neighbour = places
     return found
 
 
