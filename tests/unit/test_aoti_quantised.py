@@ -55,8 +55,9 @@ def written(program: ExportedProgram, *, multiplies: bool = True) -> tuple[Any, 
     copied = AotiCopy(program, multiplies=multiplies)
     tensors = [constant_of(program, spec) for spec in constant_specs(program)]
     given = {f"c{place}": tensor for place, tensor in enumerate(tensors)}
-    for name, packed in copied.packed.items():
-        given[name] = packed_weight(tensors[packed.constant], **asdict(packed.places))
+    for name, places in copied.packed.items():
+        where = asdict(places)
+        given[name] = packed_weight(tensors[where.pop("constant")], **where)
     assert given.keys() == copied.attributes.keys()
     module = GraphModule(given, copied.graph)
     return module, [str(node.target) for node in copied.graph.nodes if node.op == "call_function"]
@@ -228,8 +229,8 @@ def test_weights_are_laid_out_for_the_image_where_its_size_is_known() -> None:
     sizes = {"x": {0: torch.export.Dim("rows", min=1, max=9), 2: torch.export.Dim("height", min=50, max=99)}}
     for dilation, size in ((2, (32, 8)), (20, (60, 8))):  # an image that the kernel fits into
         program = edge_of(Convolution(dilation=(dilation, 1)), torch.randn(2, 4, 60, 8), shapes=sizes)
-        (packed,) = AotiCopy(program, multiplies=True).packed.values()
-        assert packed.places.size == size
+        (places,) = AotiCopy(program, multiplies=True).packed.values()
+        assert places.size == size
 
 
 def test_a_convolution_that_oneDNN_has_not_is_in_floating_point() -> None:  # noqa: N802

@@ -6,7 +6,6 @@ weights compile nothing, and methods, recipes and clones share one copy of the w
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import tempfile
@@ -22,9 +21,9 @@ from hatch_lower.backends.aoti.configuration import (
     TIMERS,
     Options,
     inductor_isolated,
+    inductor_settings,
     options_from_specs,
     parse_options,
-    settings_digest,
 )
 from hatch_lower.backends.aoti.library import KERNELS, LibraryPool, Source, Sources, compile_source
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
@@ -36,6 +35,7 @@ from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
 from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
 from hatch_lower.backends.instructions import instruction_handles
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
@@ -93,13 +93,8 @@ class AotiBackend(BackendDetails):
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         isa = options_from_specs(compile_specs).isa
-        versions = hashlib.sha256(TABLE.read_bytes()).hexdigest()
-        return {
-            "aoti": VERSION,
-            "settings": settings_digest(isa),
-            "versions": versions,
-            **find_compiler(isa).versions(),
-        }
+        settings, versions = digest_of(inductor_settings(isa)), sha256_bytes(TABLE.read_bytes())
+        return {"aoti": VERSION, "settings": settings, "versions": versions, **find_compiler(isa).versions()}
 
     @classmethod
     def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
@@ -175,11 +170,7 @@ def step_of(compiler: Compiler, source: Source, versions: Mapping[str, str]) -> 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:
     symbols = read_symbols(library)
     openmp = check_openmp(symbols)
-    packed = {
-        name: {"constant": given.constant, **encode(given.places)}
-        for name, given in copied.packed.items()
-        if name in generated.bound
-    }
+    packed = {name: encode(places) for name, places in copied.packed.items() if name in generated.bound}
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(copied, generated),

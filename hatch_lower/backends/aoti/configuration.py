@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
@@ -134,10 +133,6 @@ def inductor_settings(isa: Isa) -> dict[str, object]:
         # Which nodes each kernel computes, for the debug map.
         "trace.provenance_tracking_level": 1,
     }
-
-
-def settings_digest(isa: Isa) -> str:
-    return digest_of(inductor_settings(isa))
 
 
 @contextmanager

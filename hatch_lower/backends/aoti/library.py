@@ -50,7 +50,7 @@ class Sources:
     """The files of which libraries are made: one that they share, and one or two of each partition."""
 
     def __init__(self) -> None:
-        self._interface = interface_source()
+        self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
         self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
         self.shared = Source(INTERFACE, HEADER + self._interface + TEMPLATE + self._tail)
 
@@ -145,10 +145,6 @@ def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[
     (folder / source.name).write_text(source.text, encoding="utf-8")
     target = source.name.removesuffix(".cpp") + ".o"
     return compiler.compile_command(source.name, target, optimize=source.name == KERNELS), folder
-
-
-def interface_source() -> str:
-    return interface_path().read_text(encoding="utf-8").strip() + "\n"
 
 
 def refusals(functions: Sequence[str]) -> str:

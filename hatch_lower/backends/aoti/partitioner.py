@@ -26,19 +26,14 @@ ONLY_SIZES = "it computes a size that is needed elsewhere"
 class Refusals:
     # an operation is looked up once
     def __init__(self, exclude: frozenset[str]) -> None:
-        self.refused: dict[Node, str] = {}
+        self.known: dict[Node, str] = {}
         self._exclude = exclude
-        self._known: dict[Node, str] = {}
 
     def __call__(self, node: Node) -> str:
-        if node in self.refused:
-            return self.refused[node]
-        if node not in self._known:
-            if node.target is operator.getitem and not is_symbolic(node):
-                self._known[node] = self(producer_of(node))
-            else:
-                self._known[node] = why_not(node, self._exclude)
-        return self._known[node]
+        if node not in self.known:
+            is_part = node.target is operator.getitem and not is_symbolic(node)
+            self.known[node] = self(producer_of(node)) if is_part else why_not(node, self._exclude)
+        return self.known[node]
 
 
 class AotiPartitioner(EnginePartitioner[Refusals]):
@@ -59,7 +54,7 @@ class AotiPartitioner(EnginePartitioner[Refusals]):
         # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
         groups = group_operations(graph, why_not)
         while (unresolved := find_unresolved(groups)) is not None:
-            why_not.refused[unresolved] = "it takes a symbolic size that no tensor beside it has"
+            why_not.known[unresolved] = "it takes a symbolic size that no tensor beside it has"
             groups = group_operations(graph, why_not)
         return groups
 
@@ -104,7 +99,8 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
         members = set(nodes)
         inputs = {source: None for node in nodes for source in node.all_input_nodes if source not in members}
         shapes = [source.meta["val"].shape for source in inputs if isinstance(source.meta["val"], torch.Tensor)]
-        needed = {source for source in inputs if is_symbolic(source) and is_symbol(source.meta["val"])}
+        symbols = (torch.SymInt, torch.SymBool, torch.SymFloat)
+        needed = {source for source in inputs if isinstance(source.meta["val"], symbols)}
         if not needed:
             continue
         sources = find_sources(shapes)
@@ -113,7 +109,3 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
             if bad.intersection(node.all_input_nodes):
                 return node
     return None
-
-
-def is_symbol(value: object) -> bool:
-    return isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat))

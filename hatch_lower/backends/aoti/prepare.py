@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -56,7 +56,7 @@ class AotiCopy(PartitionCopy):
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         self.attributes: dict[str, torch.Tensor] = {}
         # stand-ins for weights that are laid out at load, and which constants these are, for what convolution
-        self.packed: dict[str, Packed] = {}
+        self.packed: dict[str, Places] = {}
         self.constants = len(constants)
         changed = mutated_targets(self.program)
         self._weights = {node: place for place, (node, spec) in enumerate(constants) if spec.target not in changed}
@@ -106,10 +106,9 @@ class AotiCopy(PartitionCopy):
         if target is DEQUANTISE and not kwargs:
             return write_dequantise(partial(self._write, index), *args)
         operands = operands_of(node) if self._may_multiply else None
-        if operands is not None and target is torch.ops.aten.linear.default:
-            return self._write_product(node, operands, index)
-        if operands is not None and operands[1].integers in self._weights:
-            return self._write_convolution(node, operands, index)
+        is_linear = target is torch.ops.aten.linear.default
+        if operands is not None and (is_linear or operands[1].integers in self._weights):
+            return self._write_layer(node, operands, index, is_linear=is_linear)
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:
@@ -121,32 +120,21 @@ class AotiCopy(PartitionCopy):
             args = (*args[:2], indices)
         return self._call(target, args, kwargs, f"n{index}", index)
 
-    def _write_product(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
+    def _write_layer(self, node: Node, operands: tuple[Operand, Operand], index: int, *, is_linear: bool) -> Node:
         self.multiplies = True
+        call = partial(self._write, index)
         left, right = (operand.mapped(self.values) for operand in operands)
-        (*rows, length), (width, _) = (operand.integers.meta["val"].shape for operand in operands)
-        bias, dtype = named_arguments(node).get("bias"), operands[0].integers.meta["val"].dtype
-        bias = None if bias is None else self.values[bias]
-        return write_product(partial(self._write, index), left, right, bias, rows, length, width, dtype)
-
-    def _write_convolution(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
-        self.multiplies = True
-        left, right = (operand.mapped(self.values) for operand in operands)
-        weight = operands[1].integers
-        packed = Packed(self._weights[weight], places_of(node, *operands))
-        name = f"p{len(self.packed)}"
-        self.packed[name] = packed
-        self.attributes[name] = torch.empty(weight.meta["val"].shape, dtype=torch.int8)
+        values, weight = (operand.integers.meta["val"] for operand in operands)
         bias = named_arguments(node).get("bias")
-        return write_convolution(
-            partial(self._write, index),
-            left,
-            replace(right, integers=self.graph.create_node("get_attr", name, name=name)),
-            None if bias is None else self.values[bias],
-            packed.places,
-            weight.meta["val"].shape,
-            signed=is_signed(operands[0]),
-        )
+        bias = None if bias is None else self.values[bias]
+        if is_linear:
+            (*rows, length), (width, _) = values.shape, weight.shape
+            return write_product(call, left, right, bias, rows, length, width, values.dtype)
+        name = f"p{len(self.packed)}"
+        places = self.packed[name] = places_of(node, *operands, self._weights[operands[1].integers])
+        self.attributes[name] = torch.empty(weight.shape, dtype=torch.int8)
+        right = replace(right, integers=self.graph.create_node("get_attr", name, name=name))
+        return write_convolution(call, left, right, bias, places, weight.shape, signed=is_signed(operands[0]))
 
     def _write(self, index: int, target: Any, *args: Any, **kwargs: Any) -> Node:
         return self._call(target, args, kwargs, f"n{index}_{len(self.graph.nodes)}", index)
@@ -167,14 +155,6 @@ class AotiCopy(PartitionCopy):
         # a constant is bound to the program's own memory
         target = self.values[self.placeholders[str(spec.target)]]
         self.graph.call_function(torch.ops.aten.copy_.default, (target, self.values[value]))
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A constant, by its position, that is laid out for a convolution when a library is loaded."""
-
-    constant: int
-    places: Places
 
 
 class FakeInputs:

@@ -176,8 +176,9 @@ def write_product(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the layout of a convolution's weights depends on, besides their sizes."""
+    """The weights of a convolution, and what their layout depends on besides their sizes."""
 
+    constant: int  # their position among the constants
     zero_point: int  # of bytes without a sign
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -186,7 +187,7 @@ class Places:
     size: tuple[int, ...]  # height and width of the image
 
 
-def places_of(node: Node, left: Operand, right: Operand) -> Places:
+def places_of(node: Node, left: Operand, right: Operand, constant: int) -> Places:
     given = named_arguments(node)
     pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
     where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
@@ -195,7 +196,7 @@ def places_of(node: Node, left: Operand, right: Operand) -> Places:
     sides = zip(image, kernel, dilation, strict=True)
     size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
     zero_point = left.zero_point + (128 if is_signed(left) else 0)
-    return Places(zero_point, stride, padding, dilation, given.get("groups", 1), size)
+    return Places(constant, zero_point, stride, padding, dilation, given.get("groups", 1), size)
 
 
 def is_signed(operand: Operand) -> bool:

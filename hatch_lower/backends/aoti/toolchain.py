@@ -57,7 +57,8 @@ class Compiler:
             *(f"-{flag}" for flag in options.get_cflags()),
             *(f"-I{folder}" for folder in options.get_include_dirs()),
             *(word for argument in options.get_passthrough_args() for word in argument.split()),
-            *self._prefix_maps(options),
+            # they keep absolute paths out of the object
+            *(f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()),
             f"-frandom-seed={source}",
             # most of a library is what no call passes through
             *(["-Os"] if source == INTERFACE else []),
@@ -137,10 +138,6 @@ class Compiler:
 
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
         return inductor.compiler_options(self.program, compile_only=compile_only, min_optimize=min_optimize)
-
-    def _prefix_maps(self, options: object) -> list[str]:
-        # they keep absolute paths out of the objects
-        return [f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()]
 
     def _folders(self, options: Any) -> dict[str, str]:
         folders = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}

@@ -7,13 +7,14 @@ A version is stated only where all of this is as in the version that compiled th
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import platform
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,16 @@ class Shim:
         """
         if built not in self.versions:
             return [built]
-        place = self.versions.index(built)
-        first, last = place, place
-        while first and self._is_alike(built, self.versions[first - 1], library):
-            first -= 1
-        while last + 1 < len(self.versions) and self._is_alike(built, self.versions[last + 1], library):
-            last += 1
-        return list(self.versions[first : last + 1])
+        place, is_alike = self.versions.index(built), partial(self._is_alike, built, library)
+        older = takewhile(is_alike, reversed(self.versions[:place]))
+        return [*reversed([*older]), built, *takewhile(is_alike, self.versions[place + 1 :])]
 
     def signature(self, table: Mapping[str, Changes], name: str, version: str) -> str | None:
         """Return the digest of a function's signature in a version; `None` if it is not there."""
-        place, found = self.versions.index(version), None
-        for since, signature in table.get(name, ()):
-            if self.versions.index(since) <= place:
-                found = signature
-        return found
+        known = self.versions[: self.versions.index(version) + 1]
+        return next((signature for since, signature in reversed(table.get(name, ())) if since in known), None)
 
-    def _is_alike(self, built: str, other: str, library: Symbols | None) -> bool:
+    def _is_alike(self, built: str, library: Symbols | None, other: str) -> bool:
         if library is None:
             return True
         return all(self._is_same(self.functions, name, built, other) for name in library.imported) and all(
@@ -109,7 +103,7 @@ def read_symbols(library: bytes) -> Symbols:
     return Symbols(needed, undefined, imported - NOT_NEEDED, exported)
 
 
-@functools.cache
+@cache
 def read_shim() -> Shim:
     data = json.loads(TABLE.read_bytes())
     return Shim(data["machine"], data["versions"], data["functions"], data["interface"], data["looked up"])

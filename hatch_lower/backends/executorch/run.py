@@ -16,7 +16,6 @@ from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, re
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
-EXTRA = 'pip install "hatch-lower[executorch]"'
 OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # modules by which others load programs
 
@@ -131,7 +130,7 @@ def runtime(blob: DelegateBlob) -> object:
             "a partition of the backend `executorch` needs ExecuTorch's runtime, which is not installed",
             where=blob.path.name,
             found=str(error),
-            hint=EXTRA,
+            hint='pip install "hatch-lower[executorch]"',
         ) from error
 
 
