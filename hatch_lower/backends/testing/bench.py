@@ -20,6 +20,7 @@ from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, make_re
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import extract
@@ -91,7 +92,7 @@ class Exports:
         program = self.program(case)
         wishes = Wishes.of(program, [partitioner])
         # what somebody wants whole is decomposed for this bench only; all others share one program
-        if any(op in wishes.wanted_by for op in called_operators(wishes.program)):
+        if any(node.target in wishes.wanted_by for node in all_nodes(wishes.program.graph_module)):
             return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
         if case.name not in self._edge:
             self._edge[case.name] = to_edge(program)
@@ -218,12 +219,6 @@ class Bench:
 def export(case: Case) -> ExportedProgram:
     with quiet(), torch.no_grad():
         return torch.export.export(case.module(), case.arguments()[0], dynamic_shapes=case.dynamic, strict=False)
-
-
-def called_operators(program: ExportedProgram) -> Iterator[object]:
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield from (node.target for node in module.graph.nodes if node.op == "call_function")
 
 
 def result_digest(result: PreprocessResult) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import Call, eager_calls, first_difference, works
 from hatch_lower.backends.testing.probes import probe, refuse_null, sample, watched
 from hatch_lower.errors import InputError
+from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
 
@@ -33,9 +34,8 @@ def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
 
     loaded = bench.load(bench.save(bench.lowered(case)), watched(bench.delegate(), run=note))
     right = case.arguments()[0]
-    tried = 0
-    for what, arguments in wrong_arguments(right):
-        tried += 1
+    wrong = wrong_arguments(right)
+    for what, arguments in wrong.items():
         try:
             loaded(*arguments)
         except InputError:
@@ -53,7 +53,7 @@ def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
             given = tuple(described(value) for value in inputs)
             if given not in expected:
                 raise Fault(f"the delegate is given ({', '.join(given)})")
-    return f"{tried} wrong calls of `{case.name}`"
+    return f"{len(wrong)} wrong calls of `{case.name}`"
 
 
 def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
@@ -69,29 +69,27 @@ def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
 
     bench.load(bench.save(bench.lowered(case)), watched(bench.delegate(), run=keep))(*case.arguments()[0])
     delegate, inputs = made[0]
-    tried = 0
-    for what, arguments in wrong_arguments(tuple(inputs)):
-        tried += 1
+    wrong = wrong_arguments(inputs)
+    for what, arguments in wrong.items():
         try:
             delegate.run(list(arguments))
         except Exception:
             continue
         raise Fault(f"the delegate takes {what}")
-    return f"{tried} wrong calls of `{case.name}`"
+    return f"{len(wrong)} wrong calls of `{case.name}`"
 
 
-def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    first, rest = right[0], right[1:]
+def wrong_arguments(right: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+    first, *rest = right
     other = torch.int64 if first.dtype.is_floating_point else torch.float32
-    yield (
-        f"{str(other).removeprefix('torch.')} instead of {str(first.dtype).removeprefix('torch.')}",
-        (first.to(other), *rest),
-    )
-    yield "a dimension too many", (first[None], *rest)
-    yield "another size", (torch.cat([first, first], -1), *rest)
-    yield "a number instead of a tensor", (1.0, *rest)
-    yield "an argument too few", rest
-    yield "an argument too many", (*right, first)
+    return {
+        f"{dtype_name(other)} instead of {dtype_name(first.dtype)}": (first.to(other), *rest),
+        "a dimension too many": (first[None], *rest),
+        "another size": (torch.cat([first, first], -1), *rest),
+        "a number instead of a tensor": (1.0, *rest),
+        "an argument too few": (*rest,),
+        "an argument too many": (*right, first),
+    }
 
 
 def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.probes import probe, sample
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import Request
@@ -31,7 +30,9 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
     if not targets:
         raise NotClaimedError("the backend takes no program with constants")
     program = export(case)  # its tensors are changed, so it is no other check's
-    edge = to_edge_for(program, bench.partitioner())
+    with quiet():
+        wishes = Wishes.of(program, [bench.partitioner()])
+        edge = to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
     known = dict(bench.results(bench.requests(edge)))
     with changed(program, targets):
         keyed = refuse_other_results(bench, known, edge, "the change of all constants") != known.keys()
@@ -82,12 +83,6 @@ def change(tensor: Tensor) -> None:
         tensor.logical_not_()
     else:
         tensor.add_(1)
-
-
-def to_edge_for(program: ExportedProgram, partitioner: Partitioner) -> ExportedProgram:
-    with quiet():
-        wishes = Wishes.of(program, [partitioner])
-        return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
 
 
 def check_options(bench: Bench, cases: Sequence[Case]) -> str:

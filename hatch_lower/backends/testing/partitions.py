@@ -15,10 +15,11 @@ from torch.fx import Node
 
 from hatch_lower.backends.testing.bench import Bench, quiet
 from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, Program, module
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
-from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.graph.tensors import tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 
@@ -50,19 +51,14 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
 def description(program: ExportedProgram) -> object:
     nodes = [
         (node.name, node.op, str(node.target), sorted(set(node.meta) - {DELEGATION_TAG}), node.meta.get("debug_handle"))
-        for graph_module in graph_modules(program.graph_module)
-        for node in graph_module.graph.nodes
+        for node in all_nodes(program.graph_module)
     ]
     state = tensor_digests(constant_of(program, spec) for spec in constant_specs(program))
     return structure_digest(program), nodes, list(state), program.graph_module.code
 
 
 def tags_of(program: ExportedProgram) -> list[tuple[str, object]]:
-    return [
-        (node.name, node.meta.get(DELEGATION_TAG))
-        for graph_module in graph_modules(program.graph_module)
-        for node in graph_module.graph.nodes
-    ]
+    return [(node.name, node.meta.get(DELEGATION_TAG)) for node in all_nodes(program.graph_module)]
 
 
 def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
@@ -137,23 +133,15 @@ def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
 def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int]) -> None:
     nodes: dict[int, Node] = {}
     needed: set[int] = set()
-    for graph_module in graph_modules(partition.original_module.graph_module):
-        for node in graph_module.graph.nodes:
-            handle = node.meta.get("debug_handle")
-            if node.op == "call_function" and handle:
-                nodes.setdefault(handle, node)
-                if has_tensor(node.meta.get("val")):
-                    needed.add(handle)
+    for node in all_nodes(partition.original_module.graph_module):
+        handle = node.meta.get("debug_handle")
+        if node.op == "call_function" and handle:
+            nodes.setdefault(handle, node)
+            if list(tensors_of(node)):  # what computes sizes may be no instruction of a delegate
+                needed.add(handle)
     lost = sorted(needed - told)
     if lost:
         raise Fault(f"`{case.name}`: no instruction of the debug map computes `{nodes[lost[0]].name}`")
     foreign = sorted(told - set(nodes))
     if foreign:
         raise Fault(f"`{case.name}`: the debug map names the handle {foreign[0]}, which no operation inside has")
-
-
-def has_tensor(value: object) -> bool:
-    # what computes sizes may be no instruction of a delegate
-    if isinstance(value, (list, tuple)):
-        return any(map(has_tensor, value))
-    return isinstance(value, Tensor)

@@ -21,13 +21,8 @@ def arithmetic(self: Program, x: Tensor, y: Tensor) -> object:
 
 
 def division(self: Program, x: Tensor, y: Tensor) -> object:
-    return (
-        x / y,
-        torch.div(x, y, rounding_mode="floor"),
-        torch.div(x, y, rounding_mode="trunc"),
-        torch.remainder(x, y),
-        torch.fmod(x, y),
-    )
+    quotients = x / y, torch.div(x, y, rounding_mode="floor"), torch.div(x, y, rounding_mode="trunc")
+    return *quotients, torch.remainder(x, y), torch.fmod(x, y)
 
 
 def comparison(self: Program, x: Tensor, y: Tensor) -> object:
@@ -44,41 +39,16 @@ def bits(self: Program, x: Tensor, y: Tensor) -> object:
 
 
 def activations(self: Program, x: Tensor) -> object:
-    return (
-        F.relu(x),
-        torch.sigmoid(x),
-        torch.tanh(x),
-        F.gelu(x),
-        F.gelu(x, approximate="tanh"),
-        F.silu(x),
-        F.leaky_relu(x, 0.1),
-        F.elu(x),
-        F.hardtanh(x),
-        F.softplus(x),
-        F.hardswish(x),
-    )
+    common = F.relu(x), torch.sigmoid(x), torch.tanh(x), F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x)
+    return *common, F.leaky_relu(x, 0.1), F.elu(x), F.hardtanh(x), F.softplus(x), F.hardswish(x)
 
 
 def functions(self: Program, x: Tensor, y: Tensor) -> object:
     positive = x.abs() + 0.5
-    return (
-        torch.exp(x),
-        torch.log(positive),
-        torch.sqrt(positive),
-        torch.rsqrt(positive),
-        torch.sin(x),
-        torch.cos(y),
-        torch.erf(x),
-        torch.reciprocal(positive),
-        torch.pow(positive, y),
-        x**2,
-        torch.log1p(positive),
-        torch.atan2(x, positive),
-        torch.floor(x),
-        torch.ceil(x),
-        torch.round(x),
-        torch.trunc(x),
-    )
+    roots = torch.exp(x), torch.log(positive), torch.sqrt(positive), torch.rsqrt(positive)
+    waves = torch.sin(x), torch.cos(y), torch.erf(x), torch.reciprocal(positive)
+    powers = torch.pow(positive, y), x**2, torch.log1p(positive), torch.atan2(x, positive)
+    return *roots, *waves, *powers, torch.floor(x), torch.ceil(x), torch.round(x), torch.trunc(x)
 
 
 def sums(self: Program, x: Tensor) -> object:
@@ -98,18 +68,9 @@ def products(self: Program, x: Tensor, y: Tensor, z: Tensor) -> object:
 
 
 def selection(self: Program, x: Tensor, rows: Tensor, columns: Tensor) -> object:
-    return (
-        torch.index_select(x, 0, rows),
-        torch.gather(x, 1, columns),
-        x[rows],
-        x[:, 1:3],
-        x[-1],
-        torch.cat([x, x + 1], 1),
-        torch.stack([x, x]),
-        x.masked_fill(x > 1, 0),
-        torch.scatter(x, 1, columns, 1),
-        F.pad(x, (1, 2), value=3),
-    )
+    selected = torch.index_select(x, 0, rows), torch.gather(x, 1, columns), x[rows], x[:, 1:3], x[-1]
+    joined = torch.cat([x, x + 1], 1), torch.stack([x, x])
+    return *selected, *joined, x.masked_fill(x > 1, 0), torch.scatter(x, 1, columns, 1), F.pad(x, (1, 2), value=3)
 
 
 def ordering(self: Program, x: Tensor) -> object:
@@ -123,30 +84,19 @@ def embedding(self: Program, places: Tensor) -> object:
 
 
 def convolution(self: Program, image: Tensor) -> object:
-    return (
-        F.relu(F.conv2d(image, self.weight, self.bias, padding=1)),
-        F.conv2d(image, self.weight, stride=2),
-        F.conv2d(image, self.deep, groups=2, dilation=2),
-        F.conv1d(image[:, :, 0], self.line, padding=1),
-        F.conv_transpose2d(image, self.up, stride=2),
-    )
+    dense = F.relu(F.conv2d(image, self.weight, self.bias, padding=1)), F.conv2d(image, self.weight, stride=2)
+    others = F.conv2d(image, self.deep, groups=2, dilation=2), F.conv1d(image[:, :, 0], self.line, padding=1)
+    return *dense, *others, F.conv_transpose2d(image, self.up, stride=2)
 
 
 def pooling(self: Program, image: Tensor) -> object:
-    return (
-        F.max_pool2d(image, 2),
-        F.avg_pool2d(image, 3, stride=1, padding=1),
-        F.adaptive_avg_pool2d(image, 1),
-        F.interpolate(image, scale_factor=2.0, mode="nearest"),
-    )
+    pooled = F.max_pool2d(image, 2), F.avg_pool2d(image, 3, stride=1, padding=1), F.adaptive_avg_pool2d(image, 1)
+    return *pooled, F.interpolate(image, scale_factor=2.0, mode="nearest")
 
 
 def normalisation(self: Program, image: Tensor) -> object:
-    return (
-        F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift),
-        F.layer_norm(image, (5,), self.last),
-        F.group_norm(image, 2, self.scale, self.shift),
-    )
+    batch = F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift)
+    return batch, F.layer_norm(image, (5,), self.last), F.group_norm(image, 2, self.scale, self.shift)
 
 
 def softmax(self: Program, x: Tensor) -> object:
@@ -167,13 +117,8 @@ def mixing(self: Program, x: Tensor, whole: Tensor, flags: Tensor) -> object:
 
 
 def creation(self: Program, x: Tensor) -> object:
-    return (
-        torch.zeros_like(x) + x,
-        torch.full((2, 3), 7.0) * x,
-        torch.arange(3, dtype=torch.float32) + x,
-        torch.ones(2, 3, dtype=torch.int64) + 1,
-        torch.tril(x),
-    )
+    added = torch.zeros_like(x) + x, torch.full((2, 3), 7.0) * x, torch.arange(3, dtype=torch.float32) + x
+    return *added, torch.ones(2, 3, dtype=torch.int64) + 1, torch.tril(x)
 
 
 def fused(self: Program, image: Tensor) -> object:
@@ -186,7 +131,7 @@ def conversion_to(names: Iterable[str]) -> Callable[..., object]:
     return lambda self, x: tuple(x.to(DTYPES[name]) for name in names)
 
 
-def selected(dtype: str, data: Data) -> tuple[Tensor, ...]:
+def draw_selection(dtype: str, data: Data) -> tuple[Tensor, ...]:
     return data.draw(3, 4, dtype=DTYPES[dtype]), data.indices(3, 2), data.indices(4, 3, 1)
 
 
@@ -211,7 +156,7 @@ def operator_cases() -> Iterator[Case]:
     yield from of_dtype("moments", ("float32", "float64"), moments, (3, 4))
     yield from of_dtype("products", (*FLOATS, "int64"), products, (3, 4), (4, 2), (3, 2))
     for dtype in ("float32", "int64"):
-        yield Case(f"operators/selection {dtype}", plain(selection), twice(partial(selected, dtype)))
+        yield Case(f"operators/selection {dtype}", plain(selection), twice(partial(draw_selection, dtype)))
     yield from of_dtype("ordering", ("float32", "int64"), ordering, (3, 5), low=-99, high=99)
     yield Case("operators/embedding", weighted(embedding, table=(7, 3)), twice(lambda data: (data.indices(7, 4),)))
     convolve = weighted(convolution, weight=(3, 4, 3, 3), bias=(3,), deep=(4, 2, 2, 2), line=(2, 4, 3), up=(4, 2, 2, 2))

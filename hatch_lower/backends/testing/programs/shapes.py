@@ -18,16 +18,9 @@ def broadcasting(self: Program, x: Tensor, row: Tensor, column: Tensor, point: T
 
 
 def views(self: Program, x: Tensor) -> object:
-    return (
-        x.view(2, 12) + 1,
-        x.transpose(0, 2) * 2,
-        x.permute(2, 0, 1).contiguous() + 1,
-        x.reshape(-1) * 3,
-        x[:, None] + 1,
-        x.unfold(2, 2, 1) + 1,
-        x.expand(3, 2, 3, 4).sum(0),
-        x.flatten(1).t() @ x.flatten(1),
-    )
+    turned = x.view(2, 12) + 1, x.transpose(0, 2) * 2, x.permute(2, 0, 1).contiguous() + 1
+    longer = x.reshape(-1) * 3, x[:, None] + 1, x.unfold(2, 2, 1) + 1, x.expand(3, 2, 3, 4).sum(0)
+    return *turned, *longer, x.flatten(1).t() @ x.flatten(1)
 
 
 def parts(self: Program, x: Tensor) -> object:
