@@ -1,9 +1,14 @@
-"""Which operations an instruction of an engine's program computes, such that none is lost. It imports no torch."""
+"""The instructions of an engine's program: which operations they compute, such that none is lost, and timed runs.
+
+It imports what a run half may import.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hatch_lower.runtime.timing import TimedDelegate
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -47,3 +52,17 @@ def adopt(
             if not homes[key]:
                 found = (home for neighbour in neighbours.get(key, ()) for home in homes.get(neighbour, ()))
                 homes[key] = tuple(dict.fromkeys(found))
+
+
+class CountedRuns(TimedDelegate):
+    """A timed delegate that counts its runs; it stands before the engine's own delegate."""
+
+    count = 0
+    forgotten = 0  # of these
+
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        self.count += 1
+        return super().run(inputs)  # type: ignore[safe-super]
+
+    def forget_runs(self) -> None:
+        self.forgotten = self.count

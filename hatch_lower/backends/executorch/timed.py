@@ -13,8 +13,9 @@ from hatch_lower.backends.call_map import CallMap
 from hatch_lower.backends.executorch.flatbuffer_tables import Table
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
+from hatch_lower.backends.instructions import CountedRuns
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.runtime.timing import Run, TimedDelegate
+from hatch_lower.runtime.timing import Run
 
 IDENTIFIER = b"ED00"  # of an ETDump, behind the place of its root
 WHOLE = "Method::execute"  # the event that ends a run
@@ -26,28 +27,19 @@ NAME, INSTRUCTION, OPERATOR, START, END = 0, 2, 4, 6, 7
 Names = Mapping[str, Sequence[str]]  # by number, the id of an instruction, and those of the nodes inside it
 
 
-class TimedExecutorchDelegate(ExecutorchDelegate, TimedDelegate):
+class TimedExecutorchDelegate(CountedRuns, ExecutorchDelegate):
     untimed: ClassVar[str] = "the installed ExecuTorch was built without its event tracer; that of 1.5 and later has it"
 
     def __init__(self, path: Path, module: Any, call: CallMap, names: Names) -> None:
         super().__init__(path, module, call)
         self._names = names
-        self._count = 0  # of runs
-        self._forgotten = 0
-
-    def run(self, inputs: list[Tensor]) -> Sequence[object]:
-        self._count += 1
-        return super().run(inputs)
-
-    def forget_runs(self) -> None:
-        self._forgotten = self._count
 
     def take_runs(self) -> Sequence[Run]:
         with tempfile.TemporaryDirectory(prefix="hatch-lower-") as folder:
             target = Path(folder, "events.etdp")
             self._module.write_etdump_result_to_file(str(target))
             runs = list(runs_in(target.read_bytes(), self._names)) if target.exists() else []
-        return runs[self._forgotten :]
+        return runs[self.forgotten :]
 
 
 def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> TimedExecutorchDelegate:

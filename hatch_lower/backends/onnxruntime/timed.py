@@ -10,35 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.backends.instructions import CountedRuns
 from hatch_lower.backends.onnxruntime.nodes import nodes_of, originals
 from hatch_lower.backends.onnxruntime.run import Array, OnnxruntimeDelegate
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.runtime.timing import Run, TimedDelegate
+from hatch_lower.runtime.timing import Run
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, SessionOptions
-
-    from hatch_lower.backends.call_map import CallMap
+    from onnxruntime import SessionOptions
 
 EVENTS, OPTIMISED, WEIGHTS = "events", "optimised.onnx", "weights"
 OPTIMISED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 RUN, KERNEL = "model_run", "_kernel_time"  # the ends of a run's and a node's event in the profile
 
 
-class TimedOnnxruntimeDelegate(OnnxruntimeDelegate, TimedDelegate):
+class TimedOnnxruntimeDelegate(CountedRuns, OnnxruntimeDelegate):
     names: Mapping[str, tuple[str, ...]]  # of a node, those of the model that was packaged
-
-    def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
-        super().__init__(session, call, values)
-        self._count = 0  # of runs
-        self._forgotten = 0
-
-    def run(self, inputs: list[Array]) -> Sequence[object]:
-        self._count += 1
-        return super().run(inputs)
-
-    def forget_runs(self) -> None:
-        self._forgotten = self._count
 
     def take_runs(self) -> Sequence[Run]:
         # ONNX Runtime writes what it measured when it is told to measure no more
@@ -46,7 +33,7 @@ class TimedOnnxruntimeDelegate(OnnxruntimeDelegate, TimedDelegate):
         runs = list(runs_in(events))
         return [
             {self.names.get(name, (name,)): nanoseconds for name, nanoseconds in run.items()}
-            for run in runs[self._forgotten :]
+            for run in runs[self.forgotten :]
         ]
 
 

@@ -6,32 +6,27 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 from xml.etree import ElementTree
 
-from hatch_lower.backends.instructions import adopt
+from hatch_lower.backends.instructions import CountedRuns, adopt
 from hatch_lower.backends.openvino.run import Array, OpenvinoDelegate, OpenvinoFacts
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.runtime.timing import Run, TimedDelegate
+from hatch_lower.runtime.timing import Run
 
 ORIGINAL = "originalLayersNames"  # of a layer of the compiled model: those of the model that it was compiled from
 
 
-class TimedOpenvinoDelegate(OpenvinoDelegate, TimedDelegate):
+class TimedOpenvinoDelegate(CountedRuns, OpenvinoDelegate):
     known: Set[str]  # the names of the layers that it was compiled from
 
     def __init__(self, compiled: object, constants: Sequence[object], info: OpenvinoFacts) -> None:
         super().__init__(compiled, constants, info)
-        self._count = 0  # of runs
-        self._forgotten: Mapping[str, float] = {}
-        self._forgotten_count = 0
-
-    def run(self, inputs: list[Array]) -> Sequence[object]:
-        self._count += 1
-        return super().run(inputs)
+        self._before: Mapping[str, float] = {}  # what took how long in the runs that are forgotten
 
     def forget_runs(self) -> None:
-        self._forgotten, self._forgotten_count = self._totals(), self._count
+        super().forget_runs()
+        self._before = self._totals()
 
     def take_runs(self) -> Sequence[Run]:
-        count = self._count - self._forgotten_count
+        count = self.count - self.forgotten
         if not count:
             return []
         names = original_names(self._compiled.get_runtime_model(), self.known)
@@ -39,16 +34,16 @@ class TimedOpenvinoDelegate(OpenvinoDelegate, TimedDelegate):
         for layer, total in self._totals().items():
             ids = names.get(layer, (layer,))
             # a layer's numbers are rounded down
-            own = max(total - self._forgotten.get(layer, 0), 0) / count
+            own = max(total - self._before.get(layer, 0), 0) / count
             mean[ids] = mean.get(ids, 0) + own
         return [mean] * count
 
     def _totals(self) -> dict[str, float]:
         # OpenVINO tells the mean of all runs since the model was compiled
-        if not self._count:
+        if not self.count:
             return {}
         return {
-            layer.node_name: layer.real_time.total_seconds() * 1e9 * self._count
+            layer.node_name: layer.real_time.total_seconds() * 1e9 * self.count
             for layer in self._requests[0].profiling_info
             if layer.status == layer.Status.EXECUTED
         }
