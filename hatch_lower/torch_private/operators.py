@@ -6,25 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-
-__all__ = [
-    "COMPOSITE",
-    "REGISTERED_BY",
-    "DispatchKey",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "base_name",
-    "compiled_function",
-    "has_composite_kernel",
-    "is_registered",
-    "overload_name",
-    "packet_name",
-    "parse_schema",
-    "schema_of",
-]
+from torch._C import DispatchKey as DispatchKey
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 

@@ -6,22 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.exc import UserError
-from torch._export.pass_base import Argument, ExportPassBaseError
-from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse as InterpretingPass
-from torch._export.pass_infra.node_metadata import NodeMetadata
-from torch._export.pass_infra.proxy_value import ProxyValue
+from torch._export.pass_base import Argument as Argument
+from torch._export.pass_base import ExportPassBaseError as ExportPassBaseError
+from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse
+from torch._export.pass_infra.node_metadata import NodeMetadata as NodeMetadata
+from torch._export.pass_infra.proxy_value import ProxyValue as ProxyValue
 from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
-from torch._export.verifier import SpecViolationError, Verifier
+from torch._export.verifier import SpecViolationError as SpecViolationError
+from torch._export.verifier import Verifier as Verifier
 from torch._guards import detect_fake_mode
-from torch._higher_order_ops.executorch_call_delegate import (
-    executorch_call_delegate,
-    get_lowered_module_name,
-    is_lowered_module,
-)
-from torch._higher_order_ops.map import map as map_rows
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate as executorch_call_delegate
+from torch._higher_order_ops.executorch_call_delegate import get_lowered_module_name as get_lowered_module_name
+from torch._higher_order_ops.executorch_call_delegate import is_lowered_module as is_lowered_module
+from torch._higher_order_ops.map import map as map_of_rows
+from torch._higher_order_ops.scan import scan as scan
+from torch._higher_order_ops.while_loop import while_loop as while_loop
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import ExportGraphSignature
@@ -29,36 +30,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import _get_qualified_name
 from torch.fx.proxy import _register_stack_trace_anchor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torchgen.model import SchemaKind
+from torchgen.model import SchemaKind as SchemaKind
 
-__all__ = [
-    "Argument",
-    "ExportPassBaseError",
-    "FakeTensor",
-    "FakeTensorMode",
-    "InterpretingPass",
-    "NodeMetadata",
-    "ProxyValue",
-    "SchemaKind",
-    "SpecViolationError",
-    "Verifier",
-    "change_signature",
-    "copy_calling_convention",
-    "executorch_call_delegate",
-    "get_lowered_module_name",
-    "holds_tensors",
-    "is_lowered_module",
-    "is_users_fault",
-    "lift_constants",
-    "map_rows",
-    "mode_of_fakes",
-    "name_after_target",
-    "order_kwargs",
-    "qualified_name",
-    "remember_lines",
-    "scan",
-    "while_loop",
-]
+InterpretingPass = _ExportPassBaseDeprecatedDoNotUse
+map_rows = map_of_rows
 
 
 def copy_calling_convention(source: Graph, target: Graph) -> None:

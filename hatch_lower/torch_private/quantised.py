@@ -3,6 +3,4 @@
 import torch
 import torch.ao.quantization.fx._decomposed
 
-__all__ = ["quantized_decomposed"]
-
 quantized_decomposed = torch.ops.quantized_decomposed

@@ -10,46 +10,21 @@ from typing import Any
 import sympy
 import torch
 from torch.utils._sympy import functions
-from torch.utils._sympy.functions import (
-    CleanDiv,
-    FloorDiv,
-    Identity,
-    IntTrueDiv,
-    Max,
-    Min,
-    Mod,
-    ModularIndexing,
-    PowByNatural,
-    PythonMod,
-)
+from torch.utils._sympy.functions import CleanDiv as CleanDiv
+from torch.utils._sympy.functions import FloorDiv as FloorDiv
+from torch.utils._sympy.functions import Identity as Identity
+from torch.utils._sympy.functions import IntTrueDiv as IntTrueDiv
+from torch.utils._sympy.functions import Max as Max
+from torch.utils._sympy.functions import Min as Min
+from torch.utils._sympy.functions import Mod as Mod
+from torch.utils._sympy.functions import ModularIndexing as ModularIndexing
+from torch.utils._sympy.functions import PowByNatural as PowByNatural
+from torch.utils._sympy.functions import PythonMod as PythonMod
 from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.numbers import int_oo as int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
-
-__all__ = [
-    "FUNCTIONS",
-    "CleanDiv",
-    "FloorDiv",
-    "Identity",
-    "IntTrueDiv",
-    "Max",
-    "Min",
-    "Mod",
-    "ModularIndexing",
-    "PowByNatural",
-    "PythonMod",
-    "SymbolFacts",
-    "ValueRanges",
-    "bound_sympy",
-    "compute",
-    "environment_of",
-    "int_oo",
-    "known_facts",
-    "source_of_size",
-    "symbolic",
-    "unsimplified",
-]
+from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
+from torch.utils._sympy.value_ranges import bound_sympy as bound_sympy
 
 # torch's functions of symbols by their names
 FUNCTIONS: Mapping[str, type[sympy.Basic]] = {

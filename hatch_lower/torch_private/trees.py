@@ -1,25 +1,11 @@
 """Containers taken apart into leaves and put together again, as `torch.export` does it."""
 
-from torch.utils._pytree import (
-    KeyPath,
-    TreeSpec,
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_leaves,
-    tree_map,
-    tree_map_only,
-    tree_unflatten,
-)
-
-__all__ = [
-    "KeyPath",
-    "TreeSpec",
-    "keystr",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_unflatten",
-]
+from torch.utils._pytree import KeyPath as KeyPath
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import keystr as keystr
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_unflatten as tree_unflatten
