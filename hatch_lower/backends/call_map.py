@@ -86,7 +86,6 @@ def read_call_map(facts: Mapping[str, Any], arrays: str = "torch") -> CallMap:
 
 
 def is_output(output: object, given: int) -> bool:
-    """Return whether an output is in one of the forms that `CallMap` names."""
     match output:
         case bool():
             return False

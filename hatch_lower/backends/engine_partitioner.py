@@ -83,10 +83,7 @@ class EnginePartitioner(Partitioner, Generic[OfProgram]):
 
 
 def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bool = False) -> str:
-    """Return why an engine for the CPU does not take the results or inputs of an operation.
-
-    `unbacked`: sizes may depend on the contents of tensors.
-    """
+    """Return why an engine for the CPU lacks a dtype, device or size; `unbacked`: sizes may depend on contents."""
     for source in (node, *node.all_input_nodes):
         if source.op == "get_attr":
             return f"it uses the attribute `{source.target}`"

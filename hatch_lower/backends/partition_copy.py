@@ -21,10 +21,7 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
 
 class PartitionCopy(ABC):
-    """Writes the graph of one partition: placeholders, operations, outputs.
-
-    What the engine has no counterpart of is a `BackendError`.
-    """
+    """Writes a partition's graph: placeholders, operations, outputs; `BackendError`: the engine has no such thing."""
 
     backend_id: ClassVar[str]
 
@@ -101,10 +98,7 @@ class PartitionCopy(ABC):
 
 
 def memory_order(value: object) -> list[int] | None:
-    """Return the dimensions of an output from the outermost in memory on, or `None` where they lie in order.
-
-    An output that is a view with gaps is given as a clone of it lies.
-    """
+    """Return an output's dimensions from the outermost in memory on, as its clone lies; `None`: they lie in order."""
     if not isinstance(value, torch.Tensor):
         return None
     # of symbolic sizes the examples tell enough: a wrong order would cost a copy at most

@@ -47,11 +47,7 @@ def lower(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
 def compiling_with(
     compile_code: Callable[..., str], copy_constant: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """Replace what inductor does with generated C++, and how it copies a constant.
-
-    Args:
-        compile_code: is given the graph, the C++ around the kernels, that of the kernels, and what C++ cannot call.
-    """
+    """Replace what compiles a graph, its wrapper, its kernels and what C++ cannot call, and what copies a constant."""
     from torch._inductor import codecache, compile_fx
 
     compiler: Any = codecache.AotCodeCompiler

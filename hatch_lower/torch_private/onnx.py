@@ -28,5 +28,4 @@ def translations(opset: int) -> Any:
 
 
 def onnx_dtype(tensor: torch.Tensor) -> Any:
-    """Return the dtype of `onnx_ir` for a tensor's."""
     return _core.TorchTensor(tensor).dtype

@@ -51,7 +51,6 @@ def known_facts(environment: Any, symbol: sympy.Symbol) -> SymbolFacts:
 
 
 def environment_of(symbols: Iterable[tuple[sympy.Symbol, SymbolFacts]]) -> Any:
-    """Return an environment that knows some symbols."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     environment: Any = ShapeEnv()
@@ -66,7 +65,6 @@ def environment_of(symbols: Iterable[tuple[sympy.Symbol, SymbolFacts]]) -> Any:
 
 
 def symbolic(expression: sympy.Basic, environment: Any, kind: type, hint: Any) -> Any:
-    """Return a symbolic `int`, `float` or `bool`."""
     from torch.fx.experimental.sym_node import SymNode
 
     classes: Mapping[type, Any] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}

@@ -72,10 +72,7 @@ class Object:
 
 
 class LibraryPool:
-    """Compiles partitions as they arrive, while inductor's settings are pinned; `folder` is empty and its own.
-
-    `made` has objects that need not be compiled.
-    """
+    """Compiles partitions as they arrive, while inductor's settings are pinned; objects in `made` are there already."""
 
     def __init__(self, compiler: Compiler, folder: Path, made: Mapping[Source, bytes] = {}) -> None:
         self._compiler = compiler
@@ -133,7 +130,6 @@ class LibraryPool:
 
 
 def compile_source(compiler: Compiler, source: Source, folder: Path) -> bytes:
-    """Return the object file of a source."""
     command, _ = compilation(compiler, source, folder)
     compiler.run(command, folder)
     return (folder / command[-1]).read_bytes()

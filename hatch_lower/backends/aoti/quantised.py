@@ -30,7 +30,6 @@ Call = Callable[..., Node]  # writes a call of an operator
 
 
 def why_not_quantised(node: Node) -> str:
-    """Return why inductor lacks code for an operator of PT2E's as it is called here."""
     given = named_arguments(node)
     values = given["input"].meta["val"]
     if "zero_points" in given and given["zero_points"] is None:
@@ -58,10 +57,7 @@ def write_parameters(
 def write_dequantise(
     call: Call, values: Node, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> Node:
-    """Write what gives the numbers of integers, so that inductor does not know it as that.
-
-    Of a pool between integers it makes an operator of its own, which it then cannot call in native code.
-    """
+    """Write it so that inductor does not know it: of a pool between integers it makes what native code cannot call."""
     wide = call(aten._to_copy.default, values, dtype=torch.float32)
     return call(aten.mul.Tensor, call(aten.sub.Tensor, wide, zero_point), scale)
 
@@ -80,10 +76,7 @@ class Operand:
 
 
 def operands_of(node: Node) -> tuple[Operand, Operand] | None:
-    """Return the operands of a layer, if both are dequantised and it can be computed with integers.
-
-    A layer is linear or a convolution: weights have two dimensions or four.
-    """
+    """Return the operands of a linear layer or convolution, if both are dequantised and integers can compute it."""
     dimensions = LAYERS.get(torch_operator(node.target))
     if dimensions is None:
         return None
@@ -139,10 +132,7 @@ def write_product(
     width: int,
     dtype: torch.dtype,
 ) -> Node:
-    """Write a linear layer over integers, with operands of the graph that is written.
-
-    Nothing of the weights is known here: their sums, by which zero points are accounted for, are computed in each call.
-    """
+    """Write a linear layer over integers; each call sums up the weights, of which nothing is known here."""
     values = left.integers
     if len(rows) != 1:
         values = call(aten.reshape.default, values, [-1, length])
@@ -206,13 +196,7 @@ def is_signed(operand: Operand) -> bool:
 def write_convolution(
     call: Call, left: Operand, right: Operand, bias: Any, places: Places, sizes: Sequence[int], *, signed: bool
 ) -> Node:
-    """Write a convolution over integers, with operands of the graph that is written.
-
-    Args:
-        right: its integers are the weights as oneDNN lays them out at load.
-        sizes: of the weights.
-        signed: whether the left integers have a sign, with which oneDNN takes none.
-    """
+    """Write a convolution; its weights, of these sizes, are as oneDNN lays them out, which takes no signed integers."""
     values, zero_point = left.integers, places.zero_point
     # of integers, inductor's loops have no vectors
     numbers = call(aten._to_copy.default, values, dtype=torch.float32)

@@ -35,7 +35,6 @@ class Generated:
 
 
 def generate(copied: AotiCopy) -> Generated:
-    """Lower one partition; inductor's settings are pinned."""
     with recording() as records, torch.no_grad():
         try:
             inductor.lower(GraphModule(copied.attributes, copied.graph), copied.fakes)

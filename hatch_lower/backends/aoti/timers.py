@@ -55,7 +55,6 @@ extern "C" __attribute__((visibility("default"))) int64_t hatch_lower_take(int64
 
 
 def with_timers(generated: Generated) -> Generated:
-    """Return code that computes the same and notes when its kernels begin."""
     names: list[str] = []
 
     def mark(kernel: re.Match[str]) -> str:

@@ -42,11 +42,7 @@ class Shim:
     looked_up: Mapping[str, Sequence[str]]  # minor version to what its libtorch looks up in a library
 
     def versions_alike(self, built: str, library: Symbols | None) -> list[str]:
-        """Return the minor versions around the one that built a library in which it can run: at least that one.
-
-        Args:
-            library: `None`: any library of that version, so the most versions that can be hoped for.
-        """
+        """Return the minor versions around `built` in which a library of it can run; `None` is any library of it."""
         if built not in self.versions:
             return [built]
         place, is_alike = self.versions.index(built), partial(self._is_alike, built, library)

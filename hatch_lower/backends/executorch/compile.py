@@ -33,8 +33,7 @@ REQUIREMENT = f"executorch>=1.4,<{LIMIT}"
 
 
 class ExecutorchBackend(BackendDetails):
-    """Lowers a partition with ExecuTorch and XNNPACK; its delegate is
-    `hatch_lower.backends.executorch.run:ExecutorchDelegate`."""
+    """Lowers a partition with ExecuTorch and XNNPACK; its delegate is `ExecutorchDelegate` of the module `run`."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

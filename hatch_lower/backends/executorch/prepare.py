@@ -164,10 +164,7 @@ class ExecutorchCopy(PartitionCopy):
         return position if order is None else {"result": position, "order": order}
 
     def instruction_handles(self, instructions: Mapping[str, set[int]]) -> dict[int | str, tuple[int, ...]]:
-        """Return the debug handles of each instruction, of the numbers of the operations that it computes.
-
-        ExecuTorch computes equal operations once, and some sizes not at all.
-        """
+        """Return each instruction's handles: ExecuTorch computes equal operations once, and some sizes not at all."""
         operations = (node for node in self.program.graph.nodes if node.op == "call_function")
         numbers = {node: number for number, node in enumerate(operations)}
         return instruction_handles(numbers, self.handles, instructions, next(iter(instructions), "0:forward"))

@@ -52,14 +52,7 @@ def quantises(node: Node) -> bool:
 def find_products(
     copies: Mapping[Node, Node], form: ExportedProgram, configs: Mapping[str, Any], stated: Callable[[Any, Node], str]
 ) -> list[Product]:
-    """Return the products of a graph whose weights are quantised.
-
-    Args:
-        copies: its operations, with each as ExecuTorch has it.
-        form: the program of the copies.
-        configs: XNNPACK's rules by operator, those for integers among them.
-        stated: what a rule has said of a node.
-    """
+    """Return the products with quantised weights; `copies` has each operation as ExecuTorch has it in `form`."""
     originals = {copy: node for node, copy in copies.items()}
     products = []
     for node, copy in copies.items():

@@ -45,7 +45,6 @@ def numbers_of(node: Node) -> Iterator[Node]:
 
 
 def why_not_size(node: Node, ranges: Ranges) -> str:
-    """Return why the runtime cannot compute a size."""
     if torch_operator(node.target) != SIZE_OF and node.target not in ARITHMETIC:
         return f"ExecuTorch's runtime has no `{operator_name(node.target)}` for sizes"
     return why_not_number(node, ranges) or why_not_numbers(node, ranges) or why_not_tensors(node, TENSORS)
@@ -78,7 +77,6 @@ def is_bounded(node: Node, ranges: Ranges) -> bool:
 
 
 def why_not_view(node: Node, ranges: Ranges) -> str:
-    """Return why the runtime cannot do one of `VIEWS`."""
     sizes = node.meta["val"].shape
     if -1 in view_sizes(node) and any(may_be_zero(size, ranges) for size in sizes):
         return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another may be 0"

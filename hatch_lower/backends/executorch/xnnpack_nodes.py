@@ -46,11 +46,9 @@ def kind_of(operator: str) -> str:
 
 
 def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[list[int]]:
-    """Return the places of the nodes that each operator computes.
+    """Return the places of the nodes that each operator computes; both are in order.
 
-    Both are in the order in which they are computed, but XNNPACK merges nodes, and adds operators that move values. A
-    node without an operator counts to the operator before it, an operator without a node to the nodes of the one after
-    it.
+    XNNPACK merges nodes, which count to the operator before them, and adds operators, which have the nodes of the next.
     """
     pairs = common(list(map(kind_of, operators)), kinds)
     found: list[list[int]] = [[] for _ in operators]

@@ -1,19 +1,14 @@
-"""Products of quantised matrices as products of integers.
+"""Products of quantised matrices as products of integers, and what ONNX Runtime gets wrong in making them itself:
 
-ONNX Runtime makes a product between `DequantizeLinear` and `QuantizeLinear` one of integers when it loads a model, but
-rounds the bias to multiples of the product's scale for it, and only where the result is quantised. Written as
-`MatMulInteger`, which it fuses with the scale and the bias that follow, a product is exact, and the bias is what it is.
-
-It does not ask whether a sum of products fits into 32 bits, nor whether the scales are those of a dimension that is
-left in the result. Where not, an operand is dequantised by arithmetic that it does not know for what it is.
-
-A convolution of integers it makes of a bias of integers only. It is told not to round biases, for with them it rounds
-weights that are float; so the bias of such a convolution is rounded here.
-
-A processor without VNNI adds products of a signed and an unsigned byte in 16 bits, which overflow. On such a processor
-ONNX Runtime makes constant weights unsigned when it loads a model. It does not do so with an operand that a call
-computes: that operand is made unsigned here. It refuses a model in which two products share a weight or a zero point:
-each product gets its own here.
+- It rounds the bias of a product between `DequantizeLinear` and `QuantizeLinear` to multiples of the product's scale.
+  Written as `MatMulInteger`, which it fuses with the scale and the bias that follow, a product is exact.
+- It does not ask whether a sum of products fits into 32 bits, nor whether the scales are those of a dimension that is
+  left in the result. Where not, an operand is dequantised by arithmetic that it does not know for what it is.
+- A convolution of integers wants a bias of integers. It is told not to round biases, for with them it rounds weights
+  that are float; so such a bias is rounded here.
+- Without VNNI, sums of a signed and an unsigned byte's products overflow in 16 bits. Constant weights it makes unsigned
+  there, operands that a call computes are made unsigned here. It then refuses a model in which two products share a
+  weight or a zero point: each product gets its own here.
 """
 
 from __future__ import annotations
@@ -61,11 +56,7 @@ class Factor:
 
 
 def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
-    """Write products of quantised operands as products of integers.
-
-    Args:
-        constants: those of the graph's inputs that stand for a constant.
-    """
+    """Write products of quantised operands as products of integers; of the inputs, `constants` stand for constants."""
     known = known_at_load(graph, constants)
     for node in list(graph):
         if node.op_type == "MatMulInteger" and node.inputs[1] not in known:

@@ -21,11 +21,7 @@ class ModelNode(NamedTuple):
 
 
 def nodes_of(model: bytes) -> list[ModelNode]:
-    """Return the nodes of a model's graph, without those of graphs inside it.
-
-    Raises:
-        ValueError: if it is no model.
-    """
+    """Return the nodes of a model's graph, without those of graphs inside it; `ValueError` if it is no model."""
     graphs = (graph for number, graph in fields_of(memoryview(model)) if number == GRAPH)
     return [node_of(node) for graph in graphs for number, node in fields_of(graph) if number == NODE]
 
@@ -74,8 +70,7 @@ def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dic
     """Return, by the name of each node of an optimised model, the nodes of the original that it stands for.
 
     A node that ONNX Runtime has made of several gives a value of the original: it stands for what lies between that
-    and the values that other nodes give, without the nodes that are still there. One that it has added counts to those
-    that use its result, or else to those whose results it uses.
+    and the values that other nodes give, without the nodes that are still there.
     """
     kept = {node.name for node in known} & {node.name for node in optimised}
     producers = {value: node for node in known for value in node.outputs}

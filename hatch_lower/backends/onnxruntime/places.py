@@ -26,11 +26,7 @@ def fits(name: str) -> bool:
 
 
 def relocate(model: bytes, places: Mapping[int, tuple[str, int]]) -> bytes:
-    """Return a model in which names of files and offsets in bytes stand in the places of their marks.
-
-    Raises:
-        ValueError: if the model has marks of other constants, or one twice.
-    """
+    """Return a model with names of files and offsets in bytes for marks; `ValueError` if it has others than these."""
     # those of one constant are neighbours
     found = list(MARK.finditer(model))
     pairs = [sorted(pair, key=lambda mark: len(mark[0])) for pair in zip(found[::2], found[1::2], strict=False)]

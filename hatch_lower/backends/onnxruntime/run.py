@@ -137,10 +137,8 @@ class OnnxFacts(NamedTuple):
 def bind_constants(
     options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], bound: Sequence[int]
 ) -> tuple[bytes, list[object]]:
-    """Return the model with the places of its constants, and those in memory, which the session does not keep alive.
-
-    The session maps files of constants, all in one folder, and copies what it packs.
-    """
+    """Return the model with the places of its constants, and those in memory, which the session does not keep alive."""
+    # the session maps files of constants, all in one folder, and copies what it packs
     folder, mapped = choose_folder(blob.places, bound)
     if folder is not None:
         options.add_session_config_entry(FOLDER, str(folder))

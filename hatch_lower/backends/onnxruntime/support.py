@@ -157,10 +157,7 @@ def combination_of(op: OpOverload, args: object, kwargs: object, result: object)
 
 @cache
 def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
-    """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results.
-
-    `finite`: those are among them for which it does so for finite numbers only.
-    """
+    """Return the combinations of dtypes that give eager's results by overload; `finite`: of finite numbers, too."""
     table = read_table()
     rows: dict[str, list[str]] = dict(table["operators"])
     for name, more in table["finite only"].items() if finite else ():

@@ -60,10 +60,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
 
 
 def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
-    """Yield the nanoseconds of each node, for each run that is in a profile.
-
-    Of a node with a graph inside, those of the nodes in it are left out: they have their own.
-    """
+    """Yield the nanoseconds of each node, less those of nodes in a graph inside it, for each run in a profile."""
     nodes: list[tuple[str, int, int]] = []  # name, begin and own time in microseconds, since the last run
     for event in events:
         name, begin, duration = event["name"], event["ts"], event["dur"]

@@ -50,10 +50,7 @@ class Translated:
 
 
 def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Translated:
-    """Return the model of a partition.
-
-    `fuses` says whether the engine has ONNX Runtime's own fused product, `multiplies` whether it has one of integers.
-    """
+    """Return a partition's model for an engine with ONNX Runtime's fused product (`fuses`) or one of integers."""
     copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
@@ -86,10 +83,7 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
 
 
 def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
-    """Return the operations of a graph in a model without inputs and outputs, and the values of its nodes by name.
-
-    The graph is changed: conversions of dtypes are made explicit, and dimensions counted from the first.
-    """
+    """Return a model of a graph's operations, without inputs and outputs, and values by node; the graph is changed."""
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
     count_dimensions(module.graph)
     try:

@@ -136,11 +136,7 @@ def rename(root: ElementTree.Element) -> dict[str, int]:
 def find_instructions(
     root: ElementTree.Element, origins: dict[str, int], copied: OpenvinoCopy
 ) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of the operations that each layer computes.
-
-    A layer that is named after no operation computes those of the layers after it, or else before it. An operation that
-    no layer is named after may be left in the constants only.
-    """
+    """Return the debug handles of each layer; operations that no layer is named after may be in the constants only."""
     names: dict[str | None, str] = {}
     computes: dict[str, tuple[int, ...]] = {}
     for layer in root.iterfind("layers/layer"):

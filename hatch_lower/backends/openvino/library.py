@@ -38,7 +38,6 @@ def hidden(name: str) -> Iterator[None]:
 
 @cache
 def engine_of_integers() -> Any:
-    """Return the engine for models that are quantised."""
     # A processor without instructions for sums of products of 8-bit integers sums them in 16 bits, which overflow.
     # There the same models are computed in floating point.
     if not sums_integers():

@@ -120,10 +120,7 @@ class Support:
 
 
 def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Collection[Node] = ()) -> str:
-    """Return why an operation of an exported or edge program, no `getitem`, is not taken.
-
-    `indices` are the nodes whose results are used as indices only.
-    """
+    """Return why an operation, no `getitem`, is not taken; the results of `indices` are used as indices only."""
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"

@@ -56,10 +56,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOpenvinoD
 
 
 def original_names(model: Any, known: Set[str]) -> dict[str, tuple[str, ...]]:
-    """Return, by the name of each layer of a compiled model, those of the `known` ones that it computes.
-
-    One that OpenVINO has added counts to those that use its result, or else to those whose results it uses.
-    """
+    """Return, by the name of each layer of a compiled model, those of the `known` ones that it computes."""
     layers = {layer.get_friendly_name(): layer for layer in model.get_ordered_ops()}
     names = {name: tuple(each for each in names_in(layer) if each in known) for name, layer in layers.items()}
     sources = {

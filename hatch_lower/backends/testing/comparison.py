@@ -111,11 +111,7 @@ def subnormals_flushed() -> Iterator[None]:
 
 
 def first_difference(found: object, expected: object, tolerance: Tolerance, *others: object) -> str:
-    """Return where and how two results differ first; empty if they agree.
-
-    Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance, with `expected`
-    or with one of `others`.
-    """
+    """Return where results differ first: all but floats must be the same, those near `expected` or one of `others`."""
     given_leaves, left = trees.tree_flatten(found)
     expected_leaves, right = trees.tree_flatten(expected)
     if left != right:

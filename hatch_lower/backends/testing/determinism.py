@@ -38,7 +38,6 @@ def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]
 
 
 def check_twice(bench: Bench, cases: Sequence[Case]) -> str:
-    """Lower programs twice in this process."""
     chosen = sample(bench, cases)
     first, second = digests_of(bench, chosen), digests_of(bench, chosen)
     compare(first, second, "the second time")
