@@ -196,7 +196,7 @@ class Findings:
         expected = run(op, args, kwargs)
         if expected == ():
             return
-        key = str(op), combination_of(op, args, kwargs, expected)
+        key = str(op), combination_of(args, kwargs, expected)
         full = has_elements(args, kwargs, expected[0] if op in FIRST_ONLY else expected)
         if key in self.failures or (not full and key in self.empty):
             return

@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **given)
         kept = pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), (args, given))
         result = func(*args, **given)
-        kind = str(func), combination_of(func, args, given, result), has_elements(args, given, result)
+        kind = str(func), combination_of(args, given, result), has_elements(args, given, result)
         shapes = pytree.tree_map_only(torch.Tensor, lambda each: tuple(each.shape), (args, given))
         self.calls.setdefault(kind, {}).setdefault(repr(shapes), (func, *kept))
         return result

@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec,
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -80,6 +80,14 @@ class EnginePartitioner(Partitioner, Generic[OfProgram]):
     def groups(self, graph: Graph, why_not: OfProgram) -> Iterable[Iterable[Node]]:
         groups = group_nodes(graph, lambda node: not why_not(node)).partitions
         return [nodes for nodes in groups if any(map(self.computes, nodes))]
+
+
+def why_not_target(node: Node, exclude: Collection[str]) -> str:
+    """Return why no engine takes an operator: it holds graphs, or the recipe excludes it."""
+    target = torch_operator(node.target)
+    if isinstance(target, HigherOrderOperator):
+        return f"`{target.__name__}` holds graphs of its own"
+    return f"`{target}` is excluded by the recipe" if str(target) in exclude else ""
 
 
 def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bool = False) -> str:

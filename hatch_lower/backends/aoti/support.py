@@ -9,12 +9,11 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.aoti.quantised import why_not_quantised
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.torch_private.inductor import is_generated, is_taken_apart_or_called
 from hatch_lower.torch_private.operators import (
-    HigherOrderOperator,
     OpOverload,
     base_name,
     has_composite_kernel,
@@ -47,21 +46,16 @@ def is_symbolic(node: Node) -> bool:
 
 def why_not(node: Node, exclude: frozenset[str]) -> str:
     target = torch_operator(node.target)
-    if isinstance(target, HigherOrderOperator):
-        return f"`{target.__name__}` holds graphs of its own"
-    if isinstance(target, OpOverload):
-        reason = why_not_operator(target, node, exclude)
-        if reason:
-            return reason
-    elif not is_symbolic(node):
-        return f"`{getattr(target, '__name__', target)}` is no operator"
-    return why_not_values(node)
+    reason = why_not_target(node, exclude)
+    if not reason and isinstance(target, OpOverload):
+        reason = why_not_operator(target, node)
+    elif not reason and not is_symbolic(node):
+        reason = f"`{getattr(target, '__name__', target)}` is no operator"
+    return reason or why_not_values(node)
 
 
-def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str:
+def why_not_operator(op: OpOverload, node: Node) -> str:
     name = str(op)
-    if name in exclude:
-        return f"`{name}` is excluded by the recipe"
     if is_random(op, node):
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
     if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
@@ -81,13 +75,10 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
 
 def why_not_values(node: Node) -> str:
     for source in (node, *node.all_input_nodes):
-        if is_symbolic(source) and not is_backed_integer(source.meta["val"]):
+        value = source.meta.get("val")
+        if is_symbolic(source) and (isinstance(value, torch.SymFloat) or free_unbacked_symbols(value)):
             return f"`{source.name}` is a number that is known at run time only"
     return why_not_tensors(node, DTYPES)
-
-
-def is_backed_integer(value: object) -> bool:
-    return not isinstance(value, torch.SymFloat) and not free_unbacked_symbols(value)
 
 
 def is_random(op: OpOverload, node: Node) -> bool:

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import why_not_tensors
+from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.quantised import (
@@ -47,7 +47,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, t
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
-from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, base_name, overload_name, schema_of
+from hatch_lower.torch_private.operators import OpOverload, base_name, overload_name, schema_of
 from hatch_lower.torch_private.programs import change_signature
 
 # Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
@@ -167,11 +167,8 @@ class Support:
         return reason
 
     def _refusal(self, node: Node) -> str:
-        target = torch_operator(node.target)
-        if isinstance(target, HigherOrderOperator):
-            return f"`{target.__name__}` holds graphs of its own"
-        if str(target) in self._options.exclude:
-            return f"`{target}` is excluded by the recipe"
+        if reason := why_not_target(node, self._options.exclude):
+            return reason
         for source in node.all_input_nodes:
             if source.op == "placeholder" and source.name in self._changed:
                 return f"it uses `{source.name}`, which the program changes"

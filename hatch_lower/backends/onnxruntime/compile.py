@@ -25,8 +25,6 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "TensorrtExecutionProvider": "onnxruntime-gpu",
     "DmlExecutionProvider": "onnxruntime-directml",
     "OpenVINOExecutionProvider": "onnxruntime-openvino",
-    "CoreMLExecutionProvider": "onnxruntime",
-    "CPUExecutionProvider": "onnxruntime",
 }
 # those with a kernel for ONNX Runtime's own product of matrices that are turned
 FUSING = frozenset({"CPUExecutionProvider", "CUDAExecutionProvider"})

@@ -18,11 +18,11 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension, why_not_target, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 from hatch_lower.torch_private.quantised import quantized_decomposed
 from hatch_lower.torch_private.trees import tree_leaves
 
@@ -42,12 +42,10 @@ def is_size(node: Node) -> bool:
 
 def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
     op = torch_operator(node.target)
-    if isinstance(op, HigherOrderOperator):
-        return f"`{op.__name__}` holds graphs of its own"
+    if reason := why_not_target(node, exclude):
+        return reason
     if not isinstance(op, OpOverload):
         return f"`{getattr(op, '__name__', op)}` computes no tensor"
-    if str(op) in exclude:
-        return f"`{op}` is excluded by the recipe"
     if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
         return f"the result of `{op}` has a size that depends on its input's contents"
     if op in FIRST_ONLY and any(user.args[1:] != (0,) for user in node.users):
@@ -133,7 +131,7 @@ def scale_of(value: Node | None, constants: Mapping[Node, torch.Tensor]) -> torc
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     # those of pointwise operators are promoted in the model
     values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    combination = combination_of(op, *values, node.meta["val"])
+    combination = combination_of(*values, node.meta["val"])
     if combination in known:
         return ""
     taken, _, given = combination.partition(" > ")
@@ -145,7 +143,7 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
 
 
-def combination_of(op: OpOverload, args: object, kwargs: object, result: object) -> str:
+def combination_of(args: object, kwargs: object, result: object) -> str:
     """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
     names: list[str] = []
     for value in tree_leaves((args, kwargs)):

@@ -39,8 +39,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"`{name}` draws random numbers"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with one key"
-    reason = why_not_dimensions(name, node, given)
-    if reason:
+    if reason := why_not_dimensions(name, node, given):
         return reason
     if name in POOLS:
         return why_not_pool(given, POOLS[name])

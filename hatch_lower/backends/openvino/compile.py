@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import getitem
 from typing import ClassVar
 
 from torch.export import ExportedProgram
@@ -16,7 +17,7 @@ from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
-from hatch_lower.backends.openvino.support import Support, is_move, is_result, is_square, why_not_operation
+from hatch_lower.backends.openvino.support import Support, is_move, is_square, why_not_operation
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
@@ -112,7 +113,7 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
         return operator_name(node.target) in NAN_LOSING
 
     def computes(self, node: Node) -> bool:
-        return not is_move(node) and not is_result(node)
+        return not is_move(node) and node.target is not getitem
 
     def idle_refusal(self, node: Node) -> str:
         return "it only moves values, and nothing beside it is taken"

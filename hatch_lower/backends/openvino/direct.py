@@ -42,11 +42,7 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
     """Return what writes values to the places in one dimension of a table that an index of a rank names."""
 
     def write(opset: Opset, table: Value, index: Value, values: Value) -> Value:
-        sizes = opset.shape_of(table)
-        before, after = (
-            opset.slice(sizes, *(opset.constant([bound], dtype="int64") for bound in bounds))
-            for bounds in ((0, dim, 1), (dim + 1, len(table.get_partial_shape()), 1))
-        )
+        before, after = sizes_around(opset, table, dim, dim + 1)
         places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
         values = opset.broadcast(opset.convert_like(values, table), opset.concat([before, places, after], 0))
         if not rank:
@@ -68,15 +64,18 @@ def write_points(dim: int, sizes: Sequence[int]) -> Callable[..., Value]:
             # a negative index counts from the end
             step = opset.floor_mod(opset.convert(index, "i64"), length)
             place = opset.add(opset.multiply(place, length), step)
-        shape = opset.shape_of(table)
-        before, after = (
-            opset.slice(shape, *(opset.constant([bound], dtype="int64") for bound in bounds))
-            for bounds in ((0, dim, 1), (dim + len(sizes), len(table.get_partial_shape()), 1))
-        )
+        before, after = sizes_around(opset, table, dim, dim + len(sizes))
         joined = opset.concat([before, opset.constant([math.prod(sizes)], dtype="int64"), after], 0)
         return opset.gather(opset.reshape(table, joined, False), place, opset.constant(dim, dtype="int64"))
 
     return write
+
+
+def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[Value]:
+    """Return the sizes of a table before a dimension, and from another on."""
+    sizes = opset.shape_of(table)
+    spans = ((0, first, 1), (end, len(table.get_partial_shape()), 1))
+    return [opset.slice(sizes, *(opset.constant([bound], dtype="int64") for bound in span)) for span in spans]
 
 
 def write_windows(dim: int, places: list[list[int]], rank: int) -> Callable[..., Value]:

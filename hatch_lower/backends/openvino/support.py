@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.engine_partitioner import why_not_target
 from hatch_lower.backends.openvino.calls import why_not_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
@@ -28,7 +29,7 @@ from hatch_lower.backends.openvino.options import Options
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload
+from hatch_lower.torch_private.operators import OpOverload
 
 # part of a reason: what the CPU's kernels compute in another type
 COMPUTED_AS = {
@@ -121,16 +122,11 @@ class Support:
 
 def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Collection[Node] = ()) -> str:
     """Return why an operation, no `getitem`, is not taken; the results of `indices` are used as indices only."""
-    target = torch_operator(node.target)
-    if isinstance(target, HigherOrderOperator):
-        return f"`{target.__name__}` holds graphs of its own"
-    if not isinstance(target, OpOverload):
-        return f"`{operator_name(node.target)}` computes a size or a condition, which the program does itself"
-    name = operator_name(target)
-    if name in options.exclude:
-        return f"`{name}` is excluded by the recipe"
+    if reason := why_not_target(node, options.exclude):
+        return reason
+    name = operator_name(node.target)
     claim = CLAIMS.get(name)
-    if isinstance(node.meta.get("val"), torch.SymInt):
+    if not isinstance(torch_operator(node.target), OpOverload) or isinstance(node.meta.get("val"), torch.SymInt):
         return f"`{name}` computes a size or a condition, which the program does itself"
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
@@ -147,8 +143,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
         return "only the first result of this operator is taken, and others are used"
     values = list(tensors_of(node))
     for value in values[:1] if claim.first_only else values:
-        reason = why_not_tensor(value, "its result")
-        if reason:
+        if reason := why_not_tensor(value, "its result"):
             return reason
         index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
         if not index and value.dtype not in claim.takes | BOOLEAN:
@@ -161,8 +156,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
     dtypes: set[torch.dtype] = set()
     for name, given in named_arguments(node).items():
         for source in nodes_in(given):
-            reason = why_not_source(source)
-            if reason:
+            if reason := why_not_source(source):
                 return reason
             for tensor in tensors_of(source):
                 if tensor.dtype in INDICES and (passed or name in claim.indices):
@@ -252,7 +246,3 @@ def greatest(value: int | torch.SymInt) -> float:
 def is_move(node: Node) -> bool:
     claim = CLAIMS.get(operator_name(node.target))
     return claim is not None and claim.moves
-
-
-def is_result(node: Node) -> bool:
-    return node.target is getitem

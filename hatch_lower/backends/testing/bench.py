@@ -147,7 +147,7 @@ class Bench:
     def lowered(self, case: Case) -> Lowered:
         if case.name not in self._lowered:
             try:
-                self._lowered[case.name] = self.lower(self.edge(case), self.store)
+                self._lowered[case.name] = self.lower(self.edge(case))
             except Exception as error:
                 self._lowered[case.name] = error
         lowered = self._lowered[case.name]
@@ -155,9 +155,9 @@ class Bench:
             raise lowered
         return lowered
 
-    def lower(self, program: ExportedProgram, store: Store | None = None) -> Lowered:
+    def lower(self, program: ExportedProgram) -> Lowered:
         with quiet():
-            return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=store)[METHOD]
+            return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=self.store)[METHOD]
 
     def requests(self, program: ExportedProgram, partitioner: Partitioner | None = None) -> list[Request]:
         with quiet():

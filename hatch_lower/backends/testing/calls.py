@@ -142,13 +142,11 @@ def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
         runs = [(instance, eager_calls(case.module(), case.arguments())) for instance in (first, second, first.clone())]
         for number in range(len(runs[0][1])):
             for place, (loaded, calls) in enumerate(runs):
-                difference = difference_of(bench, loaded, calls[number])
-                if difference:
+                if difference := difference_of(bench, loaded, calls[number]):
                     name = ("the first", "the second", "the cloned")[place]
                     raise Fault(f"`{case.name}`, {name} instance beside others: {difference}")
         first.reset()
-        difference = difference_of(bench, first, runs[0][1][0])
-        if difference:
+        if difference := difference_of(bench, first, runs[0][1][0]):
             raise Fault(f"`{case.name}`, after `reset`: {difference}")
     return f"3 instances of {len(chosen)} programs"
 

@@ -58,9 +58,8 @@ def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: Ex
     arguments = case.arguments()[0]
     with quiet(), torch.no_grad():
         expected = program.module()(*arguments)
-    result = bench.load(bench.save(bench.lower(edge, bench.store)))(*arguments)
-    difference = first_difference(result, expected, bench.subject.tolerance)
-    if difference:
+    result = bench.load(bench.save(bench.lower(edge)))(*arguments)
+    if difference := first_difference(result, expected, bench.subject.tolerance):
         raise Fault(f"after the constant `{target}` changed, {difference}")
 
 

@@ -53,8 +53,7 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
         expected = program.module()(*arguments)
     for tensor in {each.data_ptr(): each.detach() for each in bound}.values():  # a tied one is given several times
         change(tensor)
-    difference = first_difference(loaded(*arguments), expected, bench.subject.tolerance)
-    if difference:
+    if difference := first_difference(loaded(*arguments), expected, bench.subject.tolerance):
         raise Fault(f"the delegate computes with a copy of its constants: {difference}")
     return f"{len(bound)} constants of `{case.name}`"
 
