@@ -38,7 +38,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backends.onnxruntime.probe import call_model, make_session
+from hatch_lower.backends.onnxruntime.partitioner import call_model, make_session
 from hatch_lower.backends.onnxruntime.support import DTYPES, FIRST_ONLY, KEPT, LIMITS, OPERATORS, combination_of
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError

@@ -138,9 +138,8 @@ def read_info(blob: DelegateBlob, constants: int) -> Info:
 def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, object]]:
     where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation", "size")}
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
-    require(all(len(pair) == 2 for pair in where.values()), f"a convolution with {where}")
-    require(min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
-    require(min(where["padding"]) >= 0, f"a convolution with {where}")
+    fits = all(len(pair) == 2 for pair in where.values()) and min(where["padding"]) >= 0
+    require(fits and min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
     numbers = {name: int(given[name]) for name in ("zero_point", "groups")}
     require(numbers["groups"] > 0, f"a convolution in {numbers['groups']} groups")
     return given["constant"], {**numbers, **where}

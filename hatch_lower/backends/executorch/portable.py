@@ -15,9 +15,8 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, arguments_of, why_not_tensors
-from hatch_lower.backends.executorch.rewrite import aten_names
 from hatch_lower.backends.executorch.run import extension
-from hatch_lower.backends.executorch.sizes import VIEWS, numbers_of, why_not_numbers, why_not_view
+from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.torch_private.operators import schema_of

@@ -19,8 +19,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
-from hatch_lower.backends.executorch.sizes import SIZE_OF, new_shape
+from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, new_shape
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
@@ -30,9 +29,18 @@ from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.operators import OpOverload
 from hatch_lower.torch_private.programs import Verifier
 
 CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
+
+# Their second operand may be a Python number. Of an integer ExecuTorch makes a tensor of integers, and XNNPACK takes no
+# numbers: so they become operators of tensors.
+BINARY: Mapping[str, OpOverload] = {
+    f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
+    for name in ("add", "div", "mul", "sub")
+    for overload in ("Scalar", "Tensor")
+}
 
 
 class ExecutorchCopy(PartitionCopy):
@@ -199,3 +207,11 @@ def number_operand(node: Node) -> tuple[Any, str] | None:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not isinstance(value, torch.Tensor):
         return None
     return (value.dtype, repr(number)) if value.dtype.is_floating_point else None
+
+
+def full_arguments(node: Node) -> tuple[Any, ...]:
+    # a pool may leave out its stride, and ExecuTorch wants it written
+    args = tuple(node.args)
+    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
+        return (*args[:2], args[1], *args[3:])
+    return args

@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.backends.executorch.rewrite import SHAPED, aten_names
+from hatch_lower.backends.executorch.sizes import SHAPED, aten_names
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 
 LIBRARY = "quantized_decomposed"

@@ -14,22 +14,34 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
-from hatch_lower.backends.executorch.rewrite import SHAPED, keeps_shape
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 from hatch_lower.torch_private.operators import OpOverload
 from hatch_lower.torch_private.symbols import bound_sympy, int_oo
 
+
+def aten_names(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
+# They give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an `expand` only
+# where it repeats nothing
+SHAPED = aten_names("_unsafe_view.default clone.default expand.default reshape.default view.default")
+
 # a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
 LARGE = 2**31
 
 SIZE_OF = torch.ops.aten.sym_size.int
-ARITHMETIC = (
-    *(operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub),
-    *(torch.sym_max, torch.sym_min),
-)
+ARITHMETIC = (operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub, torch.sym_max, torch.sym_min)
 VIEWS = SHAPED - {"aten.clone.default", "aten.expand.default"}
 TENSORS = frozenset({torch.float16, torch.float32, torch.float64, *INTEGERS})  # that the runtime can be given
+
+
+def keeps_shape(node: Node) -> bool:
+    """Return whether a `SHAPED` node gives its operand's sizes."""
+    source = node.all_input_nodes[0]
+    # as text: to compare symbols would be to decide something about them
+    return [str(size) for size in source.meta["val"].shape] == [str(size) for size in node.meta["val"].shape]
 
 
 def gives_number(node: Node) -> bool:

@@ -25,6 +25,7 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
+from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
 from hatch_lower.backends.executorch.quantised import (
     LIBRARY,
     find_products,
@@ -33,12 +34,14 @@ from hatch_lower.backends.executorch.quantised import (
     settle_products,
     why_not_quantised,
 )
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, aten_names, full_arguments, keeps_shape
 from hatch_lower.backends.executorch.sizes import (
+    SHAPED,
     VIEWS,
+    aten_names,
     gives_number,
     inferred_shape,
     is_bounded,
+    keeps_shape,
     numbers_of,
     why_not_size,
     why_not_view,

@@ -11,7 +11,7 @@ from hatch_lower.backends.executorch.flatbuffer_tables import Table
 
 MAGIC = b"XH00"  # of the head in front of a graph, behind four bytes
 # Kinds of nodes, by the number in ExecuTorch's schema of graphs (1 is the first), as XNNPACK calls their operators
-KINDS = (
+NAMES = (
     *("add", "fully connected", "softmax", "sigmoid", "transpose", "clamp", "convolution", "divide"),
     *("resize bilinear", "constant pad", "average pooling", "minimum", "convolution", "max pooling", "multiply"),
     *("subtract", "floor", "convert", "global average pooling", "reshape", "argmax pooling", "square root"),
@@ -20,6 +20,7 @@ KINDS = (
     *("concatenate", "deconvolution", "reciprocal square root", "log", "gelu", "tanh", "exp", "sine", "copy"),
     "cosine",
 )
+KINDS = dict(enumerate(NAMES, 1))
 SYNONYMS = {"static reshape": "reshape", "mean": "global average pooling"}
 
 
@@ -31,12 +32,8 @@ class XNode(NamedTuple):
 def nodes_of(payload: bytes) -> list[XNode]:
     """Return the nodes of a graph as ExecuTorch hands it to XNNPACK, in the order in which they are computed."""
     offset = struct.unpack_from("<I", payload, 10)[0] if payload[4:8] == MAGIC else 0
-    found = []
-    for node in Table.root(memoryview(payload)[offset:]).tables(1):
-        number = node.number(0, "B")
-        kind = KINDS[number - 1] if 0 < number <= len(KINDS) else "unknown"
-        found.append(XNode(kind, node.number(2, "I")))
-    return found
+    nodes = Table.root(memoryview(payload)[offset:]).tables(1)
+    return [XNode(KINDS.get(node.number(0, "B"), "unknown"), node.number(2, "I")) for node in nodes]
 
 
 def kind_of(operator: str) -> str:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
@@ -82,8 +83,7 @@ def tag_constants(program: ExportedProgram) -> None:
 
 def is_operation(node: Node) -> bool:
     """Return whether a node computes tensors by an operator: no control flow, no arithmetic on sizes, no assertion."""
-    target = producer_of(node).target
-    overload = getattr(target, "_op", target)
+    overload = torch_operator(producer_of(node).target)
     if not isinstance(overload, OpOverload) or not has_tensor(node.meta.get("val")):
         return False
     # delegates take tensors and integers only
