@@ -105,20 +105,7 @@ class Compiler:
         """Run a command in `folder`; its last word is the file that it writes."""
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
         where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except OSError as error:
-            raise not_run(error, where) from error
+        done = execute(command, where, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode != 0:
             killed = done.returncode == -signal.SIGKILL or "Killed signal" in done.stdout
             raise BackendError(
@@ -157,8 +144,11 @@ def find_compiler(isa: Isa) -> Compiler:
     )
 
 
-def not_run(error: OSError, where: str = "") -> BackendError:
-    return BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=HINT)
+def execute(command: list[str], where: str = "", **how: Any) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, text=True, errors="replace", check=False, **how)
+    except OSError as error:
+        raise BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=HINT) from error
 
 
 def error_lines(output: str) -> str:
@@ -194,11 +184,6 @@ def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
 
 def first_line(command: list[str]) -> str:
     # without the folder in which the program lies
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-        )
-    except OSError as error:
-        raise not_run(error) from error
+    done = execute(command, capture_output=True)
     lines = (done.stdout or done.stderr).strip().splitlines()
     return re.sub(r"^\S*/", "", lines[0]) if lines else "unknown"
