@@ -13,7 +13,6 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -95,15 +94,6 @@ class CachedSignature(ExportGraphSignature):
         return dict(super().inputs_to_lifted_tensor_constants)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    # XNNPACK's, by operator: for floats, and for these and integers
-    floats: Mapping[str, object]
-    integers: Mapping[str, object]
-    # names of portable kernels; none where they are not asked for
-    kernels: frozenset[str]
-
-
 class Support:
     def __init__(self, program: ExportedProgram, options: Options) -> None:
         self._options = options
@@ -125,24 +115,25 @@ class Support:
         form = copy_program(program)
         signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
         change_signature(form, signature)
-        rules = Rules(
-            xnnpack_partitioner(integers=False, finite=self._options.finite).target_partitioner_configs,
-            xnnpack_partitioner(integers=True, finite=self._options.finite).target_partitioner_configs,
-            portable_kernels() if self._options.portable else frozenset(),
+        # XNNPACK's rules by operator: for floats, and for these and integers
+        self._floats, self._integers = (
+            xnnpack_partitioner(integers=integers, finite=self._options.finite).target_partitioner_configs
+            for integers in (False, True)
         )
+        self._kernels = portable_kernels() if self._options.portable else frozenset()
         for ours, theirs in zip(graph_modules(program.graph_module), graph_modules(form.graph_module), strict=True):
             pairs = zip(ours.graph.nodes, theirs.graph.nodes, strict=True)
             copies = {node: copy for node, copy in pairs if node.op == "call_function"}
             for node, copy in copies.items():
                 give_form(node, copy)
-            products = find_products(copies, form, rules.integers, stated)
+            products = find_products(copies, form, self._integers, stated)
             left = {product.node for product in products}
             for node, copy in copies.items():
                 if node.target is not operator.getitem:
-                    self._known[node] = self._refusal(node) or self._why_not(node, copy, form, rules, left)
+                    self._known[node] = self._refusal(node) or self._why_not(node, copy, form, left)
             settle_products(products, self._known)
 
-    def _why_not(self, node: Node, copy: Node, form: ExportedProgram, rules: Rules, products: Set[Node]) -> str:
+    def _why_not(self, node: Node, copy: Node, form: ExportedProgram, products: Set[Node]) -> str:
         finite = self._options.finite
         if gives_number(node):
             reason = why_not_size(node, self._ranges)
@@ -151,18 +142,18 @@ class Support:
             if not reason and why_not_quantised(node, finite=False):
                 self._needs_finite.add(node)
             if not reason and not needs_product(node):
-                reason = why_not_rule(node, copy, form, rules.integers)
+                reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
             reason = why_not_call(copy, form, finite=finite)
         else:
-            reason = why_not_xnnpack(node, copy, form, rules.floats, finite=finite)
+            reason = why_not_xnnpack(node, copy, form, self._floats, finite=finite)
             if not reason and differs_for_nan(copy, form):
                 self._needs_finite.add(node)
             if reason and str(torch_operator(node.target)) in VIEWS:
                 # ExecuTorch does it without a kernel
                 reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
             if reason and self._options.portable:
-                reason = why_not_portable(node, copy, rules.kernels, self._ranges, finite=finite)
+                reason = why_not_portable(node, copy, self._kernels, self._ranges, finite=finite)
                 if not reason and loses_nan(node):
                     self._needs_finite.add(node)
         if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
