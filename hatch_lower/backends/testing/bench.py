@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -134,15 +134,10 @@ class Bench:
         # cache later. Whatever goes wrong is found again, and then by its name.
         waiting: list[Request] = []
         for case in cases:
-            try:
+            with suppress(Exception):
                 waiting += self.requests(self.edge(case))
-            except Exception:  # noqa: PERF203 - the case itself reports it
-                continue
-        try:
-            with quiet():
-                preprocess_all(waiting, self.store)
-        except Exception:
-            return
+        with suppress(Exception), quiet():
+            preprocess_all(waiting, self.store)
 
     def lowered(self, case: Case) -> Lowered:
         if case.name not in self._lowered:
@@ -196,10 +191,9 @@ class Bench:
         return [case for case in cases if self._takes(case)]
 
     def _takes(self, case: Case) -> bool:
-        try:
+        with suppress(Exception):  # the case itself reports it
             return self.lowered(case).partitions > 0
-        except Exception:  # the case itself reports it
-            return False
+        return False
 
     def save(self, lowered: Lowered) -> Path:
         self._count += 1

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
-from hatch_lower.backends.testing.comparison import Call, eager_calls, first_difference, works
+from hatch_lower.backends.testing.comparison import Call, difference_of, eager_calls, first_difference, works
 from hatch_lower.backends.testing.probes import probe, refuse_null, sample, watched
 from hatch_lower.errors import InputError
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -179,7 +179,3 @@ def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
     if wrong:
         raise Fault(f"`{case.name}` called from several threads: {wrong[0]}")
     return f"{ROUNDS} calls from {len(threads)} threads"
-
-
-def difference_of(bench: Bench, loaded: Any, call: Call) -> str:
-    return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)

@@ -59,8 +59,7 @@ def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
         difference = first_difference(result, call.result, bench.subject.tolerance, *(other.result for other in others))
         if difference:
             raise Fault(f"call {number}, {difference}")
-        difference = first_difference(given, call.after, bench.subject.tolerance)
-        if difference:
+        if difference := first_difference(given, call.after, bench.subject.tolerance):
             raise Fault(f"call {number} leaves its arguments otherwise than eager: {difference}")
 
 
@@ -108,6 +107,10 @@ def subnormals_flushed() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+def difference_of(bench: Bench, loaded: LoadedModel, call: Call) -> str:
+    return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)
 
 
 def first_difference(found: object, expected: object, tolerance: Tolerance, *others: object) -> str:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault
-from hatch_lower.backends.testing.comparison import eager_calls, first_difference
+from hatch_lower.backends.testing.comparison import difference_of, eager_calls
 from hatch_lower.backends.testing.probes import probe
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
@@ -58,7 +58,7 @@ def run_once(bench: Bench, case: Case) -> str:
     if not bench.subject.computes:
         return ""
     (call, *_) = eager_calls(case.module(), case.arguments()[:1])
-    return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)
+    return difference_of(bench, loaded, call)
 
 
 def own_code(bench: Bench) -> Callable[[str], bool]:
