@@ -168,9 +168,8 @@ class FakeInputs:
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
         self._used = static_sizes(program)
         self._renamed: dict[sympy.Expr, sympy.Expr] = {}
-        self._examples: dict[sympy.Symbol, int] = {}
-        shapes = [node.meta["val"].shape for node in tensors]
-        self.sources = find_sources(shapes)
+        self._examples: dict[sympy.Symbol, sympy.Integer] = {}
+        self.sources = find_sources([node.meta["val"].shape for node in tensors])
         for known in self.sources:
             self._renamed[known] = self._new_symbol(known)
 
@@ -185,28 +184,24 @@ class FakeInputs:
     def _size(self, size: int | torch.SymInt) -> Any:
         if isinstance(size, int):
             return size
-        expression = size.node.expr
-        replaced = self._renamed.get(expression)
-        if replaced is None:
-            replaced = expression.xreplace(self._renamed)
-        example = int(replaced.xreplace({symbol: sympy.Integer(hint) for symbol, hint in self._examples.items()}))
+        replaced = size.node.expr.xreplace(self._renamed)
+        example = int(replaced.xreplace(self._examples))
         return self._environment.create_symintnode(replaced, hint=example, source=None)
 
     def _new_symbol(self, expression: sympy.Expr) -> sympy.Symbol:
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
 
-        bounds = self._ranges.get(expression)
-        lower, upper = (bounds.lower, bounds.upper) if bounds is not None else (sympy.Integer(0), sympy.oo)
-        example = self._choose_example(int(lower), int(upper) if upper.is_Integer else None)
+        bounds = self._ranges.get(expression, ValueRanges(sympy.Integer(0), sympy.oo))
+        example = self._choose_example(int(bounds.lower), int(bounds.upper) if bounds.upper.is_Integer else None)
         self._used.add(example)
         symbol = self._environment.create_symbol(
             example,
             source_of_size(f"size{len(self._renamed)}"),
             dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=StrictMinMaxConstraint(vr=ValueRanges(lower, upper), warn_only=False),
+            constraint_dim=StrictMinMaxConstraint(vr=bounds, warn_only=False),
             do_not_specialize_zero_one=True,
         )
-        self._examples[symbol] = example
+        self._examples[symbol] = sympy.Integer(example)
         return symbol
 
     def _choose_example(self, lower: int, upper: int | None) -> int:
