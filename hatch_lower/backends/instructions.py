@@ -62,7 +62,9 @@ class CountedRuns(TimedDelegate):
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         self.count += 1
-        return super().run(inputs)  # type: ignore[safe-super]
+        engine: Any = super()  # not the protocol, which runs nothing
+        outputs: Sequence[Any] = engine.run(inputs)
+        return outputs
 
     def forget_runs(self) -> None:
         self.forgotten = self.count
