@@ -41,11 +41,6 @@ RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 # no file has such a name on Windows, whatever follows the first dot
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-# what `Settings` have as the table has it
-AS_GIVEN = (
-    *("bench", "cache", "check", "editable", "executor", "inputs", "jobs", "localise", "pass_env"),
-    *("runtime_requirements", "seed", "strict", "timeout"),
-)
 LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -163,7 +158,19 @@ def read_settings(
         dependencies=None if dependencies is None else tuple(dependencies),
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
-        **{name: getattr(given, name) for name in AS_GIVEN},
+        bench=given.bench,
+        cache=given.cache,
+        check=given.check,
+        editable=given.editable,
+        executor=given.executor,
+        inputs=given.inputs,
+        jobs=given.jobs,
+        localise=given.localise,
+        pass_env=given.pass_env,
+        runtime_requirements=given.runtime_requirements,
+        seed=given.seed,
+        strict=given.strict,
+        timeout=given.timeout,
     )
 
 
