@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.quantised import conv_net, quantised
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend, compiling
@@ -36,17 +38,17 @@ class Wanted(Exception):  # noqa: N818 - it is no error
     pass
 
 
-def asked_steps(programs: Sequence[ExportedProgram]) -> list[Step]:
+def asked_steps(programs: Sequence[ExportedProgram], asked: Sequence[CompileSpec] = SPECS) -> list[Step]:
     """Return the steps of some partitions; nothing is compiled."""
     seen: list[Step] = []
 
     def find(steps: Sequence[Step], specs: Sequence[CompileSpec]) -> Sequence[bytes | None]:
-        assert list(specs) == SPECS
+        assert list(specs) == asked
         seen.extend(steps)
         raise Wanted
 
     with pytest.raises(Wanted):
-        AotiBackend.preprocess_in_steps(programs, [SPECS for _ in programs], find)
+        AotiBackend.preprocess_in_steps(programs, [asked for _ in programs], find)
     return seen
 
 
@@ -72,6 +74,17 @@ def test_a_step_says_nothing_of_where_it_is_made(steps: Mapping[str, Step]) -> N
         assert AotiBackend.step_of(step.name, step.text, SPECS) == step
     assert "-O3" in steps["kernels.cpp"].components["command"]
     assert "-O3" not in steps["wrapper.cpp"].components["command"]
+
+
+def test_code_over_integers_holds_no_address_of_the_process() -> None:
+    """For a convolution that is a function of inductor's own, its text stands in the code, with where it lies."""
+    module, inputs = conv_net()
+    program = torch.export.export(quantised(module, inputs), inputs, strict=False)
+    edge = to_edge(program, keep=[torch.ops.aten.linear.default, torch.ops.aten.conv2d.default])
+    vnni = parse_options({"isa": "x86-64-v4-vnni"}).to_specs()
+    text = "".join(step.text for step in asked_steps([edge], vnni))
+    assert "qconv" in text
+    assert re.findall(r"0x[0-9a-f]{6,}", text) == []
 
 
 def test_a_library_of_objects_of_other_machines_is_the_same(

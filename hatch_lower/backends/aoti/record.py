@@ -18,6 +18,8 @@ from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.torch_private import inductor
 
 CONSTANT = re.compile(r"[cp]\d+")
+# the end of a Python function's text, which inductor writes into a message where no operator stands behind a call
+ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def recording() -> Iterator[list[Generated]]:
 
     def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: object) -> str:
         refuse_extern(extern)
+        wrapper = ADDRESS.sub(">", wrapper)
         records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 
