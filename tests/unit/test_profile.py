@@ -17,7 +17,7 @@ from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.executorch.timed import runs_in as runs_in_dump
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
 from hatch_lower.backends.onnxruntime.nodes import ModelNode, nodes_of, originals
-from hatch_lower.backends.onnxruntime.timed import runs_in
+from hatch_lower.backends.onnxruntime.timed import TimedOnnxruntimeDelegate, runs_in
 from hatch_lower.bench.profile.attribute import attribute
 from hatch_lower.bench.profile.exports import export_text, format_of
 from hatch_lower.bench.profile.instrumented import refuse_other
@@ -420,7 +420,19 @@ def test_a_node_with_a_graph_inside_has_its_own_time_only() -> None:
         event("Add_kernel_time", 40, 2),
         event("model_run", 39, 9, "Session"),
     ]
-    assert list(runs_in(events)) == [{"Add": 3000, "Mul": 4000, "If": 6000}, {"Add": 2000}]
+    assert [dict(run) for run in runs_in(events)] == [{"Add": 3000, "Mul": 4000, "If": 6000}, {"Add": 2000}]
+
+
+def test_nodes_that_stand_for_the_same_ones_are_timed_together(tmp_path: Path) -> None:
+    """A convolution in blocks of channels takes its time, and the node that lays its input out for it does, too."""
+    names = {"ReorderInput": ("Relu_1", "Conv_0"), "b_nchwc": ("Relu_1", "Conv_0")}
+    rows = [("ReorderInput_kernel_time", 1, 2), ("b_nchwc_kernel_time", 4, 7), ("model_run", 0, 20)]
+    events = [{"cat": "Node", "name": name, "ts": begin, "dur": duration} for name, begin, duration in rows]
+    (tmp_path / "events.json").write_text(json.dumps(events))
+    delegate = TimedOnnxruntimeDelegate.__new__(TimedOnnxruntimeDelegate)
+    delegate.names = names
+    delegate._session = SimpleNamespace(end_profiling=lambda: str(tmp_path / "events.json"))
+    assert delegate.take_runs() == [{("Relu_1", "Conv_0"): 9000}]
 
 
 def profiled(*arguments: Any) -> Result:

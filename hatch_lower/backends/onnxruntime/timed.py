@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,9 @@ class TimedOnnxruntimeDelegate(CountedRuns, OnnxruntimeDelegate):
     def take_runs(self) -> Sequence[Run]:
         # ONNX Runtime writes what it measured when it is told to measure no more
         events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
-        runs = list(runs_in(events))
-        return [
-            {self.names.get(name, (name,)): nanoseconds for name, nanoseconds in run.items()}
-            for run in runs[self.forgotten :]
-        ]
+        runs = list(runs_in(events))[self.forgotten :]
+        # several optimised nodes may stand for the same ones: one computes, and another lays its result out
+        return [added((self.names.get(name, (name,)), nanoseconds) for name, nanoseconds in run) for run in runs]
 
 
 def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxruntimeDelegate:
@@ -59,21 +57,21 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
     return timed
 
 
-def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
+def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[list[tuple[str, float]]]:
     """Yield the nanoseconds of each node, less those of nodes in a graph inside it, for each run in a profile."""
     nodes: list[tuple[str, int, int]] = []  # name, begin and own time in microseconds, since the last run
     for event in events:
         name, begin, duration = event["name"], event["ts"], event["dur"]
         if name == RUN:
-            yield added(nodes)
+            yield [(name, 1000 * microseconds) for name, _, microseconds in nodes]
             nodes.clear()
         elif event["cat"] == "Node" and name.endswith(KERNEL):
             inside = sum(own for _, start, own in nodes if start >= begin)
             nodes.append((name.removesuffix(KERNEL), begin, duration - inside))
 
 
-def added(nodes: Sequence[tuple[str, int, int]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, _, microseconds in nodes:
-        found[name] = found.get(name, 0) + 1000 * microseconds
+def added(times: Iterable[tuple[tuple[str, ...], float]]) -> Run:
+    found: dict[tuple[str, ...], float] = {}
+    for names, nanoseconds in times:
+        found[names] = found.get(names, 0) + nanoseconds
     return found
