@@ -42,7 +42,7 @@ def frontend_command(frontend: str, project: Project) -> list[str | Path]:
     }[frontend]
 
 
-FRONTENDS = ("hatch", "pip", "uv") if LONG else ("uv",)
+FRONTENDS = ("hatch", "pip", "uv") if LONG else ("pip", "uv")
 """Each sets other variables for Python. `examples/run`, a part of `.ci/run`, builds with `hatch`."""
 
 
