@@ -285,6 +285,31 @@ def test_nan_and_infinities_are_eagers(tmp_path: Path) -> None:
     check(Apply(special), tmp_path, (x,), **{"finite-only": False})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-7, 1e-8, 1e-12])
+def test_numbers_that_are_nearly_0_or_1_are_neither(epsilon: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    def near(x: Tensor) -> Any:
+        return (
+            torch.log(x + epsilon),
+            1 / (x + epsilon),
+            x - (0 - epsilon),
+            x * (1 + epsilon) - x,
+            x / (1 - epsilon) - x,
+        )
+
+    x = torch.tensor([[0.0, 1.0], [3.0, 5.0]], dtype=dtype)
+    check(Apply(near), tmp_path, (x,), **{"finite-only": False})
+
+
+def test_equal_numbers_that_are_nearly_0_are_there_once() -> None:
+    lowered = lower(Apply(lambda x: (torch.log(x + 1e-8), torch.sqrt(x + 1e-8), x.exp() + 0.0)), torch.ones(2))
+    (partition,) = delegates(lowered)
+    model = onnx.load_from_string(partition.result.processed_bytes)
+    assert [value.name for value in model.graph.input] == ["x0"]
+    (number,) = map(onnx.numpy_helper.to_array, model.graph.initializer)
+    assert number.item() == pytest.approx(1e-8)
+
+
 def reduced(x: Tensor) -> list[Tensor]:
     means = [x.mean(dim, keepdim=keep) for dim in (0, -1, (0, 1)) for keep in (False, True)]
     return [x.sum(0), x.sum(-1), x.sum(-1, keepdim=True), x.logsumexp(-1), *means]

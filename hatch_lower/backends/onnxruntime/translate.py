@@ -33,6 +33,7 @@ from hatch_lower.torch_private import onnx
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
+NEARLY = 1e-4  # more than within which onnxscript takes numbers to be the same
 LITERAL_LIMIT = 4096  # elements of what is computed of literals; more ONNX Runtime computes when it loads the model
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
@@ -60,7 +61,7 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     graph.inputs.extend([*inputs.values(), *constants.values()])
     graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
     with quiet():
-        optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
+        optimise(model)
     allow_zero_sizes(graph)
     if multiplies:
         multiply_integers(graph, constants.values())
@@ -150,6 +151,44 @@ def write_result(graph: ir.Graph, value: ir.Value, order: tuple[int, ...] | None
         result.shape = ir.Shape(sizes if order is None else [sizes[dim] for dim in order])
     graph.append(node)
     return result
+
+
+def optimise(model: ir.Model) -> None:
+    """Compute what literals alone give, and simplify, in place.
+
+    onnxscript takes every number that is nearly 0 or 1 for that, and leaves it out of a sum or product: an epsilon of
+    1e-8 as well. So these are inputs meanwhile.
+    """
+    common.InlinePass()(model)
+    optimizer.fold_constants(model, output_size_limit=LITERAL_LIMIT)
+    graph, hidden = model.graph, dict[bytes, tuple[ir.Value, ir.TensorProtocol]]()
+    for node in graph:
+        for position, value in enumerate(node.inputs):
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+            if tensor is None or not is_nearly_neutral(tensor):
+                continue
+            key = f"{tensor.dtype} {tensor.shape} ".encode() + tensor.tobytes()
+            if key not in hidden:
+                kind = ir.TensorType(tensor.dtype)
+                hidden[key] = (
+                    ir.Value(name=f"near{len(hidden)}", type=kind, shape=ir.Shape([1] * len(tensor.shape))),
+                    tensor,
+                )
+            node.replace_input_with(position, hidden[key][0])
+    graph.inputs.extend(value for value, _ in hidden.values())
+    optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
+    for value, tensor in hidden.values():
+        graph.inputs.remove(value)
+        value.const_value = tensor
+        if value.uses():
+            graph.register_initializer(value)
+
+
+def is_nearly_neutral(tensor: ir.TensorProtocol) -> bool:
+    if tensor.size != 1 or not tensor.dtype.is_floating_point():
+        return False
+    number = float(tensor.numpy().item())
+    return any(0 < abs(number - neutral) <= NEARLY for neutral in (0, 1))
 
 
 def allow_zero_sizes(graph: ir.Graph) -> None:
