@@ -162,7 +162,7 @@ def optimise(model: ir.Model) -> None:
     common.InlinePass()(model)
     optimizer.fold_constants(model, output_size_limit=LITERAL_LIMIT)
     graph, hidden = model.graph, dict[bytes, tuple[ir.Value, ir.TensorProtocol]]()
-    for node in graph:
+    for node in ir.traversal.RecursiveGraphIterator(graph):
         for position, value in enumerate(node.inputs):
             tensor = None if value is None else ir.convenience.get_const_tensor(value)
             if tensor is None or not is_nearly_neutral(tensor):
