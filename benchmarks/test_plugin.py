@@ -38,7 +38,7 @@ def test_a_call_against_timeit(bench: Any) -> None:
 
 @pytest.mark.benchmark(group="plugin")
 def test_a_run_that_does_not_use_it(bench: Any) -> None:
-    code = "import pytest, time; begin = time.perf_counter(); import hatch_lower.bench.pytest_plugin; "
+    code = "import pytest, time; begin = time.perf_counter(); import hatch_lower.cli.measure.pytest_plugin; "
     code += "print(time.perf_counter() - begin)"
     times: list[float] = []
 

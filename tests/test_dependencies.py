@@ -34,7 +34,7 @@ def test_what_runs_programs_does_without_what_builds_them(modules_after: Modules
 
 
 def refusal(hidden: Iterable[str], call: str) -> str:
-    code = f"{forbidding(*hidden)}from hatch_lower.cli import main\n{call}"
+    code = f"{forbidding(*hidden)}from hatch_lower.cli.entry import main\n{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr

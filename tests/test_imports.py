@@ -61,14 +61,14 @@ def test_the_scheduler_and_the_choice_of_an_executor_import_no_engine_and_no_tor
 
 
 def test_the_command_line_does_not_import_torch(modules_after: Modules) -> None:
-    modules = modules_after("import hatch_lower.cli")
+    modules = modules_after("import hatch_lower.cli.entry")
     assert not modules & {"torch", "hatchling"}
 
 
 @pytest.mark.torch
 def test_the_runtime_imports_no_compile_half(modules_after: Modules) -> None:
-    code = "import hatch_lower.runtime.load, hatch_lower.runtime.executor, hatch_lower.runtime.delegates"
-    modules = modules_after(f"{code}, hatch_lower.torch_private.inductor, hatch_lower.torch_private.unimported")
+    names = ("load", "executor", "delegates", "torch_private.inductor", "torch_private.unimported")
+    modules = modules_after("\n".join(f"import hatch_lower.runtime.{name}" for name in names))
     heads = {".".join(name.split(".")[:2]) for name in modules}
     assert not heads & {f"hatch_lower.{name}" for name in COMPILE_HALVES}
     compilers = {"hatchling", "click", "torch._dynamo", "torch._inductor", "torch.export", "torch.fx", "sympy"}

@@ -52,7 +52,7 @@ ALLOWED = {
     "backends/testing/__init__.py": IMPORTS,
     "backends/testing/determinism.py": IMPORTS,
     # the program of an installed wheel, its digest and the permissions of its place compared before
-    "torch_private/inductor.py": {"torch._C._aoti"},
+    "runtime/torch_private/inductor.py": {"torch._C._aoti"},
     # what an installed run half names as the function that loads a blob to be timed
     "runtime/timing.py": IMPORTS,
     # libraries that are in the process already, and a tensor's memory

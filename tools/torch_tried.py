@@ -1,7 +1,7 @@
 """Note that hatch-lower's tests have passed with a torch: `python tools/torch_tried.py`, in the environment with it.
 
-What hatch-lower uses of torch's private interfaces stands in `hatch_lower/torch_private/`. Its `tried.json` has each
-name there with the minor versions of torch that it was tried with. A name that this torch does not have is an error.
+What hatch-lower uses of torch's private interfaces stands in `hatch_lower/runtime/torch_private/`. Its `tried.json` has
+each name there with the minor versions of torch that it was tried with. A name that this torch lacks is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "hatch_lower"
-ROOM = PACKAGE / "torch_private"
+ROOM = PACKAGE / "runtime" / "torch_private"
 TABLE = ROOM / "tried.json"
 LIBRARIES = ("torch", "torchgen")
 OPERATORS = "torch.ops."  # their names are torch's public ones, in programs and in wheels

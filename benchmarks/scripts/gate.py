@@ -16,10 +16,10 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from hatch_lower.bench import gate, timed
-from hatch_lower.bench.errors import Errors
-from hatch_lower.bench.gate import Task, run
-from hatch_lower.bench.side import open_side
+from hatch_lower.cli.measure import gate, timed
+from hatch_lower.cli.measure.errors import Errors
+from hatch_lower.cli.measure.gate import Task, run
+from hatch_lower.cli.measure.side import open_side
 from hatch_lower.config.bench_tables import BenchTable
 
 BUSY = "while True: sum(range(10**6))"

@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec,
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+from hatch_lower.runtime.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

@@ -43,7 +43,7 @@ from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localise.finding import FINDINGS
-from hatch_lower.torch_private.versions import why_untried
+from hatch_lower.runtime.torch_private.versions import why_untried
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
 

@@ -19,9 +19,9 @@ from hatch_lower.cli.output import printable, show, show_error
 from hatch_lower.errors import ConfigError, LowerError, PackageError
 
 if TYPE_CHECKING:
-    from hatch_lower.bench.command import Tell
-    from hatch_lower.bench.gate import Result, Task
-    from hatch_lower.bench.side import Side
+    from hatch_lower.cli.measure.command import Tell
+    from hatch_lower.cli.measure.gate import Result, Task
+    from hatch_lower.cli.measure.side import Side
     from hatch_lower.hatch.project import Project
 
 BROKEN, UNMEASURED = 1, 2  # exit statuses
@@ -94,11 +94,11 @@ def bench(
     given = {"--against": against, "--against-rev": against_rev, "--against-release": against_release}
     if len([name for name, value in given.items() if value is not None]) > 1:
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
-    from hatch_lower.bench import statistics
-    from hatch_lower.bench.gate import Task, run
-    from hatch_lower.bench.project import built_revision, released
     from hatch_lower.build.signals import ending_on_sigterm
     from hatch_lower.cli.bench_text import report_lines
+    from hatch_lower.cli.measure import statistics
+    from hatch_lower.cli.measure.gate import Task, run
+    from hatch_lower.cli.measure.project import built_revision, released
 
     try:
         check_folders(json_file, markdown_file)
@@ -158,8 +158,8 @@ def report_texts(
     task: Task, result: Result, root: Path, json_file: Path | None, markdown_file: Path | None
 ) -> list[tuple[Path, str, str]]:
     """Return the files to write, each with how it is opened and its text."""
-    from hatch_lower.bench.json_report import report_text
     from hatch_lower.cli.bench_text import markdown_text
+    from hatch_lower.cli.measure.json_report import report_text
 
     texts = []
     if json_file is not None:
@@ -192,9 +192,9 @@ def required(project: Project | None, option: str) -> Project:
 
 def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
     """Return the task with the project's limits, and with its modules, which run eagerly."""
-    from hatch_lower.bench.temporary import work_folder
-    from hatch_lower.bench.timed import Eager
     from hatch_lower.build.project_view import write_site
+    from hatch_lower.cli.measure.temporary import work_folder
+    from hatch_lower.cli.measure.timed import Eager
 
     settings = project.settings
     paths = write_site(project.view, stack.enter_context(work_folder()), settings.root)
@@ -218,8 +218,8 @@ def with_titles(task: Task, first: str, second: str) -> Task:
 
 
 def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
-    from hatch_lower.bench.project import built_project, is_project
-    from hatch_lower.bench.side import open_side
+    from hatch_lower.cli.measure.project import built_project, is_project
+    from hatch_lower.cli.measure.side import open_side
 
     if isinstance(target, Path) and is_project(target):
         return built_project(target, os.environ, tell)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hatch_lower.bench.figures import METRICS
-from hatch_lower.bench.gate import Result
-from hatch_lower.bench.verdict import Row, breach_text, limit_text, ratio_text, value_text
+from hatch_lower.cli.measure.figures import METRICS
+from hatch_lower.cli.measure.gate import Result
+from hatch_lower.cli.measure.verdict import Row, breach_text, limit_text, ratio_text, value_text
 from hatch_lower.cli.output import count
 from hatch_lower.hatch.terminal import table_lines
 

@@ -125,7 +125,7 @@ def find_sources(
     contents, model_name, _ = choose_model(find_contents(target), model)
     if here is not None and (project is not None or model_name in {each.name for each in here.settings.models}):
         return here, model_name, contents
-    from hatch_lower.bench.project import editable_project
+    from hatch_lower.cli.measure.project import editable_project
 
     folder = editable_project(contents.manifest.distribution)
     if folder is None:

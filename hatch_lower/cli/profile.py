@@ -25,9 +25,9 @@ from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.bench.profile.exports import Format
-    from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Row
     from hatch_lower.build.contents import Contents
+    from hatch_lower.cli.measure.profile.exports import Format
+    from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
     from hatch_lower.format.manifest import ModelEntry
 
 HOUR = 60 * 60
@@ -82,10 +82,10 @@ def profile(
     NAME is an installed model or distribution; PATH is a wheel, a folder with lowered models, or a project, which is
     built. In each recipe METHOD, by default `forward`, is called with the timers of its engines, and without.
     """
-    from hatch_lower.bench.profile.exports import export_text, format_of
-    from hatch_lower.bench.profile.instrumented import find_sources, needs_timers
-    from hatch_lower.bench.profile.profile import ProfileTask, make_profile
     from hatch_lower.build.signals import ending_on_sigterm
+    from hatch_lower.cli.measure.profile.exports import export_text, format_of
+    from hatch_lower.cli.measure.profile.instrumented import find_sources, needs_timers
+    from hatch_lower.cli.measure.profile.profile import ProfileTask, make_profile
     from hatch_lower.runtime.processor import physical_cores
 
     check_folders(export)

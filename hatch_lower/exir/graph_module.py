@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import all_nodes, attribute_of
-from hatch_lower.torch_private.operators import HigherOrderOperator
+from hatch_lower.runtime.torch_private.operators import HigherOrderOperator
 
 Kind = TypeVar("Kind", bound=torch.nn.Module)
 

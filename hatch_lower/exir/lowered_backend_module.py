@@ -20,7 +20,7 @@ from hatch_lower.exir.lowering.submodules import (
     create_exported_program_from_submodule as create_exported_program_from_submodule,
 )
 from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes as create_submodule_from_nodes
-from hatch_lower.torch_private.programs import executorch_call_delegate
+from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 
 # torch recognises it by its class name: it must be neither renamed nor derived from

@@ -21,12 +21,12 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import copy_program, output_values, rebuild_program
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
-from hatch_lower.torch_private.operators import OpOverload, schema_of
-from hatch_lower.torch_private.programs import Argument as Argument
-from hatch_lower.torch_private.programs import ExportPassBaseError as ExportPassBaseError
-from hatch_lower.torch_private.programs import InterpretingPass, SpecViolationError, Verifier
-from hatch_lower.torch_private.programs import NodeMetadata as NodeMetadata
-from hatch_lower.torch_private.programs import ProxyValue as ProxyValue
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.programs import Argument as Argument
+from hatch_lower.runtime.torch_private.programs import ExportPassBaseError as ExportPassBaseError
+from hatch_lower.runtime.torch_private.programs import InterpretingPass, SpecViolationError, Verifier
+from hatch_lower.runtime.torch_private.programs import NodeMetadata as NodeMetadata
+from hatch_lower.runtime.torch_private.programs import ProxyValue as ProxyValue
 
 # a `PassResult`, the module, or, of a pass that changes it in place, nothing
 PassType = Callable[[GraphModule], object]

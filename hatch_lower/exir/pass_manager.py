@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from hatch_lower.errors import EdgeError, LowerError
 from hatch_lower.exir.pass_base import PassType as PassType
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 class PassManager(fx.PassManager):

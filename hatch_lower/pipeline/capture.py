@@ -30,8 +30,8 @@ from hatch_lower.pipeline.tensor_checks import (
     tensor_versions,
     tensors_of,
 )
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.programs import holds_tensors, is_users_fault, remember_lines
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 
 NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"

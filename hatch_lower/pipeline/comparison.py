@@ -17,7 +17,7 @@ from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_c
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.metrics import Measured
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 @dataclass(frozen=True, slots=True)

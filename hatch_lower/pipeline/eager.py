@@ -18,8 +18,8 @@ from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import example_case
 from hatch_lower.runtime.check import rounding_mark
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.operators import OpOverload, base_name, schema_of
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of
 
 CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"

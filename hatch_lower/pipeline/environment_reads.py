@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from hatch_lower.torch_private.unimported import CACHE_FOLDER, TRACER, called_by_tracer
+from hatch_lower.runtime.torch_private.unimported import CACHE_FOLDER, TRACER, called_by_tracer
 
 # files whose functions stand between whoever asks for a variable and this module
 BETWEEN = frozenset(

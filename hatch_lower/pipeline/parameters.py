@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.pipeline.emit.signature import user_inputs
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.tensor_checks import path_text
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.programs import order_kwargs
-from hatch_lower.torch_private.symbols import int_oo
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.programs import order_kwargs
+from hatch_lower.runtime.torch_private.symbols import int_oo
 
 Sizes = Mapping[sympy.Symbol, int]
 

@@ -27,7 +27,7 @@ from hatch_lower.pipeline.emit.signature import signature_of
 from hatch_lower.pipeline.random_inputs import InputCase, copied_tensor, example_case
 from hatch_lower.pipeline.sandbox import export_guard
 from hatch_lower.runtime.samples import check_leaves, read_samples, sample_leaves, sample_paths
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 MOST = 1000  # calls that a function may give for one method: a generator may have no end
 GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by name, for each call"

@@ -9,9 +9,9 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError
 from hatch_lower.runtime.torch_arrays import ARRAYS
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.programs import FakeTensor
-from hatch_lower.torch_private.tensors import own_tensors, version_of
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.programs import FakeTensor
+from hatch_lower.runtime.torch_private.tensors import own_tensors, version_of
 
 
 def check_devices(model: str, method: str, tensors: Mapping[str, object]) -> None:

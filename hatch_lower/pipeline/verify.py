@@ -24,7 +24,7 @@ from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 

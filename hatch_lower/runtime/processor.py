@@ -37,7 +37,7 @@ def siblings(cpus: Path, number: int) -> str:
 def multiplies_bytes() -> bool:
     """Return whether the processor has instructions for sums of products of bytes, which are exact."""
     if sys.modules.get("torch") is not None:
-        from hatch_lower.torch_private.unimported import has_vnni
+        from hatch_lower.runtime.torch_private.unimported import has_vnni
 
         return bool(has_vnni())
     return "avx512_vnni" in cpu_flags(CPUINFO)

@@ -15,7 +15,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import installation_error
 from hatch_lower.format.graph import Graph
 from hatch_lower.runtime.operators import calls_in
-from hatch_lower.torch_private.operators import (
+from hatch_lower.runtime.torch_private.operators import (
     REGISTERED_BY,
     OpOverload,
     compiled_function,

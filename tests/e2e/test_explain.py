@@ -15,7 +15,7 @@ from support.venv import Finished, run
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+CALL = "import sys; from hatch_lower.cli.entry import main; main(sys.argv[1:])"
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; " + CALL
 
 

@@ -24,7 +24,7 @@ from hatch_lower.canonical import canonical_json
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+CALL = "import sys; from hatch_lower.cli.entry import main; main(sys.argv[1:])"
 FORMS = (
     *("build/lookup.py", "cache/reports.py", "cache/stats.py", "build/explain.py", "pipeline/package.py"),
     *("exir/lowering/stored_results.py", "hatch/tags.py"),

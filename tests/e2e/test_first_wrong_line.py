@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.scenarios import Project, copy_project
 
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 
 FAULT = """\
 

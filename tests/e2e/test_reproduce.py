@@ -43,7 +43,7 @@ LOWERED = "tiny/_lowered/tiny"
 
 def reproduce(wheel: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
     """Run the command."""
-    words = [sys.executable, "-c", "from hatch_lower.cli import main; main()", "reproduce", wheel, *arguments]
+    words = [sys.executable, "-c", "from hatch_lower.cli.entry import main; main()", "reproduce", wheel, *arguments]
     return run(words, environment=environment)
 
 

@@ -50,7 +50,7 @@ class Team:
 
 
 def command(project: Project, *words: str, environment: Mapping[str, str] | None = None) -> Finished:
-    line = "from hatch_lower.cli import main; main()"
+    line = "from hatch_lower.cli.entry import main; main()"
     return run([sys.executable, "-c", line, *words], cwd=project.root, environment=project.environment(environment))
 
 

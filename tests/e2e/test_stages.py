@@ -21,7 +21,7 @@ from hatch_lower.errors import ProgramError
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+CALL = "import sys; from hatch_lower.cli.entry import main; main(sys.argv[1:])"
 KILLS = 1000 if LONG else 0
 STAGES = {
     "the child is started": "write:/request.json",

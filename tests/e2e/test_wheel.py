@@ -96,7 +96,7 @@ def test_a_parameter_may_be_named_like_a_builtin(project: Callable[[str], Projec
     sequential.wheel()  # the parameter of `torch.nn.Sequential.forward` is `input`
 
 
-CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+CALL = "import sys; from hatch_lower.cli.entry import main; main(sys.argv[1:])"
 
 
 def test_packaged_inputs_are_checked_in_the_wheel_and_where_it_is_installed(

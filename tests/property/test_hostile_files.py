@@ -349,7 +349,7 @@ def test_the_commands_show_a_changed_document_or_one_error(
     from click.testing import CliRunner
 
     from hatch_lower.build import installation
-    from hatch_lower.cli import main
+    from hatch_lower.cli.entry import main
 
     # once, and not half a second for each recipe that a command shows: torch has ten thousand files
     monkeypatch.setattr(installation, "installed_size", cache(installation.installed_size))

@@ -19,7 +19,7 @@ FENCE = re.compile(
 MARK = "@@ step "
 COMMANDS = {
     "hatch": 'test "$1" = build && exec python -m hatchling "$@"',  # without an environment of its own
-    "hatch-lower": 'exec python -c "from hatch_lower.cli import main; main()" "$@"',
+    "hatch-lower": 'exec python -c "from hatch_lower.cli.entry import main; main()" "$@"',
     "pip": 'exec python -m pip "$@"',
     "pytest": 'exec python -m pytest -p no:cacheprovider "$@"',
 }

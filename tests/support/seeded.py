@@ -22,7 +22,7 @@ from hatch_lower.exir.dialects._ops import ops
 from hatch_lower.exir.graph.surgery import copy_program
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.emit.sources import module_path
-from hatch_lower.torch_private.operators import OpOverload, base_name
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 Change = Callable[[Graph, Node], Node]
 

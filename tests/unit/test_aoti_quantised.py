@@ -37,7 +37,7 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.requirements import cpu_flags
-from hatch_lower.torch_private.inductor import packed_weight
+from hatch_lower.runtime.torch_private.inductor import packed_weight
 
 pytestmark = pytest.mark.torch
 

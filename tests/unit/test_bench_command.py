@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from support.exports import NET_PROJECT, SOURCE, Workshop, packaged, settings_of, write_wheel
 
-from hatch_lower.bench import errors, gate, timed
-from hatch_lower.bench.figures import Subject
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
+from hatch_lower.cli.measure import errors, gate, timed
+from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import error_from_json
 

@@ -17,10 +17,10 @@ from support.lowered import file_entry, floats, lowered_model, safetensors_bytes
 from support.plans import c, constant, method, op, plan_value, tensor_input, v
 from support.processes import is_running, wait_for
 
-import hatch_lower.bench.counted as counted
-from hatch_lower.bench.counted import CALL, LOAD, NOTHING, Counter, Counts, count, count_parts, find_counter
-from hatch_lower.bench.figures import METRICS, Subject
-from hatch_lower.bench.temporary import work_folder
+import hatch_lower.cli.measure.counted as counted
+from hatch_lower.cli.measure.counted import CALL, LOAD, NOTHING, Counter, Counts, count, count_parts, find_counter
+from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 pytestmark = pytest.mark.torch
@@ -299,7 +299,7 @@ def answered(folder: PackagedFolder, tmp_path: Path) -> Callable[[list[str]], tu
     """Counts parts in this process; returns the answer, and what the counter was told."""
 
     def run(parts: list[str]) -> tuple[dict[str, Any], list[str]]:
-        from hatch_lower.bench.counted_child import Answer, Run
+        from hatch_lower.cli.measure.counted_child import Answer, Run
 
         request = {
             "installed": False,
@@ -344,7 +344,7 @@ def test_a_method_without_check_inputs_is_a_reason_and_the_others_are_counted(
 
 
 def test_a_call_that_fails_leaves_the_counter_as_it_was(folder: PackagedFolder, tmp_path: Path) -> None:
-    from hatch_lower.bench.counted_child import Answer, Run
+    from hatch_lower.cli.measure.counted_child import Answer, Run
 
     counter, failing = Noting(), functools.partial(int, "none")
     run = Run(
@@ -361,7 +361,7 @@ def test_a_call_that_fails_leaves_the_counter_as_it_was(folder: PackagedFolder, 
 def test_every_call_finds_the_state_that_was_packaged(folder: PackagedFolder) -> None:
     import torch
 
-    from hatch_lower.bench.counted_child import MethodCall
+    from hatch_lower.cli.measure.counted_child import MethodCall
     from hatch_lower.format.plan import read_plan
     from hatch_lower.runtime.load import load_folder
 
@@ -409,7 +409,7 @@ def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
     perf = write_program(tmp_path / "bin", "perf", f"#!/bin/sh\n{script}\n")
     request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable"}
     code = (
-        "import os; from pathlib import Path; from hatch_lower.bench.counted import Counter, count_parts\n"
+        "import os; from pathlib import Path; from hatch_lower.cli.measure.counted import Counter, count_parts\n"
         f"counter, folder = Counter('perf', {str(perf)!r}), Path({str(folder.path)!r})\n"
         f"count_parts(counter, folder, {request}, [{LOAD!r}], os.environ, 600)"
     )

@@ -18,10 +18,10 @@ from support.lowered import file_entry, floats, install, lowered_model, safetens
 from support.plans import call, delegate_entry, method, op, plan_value, python, tensor_input, v
 from support.processes import is_running, wait_for
 
-from hatch_lower.bench import command, errors
-from hatch_lower.bench.errors import Errors, measure_errors
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.temporary import work_folder
+from hatch_lower.cli.measure import command, errors
+from hatch_lower.cli.measure.errors import Errors, measure_errors
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProcessError, ProgramError
 from hatch_lower.runtime.files import open_folder
 
@@ -207,7 +207,7 @@ def test_nothing_stays_of_a_comparison_that_ends_well(tmp_path: Path, monkeypatc
 
 def test_the_folder_of_a_comparison_that_was_killed_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import os, signal; from hatch_lower.bench import errors\n"
+        "import os, signal; from hatch_lower.cli.measure import errors\n"
         "errors.run_limited = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "errors.run_child({}, 60)"
     )

@@ -18,10 +18,10 @@ from support.scenarios import built_scenario, only, unpack
 from support.shared import Shared
 from support.venv import run
 
-from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.figures import METRICS, Subject
-from hatch_lower.bench.side import BuildFacts, Side
 from hatch_lower.build.contents import find_contents
+from hatch_lower.cli.measure.exact import exact_figures
+from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.side import BuildFacts, Side
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
@@ -31,10 +31,10 @@ ELF = b"\x7fELF" + bytes(60)
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from hatch_lower.bench.errors import measure_errors
-from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.json_report import report_text
-from hatch_lower.bench.side import Side
+from hatch_lower.cli.measure.errors import measure_errors
+from hatch_lower.cli.measure.exact import exact_figures
+from hatch_lower.cli.measure.json_report import report_text
+from hatch_lower.cli.measure.side import Side
 from hatch_lower.build.contents import find_contents
 from hatch_lower.runtime.files import open_folder
 

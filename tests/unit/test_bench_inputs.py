@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.plans import BATCH, method, plan_of, plan_value, tensor_input, v
 
-from hatch_lower.bench.opened import input_values
+from hatch_lower.cli.measure.opened import input_values
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 from pytest_benchmark.cli import main
 
-from hatch_lower.bench.figures import Figures, Subject
-from hatch_lower.bench.json_report import FORMAT, NO_TIME, report_text, stats_of
-from hatch_lower.bench.limits import Limit
-from hatch_lower.bench.side import Side
-from hatch_lower.bench.timed import Measured, Observations
-from hatch_lower.bench.verdict import Row, exact_row
+from hatch_lower.cli.measure.figures import Figures, Subject
+from hatch_lower.cli.measure.json_report import FORMAT, NO_TIME, report_text, stats_of
+from hatch_lower.cli.measure.limits import Limit
+from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.timed import Measured, Observations
+from hatch_lower.cli.measure.verdict import Row, exact_row
 
 FORWARD = Subject("digits", "default", "forward")
 BATCH = Subject("digits", "default", "forward", "batch=32", 2)

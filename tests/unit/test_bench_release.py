@@ -15,9 +15,9 @@ import pytest
 from support.processes import is_running, wait_for
 from support.sides import PLAIN, write_wheel
 
-from hatch_lower.bench import command, project
-from hatch_lower.bench.command import run_command
-from hatch_lower.bench.project import released
+from hatch_lower.cli.measure import command, project
+from hatch_lower.cli.measure.command import run_command
+from hatch_lower.cli.measure.project import released
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, ProgramError
 
 pytestmark = pytest.mark.processes

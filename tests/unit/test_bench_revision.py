@@ -17,11 +17,11 @@ from support.processes import is_running, wait_for
 from support.sides import PLAIN, Recipes, commit, git, worktrees, write_wheel
 from support.venv import child_environment
 
-from hatch_lower.bench import project
-from hatch_lower.bench.project import built_project, built_revision, is_project
-from hatch_lower.bench.side import BuildFacts, Side
 from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.cache.directory import history_path
+from hatch_lower.cli.measure import project
+from hatch_lower.cli.measure.project import built_project, built_revision, is_project
+from hatch_lower.cli.measure.side import BuildFacts, Side
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 
@@ -415,7 +415,7 @@ def test_an_interrupted_build_leaves_nothing(place: Workplace) -> None:
     )
     commit(place.repository, "Sleeps")
     script = (
-        "import os; from pathlib import Path; from hatch_lower.bench.project import built_revision\n"
+        "import os; from pathlib import Path; from hatch_lower.cli.measure.project import built_revision\n"
         f"with built_revision(Path({str(place.root)!r}), 'main', os.environ, print): pass\n"
     )
     environment = child_environment({**place.environment, "TMPDIR": str(place.temporary)})

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.gate import Result
-from hatch_lower.bench.limits import limits_for
-from hatch_lower.bench.timed import Observations
-from hatch_lower.bench.verdict import Row, breach_text, exact_row, timed_row
 from hatch_lower.cli.bench_text import NONE, cells_of, markdown_text, report_lines
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.gate import Result
+from hatch_lower.cli.measure.limits import limits_for
+from hatch_lower.cli.measure.timed import Observations
+from hatch_lower.cli.measure.verdict import Row, breach_text, exact_row, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 
 NET = Subject("net")

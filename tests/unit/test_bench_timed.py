@@ -18,13 +18,13 @@ from click.testing import CliRunner
 from support.exports import Workshop, packaged, write_folder
 from support.processes import is_running, wait_for
 
-from hatch_lower.bench import opened, worker
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.host import Host
-from hatch_lower.bench.opened import input_values
-from hatch_lower.bench.statistics import FEWEST, Interval, interval_of
-from hatch_lower.bench.timed import Observations, Work, has_enough, measure
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
+from hatch_lower.cli.measure import opened, worker
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.host import Host
+from hatch_lower.cli.measure.opened import input_values
+from hatch_lower.cli.measure.statistics import FEWEST, Interval, interval_of
+from hatch_lower.cli.measure.timed import Observations, Work, has_enough, measure
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.format.plan import read_plan
 
@@ -296,7 +296,7 @@ def test_what_measures_ends_with_who_asked(folder: Path, tmp_path: Path, is_idle
     )
     request = calls_of(folder, "grow", eager={"paths": [str(tmp_path), str(folder.parent)], "export": "leaving:export"})
     code = (
-        "import os, time; from hatch_lower.bench.host import Host\n"
+        "import os, time; from hatch_lower.cli.measure.host import Host\n"
         f"host = Host(1, os.environ); host.ask({request!r}, 'net', 600)\n"
         f"open({str(answered)!r}, 'w').close(); time.sleep(1000)\n"
     )
@@ -318,7 +318,7 @@ def test_sigterm_ends_a_benchmark_as_an_exception_does(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hatch_lower.bench.gate.run", run)
+    monkeypatch.setattr("hatch_lower.cli.measure.gate.run", run)
     done = CliRunner().invoke(main, ["bench", str(folder)])  # a folder: nothing is unpacked, no work folder is open
     assert done.exit_code == 128 + signal.SIGTERM, done.output
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.limits import limits_for
-from hatch_lower.bench.statistics import FEWEST
-from hatch_lower.bench.timed import Observations
-from hatch_lower.bench.verdict import Row, exact_row, found_text, is_settled, timed_row
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.limits import limits_for
+from hatch_lower.cli.measure.statistics import FEWEST
+from hatch_lower.cli.measure.timed import Observations
+from hatch_lower.cli.measure.verdict import Row, exact_row, found_text, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 
 METHOD = Subject("net", "default", "forward")

@@ -45,7 +45,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-from hatch_lower.torch_private.versions import tried_versions
+from hatch_lower.runtime.torch_private.versions import tried_versions
 
 MODELS = """
 import json, os, stub, subprocess, sys, tempfile, time

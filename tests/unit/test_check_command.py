@@ -21,7 +21,7 @@ from support.quantised import mlp, quantised
 from support.without_torch import run_without_torch
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.config.settings import Recipe
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
@@ -209,7 +209,7 @@ CHECKED = """
     import json
     import warnings
     from click.testing import CliRunner
-    from hatch_lower.cli import main
+    from hatch_lower.cli.entry import main
 
     warnings.simplefilter("error")
     done = [CliRunner().invoke(main, ["check", "--json", *words.split(" ")]) for words in sys.argv[1:]]

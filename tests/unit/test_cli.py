@@ -15,7 +15,7 @@ from support.installed import update_entries
 from hatch_lower import DELEGATE_GROUP, __version__
 from hatch_lower.build.installation import installed_sizes
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.cli.init import TORCH_FREE
 from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from hatch_lower.cache.remote.signing import read_key
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.cli import main
 from hatch_lower.cli.cache import changing
+from hatch_lower.cli.entry import main
 from hatch_lower.errors import CacheError
 
 HOUR = 3600

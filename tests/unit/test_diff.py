@@ -18,7 +18,7 @@ from support.wheels import tensors
 
 from hatch_lower.build.diff.tensors import compare_numbers
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, write_debug

@@ -17,7 +17,7 @@ from support.weights import COMMIT, Served, checkpoint, served, write_outside
 
 import hatch_lower
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, InputError, LowerError, ProgramError
 from hatch_lower.runtime.obtain import Fetched, Progress
 from hatch_lower.runtime.origins import netrc_headers

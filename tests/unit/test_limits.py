@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.bench.figures import METRICS, Subject
-from hatch_lower.bench.limits import LIMITS, Limit, Names, check_names, dimensions_of, growth_limit, limits_for, ways
+from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.limits import (
+    LIMITS,
+    Limit,
+    Names,
+    check_names,
+    dimensions_of,
+    growth_limit,
+    limits_for,
+    ways,
+)
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.tables import toml_key

@@ -18,7 +18,7 @@ from support.plans import c, call, constant, delegate_entry, method, op, plan_va
 from support.weights import COMMIT, Checkpoint, checkpoint, key_of, served, source_of, write_outside
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.load import load, load_folder

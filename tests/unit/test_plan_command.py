@@ -13,7 +13,7 @@ from support.scenarios import Project, copy_project
 
 from hatch_lower.cache.recipes import put_cost
 from hatch_lower.cache.store import Store
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 
 NAMES = ["two_methods/default", "two_methods/portable", "two_methods"]
 
@@ -128,7 +128,7 @@ def test_a_plan_imports_no_torch(scenario: Project, modules_after: Callable[[str
     arguments = ["plan", "--root", str(scenario.root)]
     lines = [
         f"import os; os.environ['HATCH_LOWER_CACHE_DIR'] = {str(scenario.cache)!r}",
-        f"from hatch_lower.cli import main; main({arguments!r}, standalone_mode=False)",
+        f"from hatch_lower.cli.entry import main; main({arguments!r}, standalone_mode=False)",
     ]
     modules = modules_after("\n".join(lines))
     assert "hatch_lower.build.spread.units" in modules

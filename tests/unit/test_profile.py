@@ -18,13 +18,13 @@ from hatch_lower.backends.executorch.timed import runs_in as runs_in_dump
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
 from hatch_lower.backends.onnxruntime.nodes import ModelNode, nodes_of, originals
 from hatch_lower.backends.onnxruntime.timed import TimedOnnxruntimeDelegate, runs_in
-from hatch_lower.bench.profile.attribute import attribute
-from hatch_lower.bench.profile.exports import export_text, format_of
-from hatch_lower.bench.profile.instrumented import refuse_other
-from hatch_lower.bench.profile.instrumented import with_timers as with_timer_settings
-from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Row
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
+from hatch_lower.cli.measure.profile.attribute import attribute
+from hatch_lower.cli.measure.profile.exports import export_text, format_of
+from hatch_lower.cli.measure.profile.instrumented import refuse_other
+from hatch_lower.cli.measure.profile.instrumented import with_timers as with_timer_settings
+from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
 from hatch_lower.cli.profile import changed_lines
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice

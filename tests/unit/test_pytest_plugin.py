@@ -16,9 +16,9 @@ from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 # a run in this process forgets what it has imported, and torch cannot be imported twice
 import hatch_lower.runtime.check
 import hatch_lower.runtime.load  # noqa: F401
-from hatch_lower.bench import exact, opened, tested, worker  # noqa: F401
-from hatch_lower.bench.side import Side, open_wheel
-from hatch_lower.bench.temporary import shared_folder
+from hatch_lower.cli.measure import exact, opened, tested, worker  # noqa: F401
+from hatch_lower.cli.measure.side import Side, open_wheel
+from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.errors import ProcessError
 
 pytestmark = pytest.mark.torch
@@ -312,7 +312,8 @@ def test_a_shared_folder_is_filled_once_and_removed_by_the_last(
 
 
 def test_the_plugin_imports_next_to_nothing(modules_after: Callable[[str], set[str]]) -> None:
-    found = modules_after("import pytest, hatch_lower.bench.pytest_plugin") - modules_after("import pytest")
-    parts = {"hatch_lower", *(f"hatch_lower.{name}" for name in ("bench", "bench.pytest_plugin", "errors"))}
+    found = modules_after("import pytest, hatch_lower.cli.measure.pytest_plugin") - modules_after("import pytest")
+    parts = {"hatch_lower", *(f"hatch_lower.{name}" for name in ("cli", "cli.measure", "errors"))}
+    parts.add("hatch_lower.cli.measure.pytest_plugin")
     assert {name for name in found if name.startswith("hatch_lower")} == parts
     assert found == parts

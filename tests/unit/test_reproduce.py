@@ -23,7 +23,7 @@ from support.scenarios import only, tree
 from support.venv import child_environment, run
 
 from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.errors import ConfigError, PackageError
 
 PROJECT = """\
@@ -353,7 +353,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from hatch_lower.cli import main; main()", "reproduce", wheel, "--project", root],
+        [sys.executable, "-c", "from hatch_lower.cli.entry import main; main()", "reproduce", wheel, "--project", root],
         env=child_environment({"TMPDIR": str(temporary)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 from click.testing import CliRunner, Result
 
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 
 TEXT = json.dumps({"bomFormat": "CycloneDX", "name": "ä"}, ensure_ascii=False) + "\n"
 INFORMATION = "digits-1.0.dist-info"

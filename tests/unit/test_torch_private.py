@@ -11,7 +11,7 @@ import torch
 from torch.export import export
 from torch_tried import PACKAGE, ROOM, TABLE, is_there, names_of, used
 
-from hatch_lower.torch_private import inductor, operators, programs, symbols, tensors, versions
+from hatch_lower.runtime.torch_private import inductor, operators, programs, symbols, tensors, versions
 
 pytestmark = pytest.mark.torch
 

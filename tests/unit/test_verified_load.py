@@ -16,7 +16,7 @@ from support.lowered import floats, install, lowered_model, write_lowered
 from support.plans import c, call, constant, delegate_entry, method, op, plan_value, python, tensor_input, v
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.cli import main
+from hatch_lower.cli.entry import main
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.load import load
 

@@ -18,7 +18,7 @@ from typing import Any
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
-from hatch_lower.torch_private import inductor
+from hatch_lower.runtime.torch_private import inductor
 
 
 @dataclass(frozen=True, slots=True)

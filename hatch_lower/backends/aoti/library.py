@@ -18,7 +18,7 @@ from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import EXPORTED, EXPORTS, INTERFACE, Compiler
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
-from hatch_lower.torch_private.inductor import interface_path
+from hatch_lower.runtime.torch_private.inductor import interface_path
 
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 # The members of this template take a third of the time; the shared object defines them, the others refer to it.

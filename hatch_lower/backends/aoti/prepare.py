@@ -35,8 +35,8 @@ from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
-from hatch_lower.torch_private.programs import FakeTensorMode
-from hatch_lower.torch_private.symbols import ValueRanges, source_of_size
+from hatch_lower.runtime.torch_private.programs import FakeTensorMode
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, source_of_size
 
 ORIGIN = "hatch_lower.node"
 HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)

@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.inductor import byte_convolution
-from hatch_lower.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.inductor import byte_convolution
+from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
 
 aten = torch.ops.aten
 CHOOSE = quantized_decomposed.choose_qparams.tensor

@@ -15,7 +15,7 @@ from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.tensors import span_length
-from hatch_lower.torch_private import inductor
+from hatch_lower.runtime.torch_private import inductor
 
 CONSTANT = re.compile(r"[cp]\d+")
 # the end of a Python function's text, which inductor writes into a message where no operator stands behind a call

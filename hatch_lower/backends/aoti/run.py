@@ -17,7 +17,7 @@ from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
-from hatch_lower.torch_private.inductor import open_library, packed_weight
+from hatch_lower.runtime.torch_private.inductor import open_library, packed_weight
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
 

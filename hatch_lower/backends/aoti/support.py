@@ -12,8 +12,8 @@ from hatch_lower.backends.aoti.quantised import why_not_quantised
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
-from hatch_lower.torch_private.inductor import is_generated, is_taken_apart_or_called
-from hatch_lower.torch_private.operators import (
+from hatch_lower.runtime.torch_private.inductor import is_generated, is_taken_apart_or_called
+from hatch_lower.runtime.torch_private.operators import (
     OpOverload,
     base_name,
     has_composite_kernel,

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
 
-from hatch_lower.torch_private.symbols import compute
+from hatch_lower.runtime.torch_private.symbols import compute
 
 
 class SizeSource(NamedTuple):

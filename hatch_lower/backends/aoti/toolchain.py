@@ -17,7 +17,7 @@ import torch
 
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.errors import BackendError
-from hatch_lower.torch_private import inductor
+from hatch_lower.runtime.torch_private import inductor
 
 HINT = "check the compiler, or set CXX to another one"
 ERROR_LINES = 12

@@ -23,7 +23,7 @@ from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import Ke
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 VERSION = "8"
 

@@ -25,8 +25,8 @@ from hatch_lower.exir.graph.surgery import oldest_ancestor
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.exir.tensor_layout import TensorLayout
-from hatch_lower.torch_private.operators import OpOverload
-from hatch_lower.torch_private.programs import executorch_call_delegate
+from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 METHOD = "forward"
 COPIES = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")

@@ -19,7 +19,7 @@ from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.torch_private.operators import schema_of
+from hatch_lower.runtime.torch_private.operators import schema_of
 
 NUMBERS = frozenset({torch.float32, *INTEGERS})
 CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the place of `aten._to_copy`

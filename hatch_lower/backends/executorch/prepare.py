@@ -28,9 +28,9 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowering.extract import argument_of
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.operators import OpOverload
-from hatch_lower.torch_private.programs import Verifier
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.programs import Verifier
 
 CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
 

@@ -49,8 +49,8 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, t
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
-from hatch_lower.torch_private.operators import OpOverload, base_name, overload_name, schema_of
-from hatch_lower.torch_private.programs import change_signature
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, overload_name, schema_of
+from hatch_lower.runtime.torch_private.programs import change_signature
 
 # Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
 # nearly so. A batch norm right behind the convolution that it is fused with is none of them.

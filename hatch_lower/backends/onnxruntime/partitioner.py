@@ -31,7 +31,7 @@ from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import Ke
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets
-from hatch_lower.torch_private.trees import tree_leaves
+from hatch_lower.runtime.torch_private.trees import tree_leaves
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

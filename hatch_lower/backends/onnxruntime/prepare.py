@@ -18,7 +18,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import (
     without_negatives,
 )
 from hatch_lower.exir.graph.state import constant_of
-from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 
 class OnnxCopy(PartitionCopy):

@@ -16,7 +16,7 @@ from onnxscript import FLOAT, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 
 from hatch_lower.backends.onnxruntime.translations import Value, op
-from hatch_lower.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
 
 # `out_dtype` is float32 where it is given: of other results `operators.json` does not have these operators.
 

@@ -22,9 +22,9 @@ from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension,
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import OpOverload, schema_of
-from hatch_lower.torch_private.quantised import quantized_decomposed
-from hatch_lower.torch_private.trees import tree_leaves
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.trees import tree_leaves
 
 # ONNX Runtime's CPU kernels have next to none for bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)

@@ -29,7 +29,7 @@ from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.quantised import QUANTISED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.errors import BackendError
-from hatch_lower.torch_private import onnx
+from hatch_lower.runtime.torch_private import onnx
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10

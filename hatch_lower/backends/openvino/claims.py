@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})

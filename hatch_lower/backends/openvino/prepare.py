@@ -30,7 +30,7 @@ from hatch_lower.backends.openvino.lookups import Lookup, lookup, lookups, point
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 # OpenVINO calls these true where a NaN is compared, and not those that say the same with operands exchanged

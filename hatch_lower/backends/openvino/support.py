@@ -29,7 +29,7 @@ from hatch_lower.backends.openvino.options import Options
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 # part of a reason: what the CPU's kernels compute in another type
 COMPUTED_AS = {

@@ -15,7 +15,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 def refuse_options(backend: str, options: Mapping[str, object]) -> None:

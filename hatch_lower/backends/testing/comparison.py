@@ -18,7 +18,7 @@ from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
 from hatch_lower.runtime.torch_arrays import ARRAYS
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 def run_case(bench: Bench, case: Case) -> str:

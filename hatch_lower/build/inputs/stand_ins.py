@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
-from hatch_lower.torch_private.unimported import file_readers, refused_by_tracer
+from hatch_lower.runtime.torch_private.unimported import file_readers, refused_by_tracer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

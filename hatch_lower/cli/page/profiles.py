@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from hatch_lower.bench.profile.rows import PROFILE_SCHEMA
+from hatch_lower.cli.measure.profile.rows import PROFILE_SCHEMA
 from hatch_lower.errors import ProgramError
 
 TEXTS = ("source", "module", "op", "engine")

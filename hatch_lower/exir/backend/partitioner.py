@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 DELEGATION_TAG = "delegation_tag"  # the key of `node.meta` under which a partitioner writes a node's tag
 

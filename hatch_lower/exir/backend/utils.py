@@ -19,7 +19,7 @@ from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import SymbolNames, encode, encode_graph, encode_target
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
-from hatch_lower.torch_private.programs import executorch_call_delegate
+from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 logger = logging.getLogger(__name__)
 

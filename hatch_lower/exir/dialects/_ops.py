@@ -20,7 +20,13 @@ from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpO
 from hatch_lower.exir.dialects.edge._ops import SOURCE
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload as EdgeOpOverload
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverloadPacket as EdgeOpOverloadPacket
-from hatch_lower.torch_private.operators import REGISTERED_BY, OpOverload, OpOverloadPacket, parse_schema, schema_of
+from hatch_lower.runtime.torch_private.operators import (
+    REGISTERED_BY,
+    OpOverload,
+    OpOverloadPacket,
+    parse_schema,
+    schema_of,
+)
 
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}

@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
 from torch.fx.traceback import NodeSource
 
-from hatch_lower.torch_private import trees
-from hatch_lower.torch_private.programs import Verifier, copy_calling_convention
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.programs import Verifier, copy_calling_convention
 
 MapTarget = Callable[[Target], Target]
 

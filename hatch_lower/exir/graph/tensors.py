@@ -12,7 +12,7 @@ from typing import TypeGuard
 import torch
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.torch_private.tensors import storage_number
+from hatch_lower.runtime.torch_private.tensors import storage_number
 
 
 def dtype_name(dtype: torch.dtype) -> str:

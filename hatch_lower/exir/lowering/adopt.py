@@ -16,7 +16,7 @@ from hatch_lower.exir.lowered_backend_module import (
     get_lowered_backend_modules,
     get_lowered_submodules,
 )
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> None:

@@ -21,8 +21,8 @@ from hatch_lower.exir.graph.state import named_after, output_pairs
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.effects import remove_tokens
-from hatch_lower.torch_private.operators import OpOverload, schema_of
-from hatch_lower.torch_private.programs import Verifier, name_after_target
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.programs import Verifier, name_after_target
 
 # says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
 KEPT = "hatch_lower_kept"

@@ -14,8 +14,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.fx import Node
 
 from hatch_lower.exir.graph.state import input_pairs, named_after, output_pairs
-from hatch_lower.torch_private.operators import schema_of
-from hatch_lower.torch_private.programs import change_signature
+from hatch_lower.runtime.torch_private.operators import schema_of
+from hatch_lower.runtime.torch_private.programs import change_signature
 
 WITH_EFFECTS = torch.ops.higher_order.with_effects
 

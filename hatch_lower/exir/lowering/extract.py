@@ -29,7 +29,7 @@ from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 from hatch_lower.exir.graph.surgery import attribute_of, flat_signature
 from hatch_lower.exir.lowering.partition import Partition
-from hatch_lower.torch_private.symbols import ValueRanges
+from hatch_lower.runtime.torch_private.symbols import ValueRanges
 
 MUTATIONS = {InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION, InputKind.BUFFER: OutputKind.BUFFER_MUTATION}
 CONSTANT_ORDER = {kind: position for position, kind in enumerate(CONSTANT_KINDS)}

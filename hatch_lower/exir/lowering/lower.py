@@ -18,7 +18,7 @@ from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
 from hatch_lower.frozen import Frozen
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class Turn(Frozen):

@@ -18,7 +18,7 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.backend._ops import BackendOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class ReplacePattern(PassBase):

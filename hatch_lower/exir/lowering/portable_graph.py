@@ -20,8 +20,8 @@ from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain
 from hatch_lower.exir.lowering.portable_sizes import NotPortableError, SizeReader, SizeWriter
 from hatch_lower.format.arguments import NAMES
-from hatch_lower.torch_private.operators import REGISTERED_BY
-from hatch_lower.torch_private.programs import FakeTensorMode
+from hatch_lower.runtime.torch_private.operators import REGISTERED_BY
+from hatch_lower.runtime.torch_private.programs import FakeTensorMode
 
 DEPTH_LIMIT = 16  # of graphs within graphs
 OPERATOR = re.compile(r"([a-z_]+)\.(\w+)\.(\w+)", re.ASCII)

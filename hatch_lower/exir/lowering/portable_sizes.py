@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.torch_private.symbols import (
+from hatch_lower.runtime.torch_private.symbols import (
     FUNCTIONS,
     SymbolFacts,
     ValueRanges,

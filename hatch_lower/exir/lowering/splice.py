@@ -20,7 +20,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.exir.lowering.partition import Partition, Plan
-from hatch_lower.torch_private.programs import copy_calling_convention
+from hatch_lower.runtime.torch_private.programs import copy_calling_convention
 
 
 def rebuild(

@@ -14,7 +14,7 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.convert import Wanted
 from hatch_lower.frozen import Frozen
-from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 # operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
 NEVER_KEPT = (torch.ops.aten.item.default, torch.ops.aten.unbind.int)

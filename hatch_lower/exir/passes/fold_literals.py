@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_graph, rebuild_program
 from hatch_lower.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
-from hatch_lower.torch_private.operators import OpOverload, base_name, schema_of
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of
 
 LARGEST = 1 << 16  # bytes of a result
 MADE = frozenset({"arange", "full", "ones", "scalar_tensor", "zeros"})  # cheap, and engines know them

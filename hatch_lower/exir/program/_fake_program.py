@@ -7,7 +7,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import copy_program
-from hatch_lower.torch_private.programs import mode_of_fakes
+from hatch_lower.runtime.torch_private.programs import mode_of_fakes
 
 
 class FakeModeError(EdgeError, AssertionError):

@@ -20,8 +20,8 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lo
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
 from hatch_lower.exir.pass_base import AnyPass, transform_program
-from hatch_lower.torch_private.operators import OpOverload
-from hatch_lower.torch_private.programs import Verifier, lift_constants
+from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.programs import Verifier, lift_constants
 
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 Passes = Sequence[AnyPass] | Mapping[str, Sequence[AnyPass]] | AnyPass

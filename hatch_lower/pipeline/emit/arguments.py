@@ -13,7 +13,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.dialects.edge._ops import dotted_name
 from hatch_lower.exir.graph.python_functions import PYTHON_FUNCTIONS
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 def overload_of(target: object) -> OpOverload | None:

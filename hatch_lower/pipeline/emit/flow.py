@@ -17,7 +17,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.debug_map import input_number
 from hatch_lower.pipeline.emit.graphs import CONTROL_FLOW, GRAPHS
 from hatch_lower.pipeline.emit.signature import user_inputs
-from hatch_lower.torch_private.programs import executorch_call_delegate
+from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 Makers: TypeAlias = frozenset[int]  # handles, and the numbers of inputs, that a value comes from
 NONE: Makers = frozenset()

@@ -23,8 +23,8 @@ from hatch_lower.pipeline.emit.arguments import convert_argument, name_of, numbe
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
-from hatch_lower.torch_private.operators import OpOverload, schema_of
-from hatch_lower.torch_private.programs import executorch_call_delegate
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 NO_REASON = "no backend took it"
 ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})

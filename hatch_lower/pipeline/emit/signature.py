@@ -23,7 +23,7 @@ from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.pipeline.emit.arguments import literal_argument
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 def signature_of(

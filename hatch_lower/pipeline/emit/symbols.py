@@ -13,7 +13,7 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.expression import Compound, Expression
 from hatch_lower.format.inputs import Symbol
-from hatch_lower.torch_private.symbols import (
+from hatch_lower.runtime.torch_private.symbols import (
     CleanDiv,
     FloorDiv,
     Identity,

@@ -42,7 +42,7 @@ from hatch_lower.pipeline.localise.reference import state_values, user_values
 from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
 from hatch_lower.pipeline.localise.segments import Off, Segments
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 CALLS = 2  # of each input: state must go on from call to call
 SHARE = 8  # the part of a model's bytes that the values of one probe may take

@@ -28,7 +28,7 @@ from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.verify import tolerance_in
 from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
-from hatch_lower.torch_private import trees
+from hatch_lower.runtime.torch_private import trees
 
 
 def localise_model(

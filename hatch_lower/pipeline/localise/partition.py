@@ -26,7 +26,7 @@ from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.pieces import Piece, Runner, cut_out, lower_piece, takes_all
 from hatch_lower.pipeline.localise.reference import State, evaluate, values_at
 from hatch_lower.pipeline.localise.search import ExhaustedError, Order
-from hatch_lower.torch_private.operators import OpOverload, base_name
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 MOST_LOWERINGS = 12
 LEAST_ROOM = 1 << 24  # bytes of values that a probe may look at in any case

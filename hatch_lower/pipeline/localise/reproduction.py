@@ -19,7 +19,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.pipeline.localise.finding import Finding, finding_lines
 from hatch_lower.pipeline.localise.pieces import Piece
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.torch_private.programs import Verifier
+from hatch_lower.runtime.torch_private.programs import Verifier
 
 PROGRAM, INPUTS, OPTIONS, TEST = "program.pt2", "inputs.safetensors", "options.json", "test_reproduction.py"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Case, Data, Program, drawn, module, plain, sizes, weighted
-from hatch_lower.torch_private.programs import map_rows, scan, while_loop
+from hatch_lower.runtime.torch_private.programs import map_rows, scan, while_loop
 
 EVERY_CONSTANT = "constants/every kind"  # in this program the kit changes one constant after the other
 SIDE = 2048

@@ -16,7 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner impo
 )
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 def is_constant_data(ep: ExportedProgram, node: Node) -> bool:

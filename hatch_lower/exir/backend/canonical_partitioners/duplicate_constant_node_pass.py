@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, input_pairs, mutated_targets
-from hatch_lower.torch_private.programs import change_signature
+from hatch_lower.runtime.torch_private.programs import change_signature
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import nested_graph_modules
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 KeptOperators = tuple[list[OpOverload], Callable[[Node], bool] | None]
 

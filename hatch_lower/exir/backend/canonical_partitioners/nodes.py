@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.torch_private.operators import OpOverload, base_name
-from hatch_lower.torch_private.symbols import ValueRanges, bound_sympy
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
 
 # ATen operators that compute nothing: a partition of these alone costs more to call than to leave
 VIEWS = frozenset(

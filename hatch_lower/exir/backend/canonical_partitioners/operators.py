@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.exir.dialects.edge._ops import dotted_name
-from hatch_lower.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
-from hatch_lower.torch_private.programs import qualified_name
+from hatch_lower.runtime.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
+from hatch_lower.runtime.torch_private.programs import qualified_name
 
 
 def torch_operator(target: object) -> Any:

@@ -9,7 +9,7 @@ from torch.fx.node import Argument
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 
 def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) -> list[dict[Node, Node]]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
-from hatch_lower.torch_private.operators import DispatchKey, OpOverload
+from hatch_lower.runtime.torch_private.operators import DispatchKey, OpOverload
 
 # one of these lets a graph with the operator be traced again
 KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)

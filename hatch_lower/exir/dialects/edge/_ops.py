@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hatch_lower.exir.dialects.edge.op.api import to_variant
-from hatch_lower.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
-from hatch_lower.torch_private.programs import SchemaKind
+from hatch_lower.runtime.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
+from hatch_lower.runtime.torch_private.programs import SchemaKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
-from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
-from hatch_lower.torch_private.programs import SpecViolationError, Verifier
+from hatch_lower.runtime.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+from hatch_lower.runtime.torch_private.programs import SpecViolationError, Verifier
 
 SHOWN = 8  # how many violations an error lists
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.torch_private.operators import OpOverload, schema_of
-from hatch_lower.torch_private.programs import SchemaKind
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private.programs import SchemaKind
 
 
 class VariantError(EdgeError, RuntimeError):

@@ -20,7 +20,7 @@ import pytest
 from hatch_lower.errors import ConfigError, LowerError
 
 if TYPE_CHECKING:
-    from hatch_lower.bench.tested import Case, ExampleInputs, Loaded, LoweredModels
+    from hatch_lower.cli.measure.tested import Case, ExampleInputs, Loaded, LoweredModels
 
 MARKER = "lowered_limits"
 FIXTURE = "lowered_model"
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def check_marker(item: pytest.Item) -> dict[str, float]:
     """Return the limits of an item's markers, of which the closest wins; refuse those that judge nothing."""
-    from hatch_lower.bench.tested import CALL, check_limits
+    from hatch_lower.cli.measure.tested import CALL, check_limits
 
     where = f"{item.nodeid}, marker `{MARKER}`"
     limits: dict[str, float] = {}
@@ -157,7 +157,7 @@ class Run:
 
     def models(self) -> LoweredModels:
         """Return the models, which are built when they are first asked for."""
-        from hatch_lower.bench.tested import open_models
+        from hatch_lower.cli.measure.tested import open_models
 
         if self._models is None:
             root: Path | None = self._config.getoption("hatch_lower_root")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from hatch_lower.bench.temporary import PREFIX
 from hatch_lower.build.signals import undisturbed
+from hatch_lower.cli.measure.temporary import PREFIX
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 
 # Variables that lead git away from the repository of its folder; a git hook that runs a benchmark has them

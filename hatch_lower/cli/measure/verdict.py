@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hatch_lower.bench.figures import METRICS, Subject
-from hatch_lower.bench.limits import Limit
-from hatch_lower.bench.statistics import Interval, interval_of
-from hatch_lower.bench.timed import Observations, has_enough
+from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.limits import Limit
+from hatch_lower.cli.measure.statistics import Interval, interval_of
+from hatch_lower.cli.measure.timed import Observations, has_enough
 from hatch_lower.errors import size_text
 
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))

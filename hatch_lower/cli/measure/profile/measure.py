@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.bench.opened import check_tensors, input_values, load, open_model
+from hatch_lower.cli.measure.opened import check_tensors, input_values, load, open_model
 from hatch_lower.errors import SampleError
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall
 from hatch_lower.format.plan import MethodPlan

@@ -17,8 +17,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hatch_lower.bench.command import Tell, last_lines, run_command
-from hatch_lower.bench.repository import (
+from hatch_lower.build.explain import read_history
+from hatch_lower.build.inputs.present import files_matching
+from hatch_lower.cache.directory import history_path
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.cli.measure.command import Tell, last_lines, run_command
+from hatch_lower.cli.measure.repository import (
     Commit,
     Repository,
     find_commit,
@@ -28,12 +32,8 @@ from hatch_lower.bench.repository import (
     without_guidance,
     worktree,
 )
-from hatch_lower.bench.side import BuildFacts, Side, open_wheel
-from hatch_lower.bench.temporary import work_folder
-from hatch_lower.build.explain import read_history
-from hatch_lower.build.inputs.present import files_matching
-from hatch_lower.cache.directory import history_path
-from hatch_lower.cache.store import Store, open_store
+from hatch_lower.cli.measure.side import BuildFacts, Side, open_wheel
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder

@@ -1,4 +1,4 @@
-"""The process that measures: `python -m hatch_lower.bench.worker`, which `host` starts and asks.
+"""The process that measures: `python -m hatch_lower.cli.measure.worker`, which `host` starts and asks.
 
 It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so loads
 are those of a fresh process, and a crash ends nothing else. Once stdin is closed, it ends with all that it started.
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hatch_lower.bench.opened import check_tensors, input_values, load, open_model, refusal
+from hatch_lower.cli.measure.opened import check_tensors, input_values, load, open_model, refusal
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 
@@ -243,7 +243,7 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
 
 
 def measure_profile(request: Request) -> Mapping[str, object]:
-    from hatch_lower.bench.profile.measure import measure
+    from hatch_lower.cli.measure.profile.measure import measure
 
     return measure(request)
 

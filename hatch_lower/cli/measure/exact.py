@@ -11,10 +11,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.side import BuildFacts, Side
 from hatch_lower.build.contents import Contents
 from hatch_lower.build.diff.native import MAGIC, read_library
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.side import BuildFacts, Side
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, walk

@@ -1,4 +1,6 @@
-"""Runs what is counted, below perf or valgrind: `python -m hatch_lower.bench.counted_child` in a folder with a request.
+"""Runs what is counted, below perf or valgrind, in a folder with a request.
+
+It is `python -m hatch_lower.cli.measure.counted_child`.
 
 A range is what a counter counts at once: a load, a call, or nothing at all, which says what counting itself costs. The
 answer says which ranges belong to what. It is written after each part, for the next one may end the process.
@@ -17,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hatch_lower.bench.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
-from hatch_lower.bench.opened import open_model
 from hatch_lower.build.child_guards import end_with_parent
+from hatch_lower.cli.measure.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
+from hatch_lower.cli.measure.opened import open_model
 from hatch_lower.errors import LowerError
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.check import call_arguments, input_leaves
@@ -29,7 +31,7 @@ from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds
 from hatch_lower.runtime.torch_arrays import ARRAYS
-from hatch_lower.torch_private.unimported import valgrind_switches
+from hatch_lower.runtime.torch_private.unimported import valgrind_switches
 
 # In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
 WARM_CALLS = 32

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hatch_lower.bench.command import Tell
-from hatch_lower.bench.host import Host, RefusedError
-from hatch_lower.bench.opened import refusal
-from hatch_lower.bench.profile.attribute import attribute
-from hatch_lower.bench.profile.instrumented import built_with_timers, needs_timers, refuse_other
-from hatch_lower.bench.profile.rows import Profile, RecipeProfile
-from hatch_lower.bench.side import Side
+from hatch_lower.cli.measure.command import Tell
+from hatch_lower.cli.measure.host import Host, RefusedError
+from hatch_lower.cli.measure.opened import refusal
+from hatch_lower.cli.measure.profile.attribute import attribute
+from hatch_lower.cli.measure.profile.instrumented import built_with_timers, needs_timers, refuse_other
+from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile
+from hatch_lower.cli.measure.side import Side
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_DEBUG, MethodDebug
 from hatch_lower.format.manifest import ModelEntry

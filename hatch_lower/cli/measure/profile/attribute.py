@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hatch_lower.bench.profile.rows import PLAN, REST, WHOLE, RecipeProfile, Row, Span, merged
-from hatch_lower.bench.timed import undisturbed
+from hatch_lower.cli.measure.profile.rows import PLAN, REST, WHOLE, RecipeProfile, Row, Span, merged
+from hatch_lower.cli.measure.timed import undisturbed
 from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin
 from hatch_lower.format.plan import Plan
 

@@ -1,9 +1,9 @@
 """The largest error of each method against eager's packaged outputs: run in one child process, which imports torch.
 
-As a module (`python -m hatch_lower.bench.errors REQUEST`) it is that child. It writes a line of JSON for each, by which
-its parent can tell which hangs, or ends the process. Calls run on one core with one thread, for the number of threads
-changes the order of sums. Another processor may have other instructions for them: that and other versions of torch
-change the last digits of an error, which are rounded off.
+As a module (`python -m hatch_lower.cli.measure.errors REQUEST`) it is that child. It writes a line of JSON for each, by
+which its parent can tell which hangs, or ends the process. Calls run on one core with one thread, for the number of
+threads changes the order of sums. Another processor may have other instructions for them: that and other versions of
+torch change the last digits of an error, which are rounded off.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.bench.command import run_limited
-from hatch_lower.bench.figures import Subject, thread_variables
-from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.child_guards import end_with_parent
+from hatch_lower.cli.measure.command import run_limited
+from hatch_lower.cli.measure.figures import Subject, thread_variables
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
@@ -98,7 +98,7 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
     """Return what the child found, how it ended if not well, and the last that it said."""
-    command = [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)]
+    command = [sys.executable, "-m", "hatch_lower.cli.measure.errors", json.dumps(request)]
     environment = {**os.environ, **thread_variables(1)}
     # the work folder is empty: `-m` puts it on the import path
     with work_folder() as work, tempfile.TemporaryFile() as lines:

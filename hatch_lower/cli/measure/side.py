@@ -12,10 +12,10 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.contents import MANIFEST, Contents, find_contents
 from hatch_lower.build.unpack import Place, places_in, unpack
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from hatch_lower.bench.command import started
-from hatch_lower.bench.figures import thread_variables
+from hatch_lower.cli.measure.command import started
+from hatch_lower.cli.measure.figures import thread_variables
 from hatch_lower.errors import ProcessError, error_from_json
 
 LAST_LINES = 20
@@ -31,7 +31,7 @@ class Host(AbstractContextManager["Host"]):
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         # threads that wait without spinning do not slow down whatever has its turn next
         variables = {**environment, **thread_variables(threads), "OMP_WAIT_POLICY": "passive"}
-        command = [sys.executable, "-m", "hatch_lower.bench.worker"]
+        command = [sys.executable, "-m", "hatch_lower.cli.measure.worker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         try:
             self._process = started(command, "the process that measures", env=variables, **pipes)

@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.bench.errors import Errors, measure_errors
-from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.figures import METRICS, Figures, Subject
-from hatch_lower.bench.gate import Task, common_methods, names_of, plan_of
-from hatch_lower.bench.json_report import exact_of
-from hatch_lower.bench.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
-from hatch_lower.bench.project import PROJECT_FILE, built_project
-from hatch_lower.bench.side import Side, newest, side_of, wheels_in
-from hatch_lower.bench.temporary import shared_folder
-from hatch_lower.bench.timed import SHORTEST, undisturbed
-from hatch_lower.bench.verdict import breach_text, exact_row
 from hatch_lower.build.contents import find_contents
 from hatch_lower.build.unpack import unpack
+from hatch_lower.cli.measure.errors import Errors, measure_errors
+from hatch_lower.cli.measure.exact import exact_figures
+from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
+from hatch_lower.cli.measure.gate import Task, common_methods, names_of, plan_of
+from hatch_lower.cli.measure.json_report import exact_of
+from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
+from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
+from hatch_lower.cli.measure.side import Side, newest, side_of, wheels_in
+from hatch_lower.cli.measure.temporary import shared_folder
+from hatch_lower.cli.measure.timed import SHORTEST, undisturbed
+from hatch_lower.cli.measure.verdict import breach_text, exact_row
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.hatch.outside import UnusedHookError, open_project
 from hatch_lower.runtime.files import open_folder
 
 if TYPE_CHECKING:
-    from hatch_lower.bench.opened import Opened
+    from hatch_lower.cli.measure.opened import Opened
     from hatch_lower.hatch.project import Project
     from hatch_lower.runtime.loaded import LoadedModel
 
@@ -83,7 +83,7 @@ class Loaded:
     model: LoadedModel
 
     def inputs(self, case: Case) -> ExampleInputs:
-        from hatch_lower.bench.opened import input_values
+        from hatch_lower.cli.measure.opened import input_values
         from hatch_lower.runtime.check import call_arguments
         from hatch_lower.runtime.torch_arrays import ARRAYS
 
@@ -123,7 +123,7 @@ class LoweredModels:
         return self.cases[name]
 
     def refusal(self, case: Case) -> str | None:
-        from hatch_lower.bench.opened import refusal
+        from hatch_lower.cli.measure.opened import refusal
 
         folder = self._side.folders[case.subject.model].path
         return refusal(folder, case.subject.model, case.subject.recipe)
@@ -143,7 +143,7 @@ class LoweredModels:
             torch.set_num_threads(before)
 
     def _load(self, subject: Subject) -> Loaded:
-        from hatch_lower.bench.opened import load, open_model
+        from hatch_lower.cli.measure.opened import load, open_model
 
         key = subject.model, subject.recipe, subject.threads
         if self._last is None or self._last[0] != key:

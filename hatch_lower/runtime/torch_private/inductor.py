@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hatch_lower.bench.figures import Figures, Subject, thread_variables
-from hatch_lower.bench.temporary import work_folder
+from hatch_lower.cli.measure.figures import Figures, Subject, thread_variables
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.files import PackagedFolder
@@ -187,7 +187,7 @@ def count_parts(
         (work / REQUEST).write_text(text, encoding="utf-8")
         (work / FOLDER).symlink_to(folder)
         command = [*counter.prefix, counter.program, *tool_options(counter, work)]
-        command += [sys.executable, "-m", "hatch_lower.bench.counted_child"]
+        command += [sys.executable, "-m", "hatch_lower.cli.measure.counted_child"]
         status, said = run(command, {**environment, **FIXED}, limit_seconds, work)
         answer: dict[str, Any] = {"ranges": {}, "reasons": {}}
         with suppress(FileNotFoundError):
@@ -248,7 +248,7 @@ def run(
 ) -> tuple[int | None, str]:
     """Return a command's status and what it said: `None` if it took too long, a shell's if it cannot be started."""
     # not above: the child, which imports this module, is to import no more than it must
-    from hatch_lower.bench.command import run_limited
+    from hatch_lower.cli.measure.command import run_limited
 
     try:
         return run_limited(command, "what counts", work, environment, limit_seconds)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.bench.command import Tell
-from hatch_lower.bench.figures import Subject
-from hatch_lower.bench.host import Host, RefusedError
-from hatch_lower.bench.project import build_wheel
-from hatch_lower.bench.side import Side
-from hatch_lower.bench.statistics import FEWEST
-from hatch_lower.bench.temporary import work_folder
+from hatch_lower.cli.measure.command import Tell
+from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.host import Host, RefusedError
+from hatch_lower.cli.measure.project import build_wheel
+from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.statistics import FEWEST
+from hatch_lower.cli.measure.temporary import work_folder
 
 SECONDS = 0.3  # for which one process measures the calls of a subject
 SHORTEST = 30.0  # seconds that a request may take, however small the budget

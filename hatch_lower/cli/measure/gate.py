@@ -7,16 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 
-from hatch_lower.bench.command import Tell
-from hatch_lower.bench.counted import count, find_counter
-from hatch_lower.bench.errors import measure_errors
-from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.figures import METRICS, TIERS, Figures, Subject, Tier
-from hatch_lower.bench.host import Host
-from hatch_lower.bench.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
-from hatch_lower.bench.side import Side, comparable, have_other_inputs, runs_equal
-from hatch_lower.bench.statistics import interval_of
-from hatch_lower.bench.timed import (
+from hatch_lower.cli.measure.command import Tell
+from hatch_lower.cli.measure.counted import count, find_counter
+from hatch_lower.cli.measure.errors import measure_errors
+from hatch_lower.cli.measure.exact import exact_figures
+from hatch_lower.cli.measure.figures import METRICS, TIERS, Figures, Subject, Tier
+from hatch_lower.cli.measure.host import Host
+from hatch_lower.cli.measure.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
+from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, runs_equal
+from hatch_lower.cli.measure.statistics import interval_of
+from hatch_lower.cli.measure.timed import (
     BUILD_METRICS,
     SHORTEST,
     Eager,
@@ -26,7 +26,7 @@ from hatch_lower.bench.timed import (
     measure,
     measure_builds,
 )
-from hatch_lower.bench.verdict import Row, exact_row, is_settled, timed_row
+from hatch_lower.cli.measure.verdict import Row, exact_row, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.format.plan import MethodPlan

@@ -17,11 +17,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.bench.figures import METRICS, Figures, Subject, Tier
-from hatch_lower.bench.repository import find_repository
-from hatch_lower.bench.side import Side
-from hatch_lower.bench.timed import Measured
-from hatch_lower.bench.verdict import Row
+from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier
+from hatch_lower.cli.measure.repository import find_repository
+from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.timed import Measured
+from hatch_lower.cli.measure.verdict import Row
 from hatch_lower.errors import LowerError
 
 SCHEMA = 1

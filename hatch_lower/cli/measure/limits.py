@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
-from hatch_lower.bench.figures import Subject
+from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits
 from hatch_lower.config.settings import unknown_limits, unknown_tables
 from hatch_lower.config.tables import quote_key, toml_key

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hatch_lower import __version__
-from hatch_lower.bench.profile.rows import Profile, RecipeProfile, Span
+from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Span
 
 Format = Literal["json", "speedscope", "trace"]
 LINE = re.compile(r"\d{1,9}", re.ASCII)
