@@ -439,11 +439,15 @@ def profiled(*arguments: Any) -> Result:
     return CliRunner().invoke(main, ["profile", *map(str, arguments), "--seconds", "0.1"], catch_exceptions=False)
 
 
-def test_the_command_shows_and_writes_a_profile(tmp_path: Path) -> None:
+def test_the_command_shows_and_writes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "out", "onnxruntime")
-    written = tmp_path / "made.json"
+    written, temporary = tmp_path / "made.json", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     shown = profiled(folder, "--export", written, "--all")
     assert shown.exit_code == 0, shown.output
+    assert list(temporary.iterdir()) == []
     assert "test_profile.py" in shown.output
     assert "not attributed" in shown.output
     (recipe,) = json.loads(written.read_text())["recipes"].values()

@@ -14,6 +14,7 @@ from hatch_lower.cli.measure.profile.attribute import attribute
 from hatch_lower.cli.measure.profile.instrumented import built_with_timers, needs_timers, refuse_other
 from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile
 from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_DEBUG, MethodDebug
 from hatch_lower.format.manifest import ModelEntry
@@ -50,7 +51,9 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
         if again and task.project is not None:
             built = stack.enter_context(built_with_timers(task.project, task.model, again, tell))
             sides |= dict.fromkeys(again, built)
-        host = stack.enter_context(Host(task.threads, task.environment))
+        # the process is killed in the end, and cannot remove what engines write about their time
+        written = stack.enter_context(work_folder())
+        host = stack.enter_context(Host(task.threads, {**task.environment, "TMPDIR": str(written)}))
         profiles = {}
         for recipe, side in sides.items():
             tell(f"calling {task.model}.{task.method}, recipe {recipe}")
