@@ -255,6 +255,24 @@ def test_operations_that_decompositions_call_are_kept_as_the_program_s_own() -> 
     torch.testing.assert_close(program.module()(torch.ones(2, 1, 3))[0], exported.module()(torch.ones(2, 1, 3))[0])
 
 
+def test_single_operations_are_kept_whole_where_a_setting_of_torch_is_another() -> None:
+    class Settings(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = torch.ones(4, 4)
+            with torch.no_grad():
+                y = torch.nn.functional.linear(x, weight)
+            with torch.autocast("cpu", torch.bfloat16):
+                return torch.nn.functional.linear(y, weight)
+
+    exported = torch.export.export(Settings(), (torch.randn(3, 4),), strict=False)
+    linear = torch.ops.aten.linear.default
+    assert linear not in [node.target for node in exported.graph.nodes]
+    for wanted, kept in ((True, 2), (False, 0)):
+        program = to_edge(exported, keep_nodes={linear: lambda node, wanted=wanted: wanted})
+        assert targets(program).count("aten.linear.default") == kept
+        torch.testing.assert_close(program.module()(torch.ones(3, 4)), exported.module()(torch.ones(3, 4)))
+
+
 def test_a_decomposition_of_a_kept_kind_of_operation_is_none_of_the_program_s() -> None:
     """Inside `linear`'s own decomposition torch may call operators of kept kinds; these are not kept."""
 

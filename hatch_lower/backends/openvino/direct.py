@@ -38,6 +38,10 @@ class Direct:
         return result.outputs()
 
 
+def write_copy(opset: Opset, value: Value) -> Value:
+    return opset.convert(value, value.get_element_type())
+
+
 def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
     """Return what writes values to the places in one dimension of a table that an index of a rank names."""
 

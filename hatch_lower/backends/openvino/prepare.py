@@ -18,6 +18,7 @@ from hatch_lower.backends.engine_partitioner import arguments_of
 from hatch_lower.backends.openvino.claims import COUNTING_BACK, DEQUANTISE, DEQUANTISE_CHANNELS, QUANTISE, ROUNDING
 from hatch_lower.backends.openvino.direct import (
     Direct,
+    write_copy,
     write_dequantise,
     write_dequantise_channels,
     write_norm,
@@ -153,9 +154,11 @@ class OpenvinoCopy(PartitionCopy):
         position = self.returned.setdefault(value, len(self.results))
         if position == len(self.results):
             copied = self.values[value]
+            name = f"r{len(self.results)}"
             if order is not None:
-                name = f"r{len(self.results)}"
                 copied = self.graph.create_node("call_function", aten.permute.default, (copied, order), name=name)
+            elif copied.target in COPIES:  # the frontend gives what is copied, and refuses to give a tensor twice
+                copied = self.graph.create_node("call_function", Direct(name, write_copy), (copied,), name=name)
             self.results.append(copied)
         return position if order is None else {"result": position, "permute": inverse(order)}
 
@@ -270,6 +273,8 @@ WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = {
     DEQUANTISE: dequantise,
     DEQUANTISE_CHANNELS: dequantise_channels,
 }
+
+COPIES = frozenset({aten.alias.default, aten.clone.default})
 
 # of their results only the first is that of a composite
 WITH_INDICES = frozenset({aten.native_layer_norm.default, aten.max_pool2d_with_indices.default})

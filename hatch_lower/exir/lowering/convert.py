@@ -28,6 +28,8 @@ from hatch_lower.runtime.torch_private.programs import Verifier, name_after_targ
 KEPT = "hatch_lower_kept"
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what torch calls for attention here
+# where a setting of torch is another
+REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 
 Wanted = Callable[[Node], bool]
 
@@ -41,6 +43,8 @@ def decompose(
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
+    if some and any(node.target in REGIONS for node in all_nodes(program.graph_module)):
+        program = program.run_decompositions({})  # their operations are among the others then, and can be asked about
     born: set[OpOverload] = set()
     decomposed = decompose_unwanted(program, table, some, born)
     if born:

@@ -133,6 +133,11 @@ def views_of_results(self: Program, x: Tensor) -> object:
     return result, result.view(-1), result[0], result.t()
 
 
+def copies_of_results(self: Program, x: Tensor) -> object:
+    result = x * 2
+    return result, result.clone(), result.t().clone(memory_format=torch.contiguous_format)
+
+
 def constants_returned(self: Program, x: Tensor) -> object:
     return self.scale, x * self.scale, self.scale.view(-1)
 
@@ -182,4 +187,5 @@ def value_cases() -> Iterator[Case]:
     )
     yield Case("aliases/views of inputs", plain(lambda self, x: (x.view(-1), x.t(), x[0], torch.sin(x))), one)
     yield Case("aliases/views of results", plain(views_of_results), one)
+    yield Case("aliases/copies of results", plain(copies_of_results), one)
     yield Case("aliases/constants returned", weighted(constants_returned, scale=(2, 3)), one)
