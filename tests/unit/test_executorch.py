@@ -46,6 +46,7 @@ from hatch_lower.pipeline.emit.constants_file import NamedStorage, write_constan
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob, Place
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 pytest.importorskip("executorch")
 
@@ -638,6 +639,25 @@ def test_partitioning_is_linear() -> None:
     assert large < 4.2 * small
 
 
+@pytest.mark.parametrize(
+    ("module", "x", "finite", "left"),
+    [
+        (nn.Linear(4, 4).double(), torch.ones(2, 4).double(), True, "permute addmm"),
+        (nn.Linear(4, 4), torch.ones(1, 1, 1, 1, 1, 2, 4), True, "view permute addmm view"),
+        (Module(lambda self, x: nn.functional.linear(x, x)), torch.ones(4, 4), True, "permute mm"),
+        (nn.Hardswish(), torch.ones(2, 4), False, ""),
+        (nn.PReLU(), torch.ones(2, 4), True, "gt where"),
+        (nn.MaxPool2d(2), torch.ones(3, 8, 8), True, "max_pool2d_with_indices"),
+    ],
+)
+def test_what_xnnpack_will_not_take_is_not_kept_whole_for_it(
+    module: nn.Module, x: Tensor, finite: bool, left: str
+) -> None:
+    lowered = lower_model(module, x, options={"finite-only": finite})  # this refuses what is whole and in no partition
+    targets = [torch_operator(node.target) for node in lowered.exported_program().graph.nodes]
+    assert [base_name(target) for target in targets if isinstance(target, OpOverload)] == left.split()
+
+
 def test_asking_restricts_no_size() -> None:
     program = export(Net(), torch.ones(3, 8), dynamic_shapes=ROWS)
     (x,) = [node for node in program.graph.find_nodes(op="placeholder") if node.name == "x"]
@@ -851,6 +871,7 @@ import json, sys, torch, warnings
 from pathlib import Path
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.runtime.delegates import DelegateBlob, Place
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 info = json.loads(sys.argv[2])
 found = []
 def load(threads):

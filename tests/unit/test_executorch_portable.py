@@ -56,6 +56,20 @@ def reasons(program: ExportedProgram, options: dict[str, Any] = PORTABLE) -> dic
     return {names[name]: reason for name, reason in partitioner.partition(edge).reasons.items()}
 
 
+def test_numbers_beside_integers_without_dimensions_keep_their_type(tmp_path: Path) -> None:
+    def calls(x: Tensor) -> tuple[Tensor, ...]:
+        return x * 2, x + 2, 2 - x, x // 2, torch.addcmul(x, x, x), x / 2, x * 2.5, x == 7
+
+    lowered = lower(lambda x, y: (*calls(x), *calls(y)), *(args := tuple(map(integer, (7, 9)))))
+    assert len(get_lowered_backend_modules(lowered.exported_program().graph_module)) == 1
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(*args)
+    torch.testing.assert_close(tuple(results), (*calls(args[0]), *calls(args[1])), rtol=0, atol=0)
+
+
+def integer(number: int) -> Tensor:
+    return torch.tensor(number, dtype=torch.uint8 if number == 7 else torch.int32)
+
+
 def test_a_pool_that_xnnpack_lacks_cuts_no_partition(tmp_path: Path) -> None:
     """Nor does an operator that is not core ATen, a batch that may be empty, or any call that its kernel can do."""
 

@@ -15,7 +15,7 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
-from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, xnnpack_partitioner
+from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
@@ -23,9 +23,10 @@ from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import Ke
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-VERSION = "8"
+VERSION = "9"
 
 # the first that none of this has been tried with
 LIMIT = "1.6"
@@ -136,7 +137,8 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
                 for config in xnnpack_partitioner(integers=False, finite=True).target_partitioner_configs.values()
             }
         kept = [op for op in originals if op is not None and str(op) not in self.options.exclude]
-        return sorted(kept, key=str), None
+        constants = {node.name for node in constant_placeholders(ep)}
+        return sorted(kept, key=str), lambda node: not why_not_whole(node, ep, constants, finite=self.options.finite)
 
 
 def required_to_run(version: str) -> str:

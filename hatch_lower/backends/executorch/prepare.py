@@ -29,13 +29,12 @@ from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.runtime.torch_private import trees
-from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import Verifier
 
 CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
 
-# Their second operand may be a Python number. Of an integer ExecuTorch makes a tensor of integers, and XNNPACK takes no
-# numbers: so they become operators of tensors.
+# their second operand may be a Python number
 BINARY: Mapping[str, OpOverload] = {
     f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
     for name in ("add", "div", "mul", "sub")
@@ -107,25 +106,27 @@ class ExecutorchCopy(PartitionCopy):
         self.copies[node] = [self.values[node], *(self.add_constant(tensor.clone()) for _ in users[1:])]
 
     def add_numbers(self) -> None:
-        # XNNPACK has no operators of numbers: they become tensors in the dtype of the other operand
+        # XNNPACK has no operators of numbers: they become tensors in the dtype of the result. Of a number ExecuTorch
+        # makes 64 bits, which decide the dtype beside a tensor without dimensions.
         for node in self.program.graph.nodes:
-            key = number_operand(node)
-            if key is None or key in self.numbers:
-                continue
-            self.numbers[key] = self.add_constant(torch.tensor(node.args[1], dtype=key[0]))
+            for place, key in number_operands(node).items():
+                if key not in self.numbers:
+                    self.numbers[key] = self.add_constant(torch.tensor(node.args[place]).to(key[0]))
 
     def write_operation(self, node: Node, index: int) -> Node:
         # under the name that it has, for ExecuTorch's debug maps lead back to it
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
-        number = number_operand(node)
+        numbers = number_operands(node)
         if str(target) in SHAPED and keeps_shape(node):
             target, args, kwargs = torch.ops.aten.clone.default, (node.args[0],), {}
         elif str(target) in SHAPED and (shape := new_shape(node)) is not None:
             # its inputs may lie otherwise here than where the model was traced
             target, args, kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
-        elif number is not None:
-            target, args = BINARY[str(target)], (node.args[0], self.numbers[number], *node.args[2:])
+        elif numbers:
+            target = BINARY.get(str(target), target)
+            operands = (self.numbers[numbers[place]] if place in numbers else node.args[place] for place in range(2))
+            args = (*operands, *node.args[2:])
         for source in node.all_input_nodes:
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
@@ -199,14 +200,23 @@ def is_outside(size: int) -> bool:
     return size > 0 and size % CONSTANT_ALIGNMENT == 0
 
 
-def number_operand(node: Node) -> tuple[Any, str] | None:
-    """Return the dtype and text of a Python number that is an operation's second operand."""
-    if node.op != "call_function" or str(torch_operator(node.target)) not in BINARY or len(node.args) < 2:
-        return None
-    number, value = node.args[1], node.meta.get("val")
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not isinstance(value, torch.Tensor):
-        return None
-    return (value.dtype, repr(number)) if value.dtype.is_floating_point else None
+def number_operands(node: Node) -> dict[int, tuple[Any, str]]:
+    """Return the dtype and text of each Python number among an operation's two operands, by its place."""
+    target, value = torch_operator(node.target), node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
+        return {}
+    if str(target) not in BINARY and not takes_tensors(target):
+        return {}
+    kinds = (int, float) if value.dtype.is_floating_point else (int,)
+    return {
+        place: (value.dtype, repr(number)) for place, number in enumerate(node.args[:2]) if type(number) in kinds
+    }
+
+
+def takes_tensors(target: object) -> bool:
+    """Return whether both operands of an operator are tensors, for which torch takes Python numbers, too."""
+    operands = schema_of(target).arguments[:2] if isinstance(target, OpOverload) else []
+    return [str(operand.type) for operand in operands] == ["Tensor"] * 2
 
 
 def full_arguments(node: Node) -> tuple[Any, ...]:

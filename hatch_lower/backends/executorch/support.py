@@ -76,6 +76,7 @@ IDLE = aten_names(
 
 FLOATS = frozenset({torch.float32})
 LARGEST_RANK = 6  # of XNNPACK's tensors
+OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # which it has of four dimensions only
 OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
@@ -248,6 +249,14 @@ def name_in_form(copy: Node) -> str:
     return ".".join(str(getattr(copy.target, "__name__", copy.target)).split(".")[-2:])
 
 
+def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, finite: bool) -> str:
+    """Return why XNNPACK will not take an operation of an exported program, whatever is around it."""
+    weight = named_arguments(node).get("weight")
+    if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
+        return f"its weight `{weight.name}` is no constant"
+    return why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
+
+
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     # XNNPACK's rules allow these calls, which fail or give other results
     name = f"aten.{name_in_form(copy)}"
@@ -258,8 +267,7 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK's `{name}` gives other results than eager for large numbers"
     if name == "aten.max.dim":
         return "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"
-    pools = ("aten.avg_pool2d.default", "aten.max_pool2d.default")
-    if name in pools and isinstance(value, torch.Tensor) and value.dim() != 4:
+    if name in OF_IMAGES and isinstance(value, torch.Tensor) and value.dim() != 4:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
         return f"XNNPACK takes `{name}` of tensors with dimensions only"
