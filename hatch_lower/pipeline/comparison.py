@@ -19,6 +19,12 @@ from hatch_lower.runtime.metrics import Measured
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
 from hatch_lower.runtime.torch_private import trees
 
+FAST_PATH_HINT = (
+    "in inference eager takes torch's fast path for layers of transformers, which gives zeros where the input is padded"
+    ", and what is exported does not: make `nn.TransformerEncoder` with `enable_nested_tensor=False`, or call"
+    " `torch.backends.mha.set_fastpath_enabled(False)` in the entry point"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -171,6 +177,8 @@ def verify_method(
     except VerificationError as error:
         drawing = random_operators(method.program)
         if not drawing:
+            if agrees_off_the_fast_path(sides, example):
+                error.hint = FAST_PATH_HINT
             raise
         raise VerificationError(
             "the method draws random numbers, so that it cannot be compared with the eager module",
@@ -246,3 +254,16 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
 def structure_of(value: object) -> str:
     text = str(trees.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def agrees_off_the_fast_path(sides: Sides, case: InputCase) -> bool:
+    if not torch.backends.mha.get_fastpath_enabled():
+        return False
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        sides.compare_two_calls(case)
+    except VerificationError:
+        return False
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    return True

@@ -354,6 +354,16 @@ def test_a_module_in_training_mode_is_told_so() -> None:
     )
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_torchs_fast_path_is_named_where_the_difference_is_its_own(wrong: int) -> None:
+    layer = torch.nn.TransformerEncoderLayer(12, 4, 24, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 1).eval()
+    model = captured(module, torch.randn(2, 3, 12), None, torch.tensor([[False] * 3, [False, True, True]]))
+    error = refuse(model, Lowered(model.methods[0].program.module(), lambda result: result + wrong))
+    assert ("`torch.backends.mha.set_fastpath_enabled(False)`" in error) is (not wrong)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_a_method_that_draws_random_numbers_is_told_so() -> None:
     module = Function(lambda x: x + torch.rand_like(x))
     model = captured(module, torch.ones(64))

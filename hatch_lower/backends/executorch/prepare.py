@@ -208,9 +208,7 @@ def number_operands(node: Node) -> dict[int, tuple[Any, str]]:
     if str(target) not in BINARY and not takes_tensors(target):
         return {}
     kinds = (int, float) if value.dtype.is_floating_point else (int,)
-    return {
-        place: (value.dtype, repr(number)) for place, number in enumerate(node.args[:2]) if type(number) in kinds
-    }
+    return {place: (value.dtype, repr(number)) for place, number in enumerate(node.args[:2]) if type(number) in kinds}
 
 
 def takes_tensors(target: object) -> bool:
