@@ -23,7 +23,7 @@ from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, message_of, trim, user_line
 from hatch_lower.pipeline.parameters import dimension_names, positional_names
 from hatch_lower.pipeline.tensor_checks import (
-    check_devices,
+    check_memory,
     check_no_fakes,
     check_unchanged,
     share_tensors,
@@ -73,7 +73,7 @@ def capture_model(
     methods: Mapping[str, ExportedProgram | Method] = exports if isinstance(exports, dict) else exports.methods
     check_method_names(name, methods)
     if module is not None:
-        check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+        check_memory(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
     captured = []
     attributes = {}
     for method, declared in methods.items():
@@ -108,7 +108,7 @@ def capture_method(
     model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
 ) -> CapturedMethod:
     args, kwargs = separate(tuple(declared.args), dict(declared.kwargs))
-    check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
+    check_memory(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
     call = method_of(model, name, module, attribute)
     exported = module_to_export(module, call, attribute)
@@ -223,7 +223,7 @@ def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
 
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
-    check_devices(model, name, {**program.state_dict, **tensors_of(program.constants)})
+    check_memory(model, name, {**program.state_dict, **tensors_of(program.constants)})
     program = with_plain_tensors(program)
     examples = program.example_inputs
     if examples is None and examples_needed:
@@ -235,7 +235,7 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
         )
     args, kwargs = examples if examples is not None else ((), {})
     tensors = tensors_of({"args": args, "kwargs": kwargs})
-    check_devices(model, name, tensors)
+    check_memory(model, name, tensors)
     if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
         raise CaptureError(
             "one tensor stands twice among the example inputs of the exported program; of two inputs that are one"

@@ -14,12 +14,22 @@ from hatch_lower.runtime.torch_private.programs import FakeTensor
 from hatch_lower.runtime.torch_private.tensors import own_tensors, version_of
 
 
-def check_devices(model: str, method: str, tensors: Mapping[str, object]) -> None:
+def check_memory(model: str, method: str, tensors: Mapping[str, object]) -> None:
+    """Refuse tensors that do not lie in the CPU's memory, element by element."""
+    where = f"model `{model}`, method `{method}`" if method else f"model `{model}`"
     for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"`{name}` has the layout `{tensor.layout}`; models are lowered with dense tensors",
+                where=where,
+                hint="make it dense: `.to_dense()`, or multiply by its indices and values, as two tensors, yourself",
+            )
+        if tensor.device.type != "cpu":
             raise CaptureError(
                 f"`{name}` is on the device `{tensor.device}`; models are lowered on the CPU",
-                where=f"model `{model}`, method `{method}`" if method else f"model `{model}`",
+                where=where,
                 hint="load the weights before exporting, `to_empty` alone leaves them unset"
                 if tensor.device.type == "meta"
                 else "move the module and its example inputs: `.cpu()`",

@@ -440,6 +440,17 @@ def test_a_module_that_was_never_given_memory() -> None:
     )
 
 
+def test_a_sparse_buffer_and_a_sparse_input() -> None:
+    net = Net()
+    net.register_buffer("adjacency", torch.eye(3).to_sparse())
+    assert refuse(net, forward=Method((PAIR,))) == (
+        "`adjacency` has the layout `torch.sparse_coo`; models are lowered with dense tensors\n"
+        "  where: model `net`\n"
+        "  to do: make it dense: `.to_dense()`, or multiply by its indices and values, as two tensors, yourself"
+    )
+    assert refuse(Net(), forward=Method((torch.eye(3).to_sparse(),))).startswith("`args[0]` has the layout")
+
+
 def test_example_inputs_without_memory() -> None:
     message = refuse(Net(), forward=Method(((PAIR, {"b": PAIR.to("meta")}),)))
     assert message.startswith("`args[0][1]['b']` is on the device `meta`; models are lowered on the CPU\n")
