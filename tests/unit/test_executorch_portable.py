@@ -16,6 +16,7 @@ import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.portable import NAN_LOSING
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.capture._config import EdgeCompileConfig
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
@@ -68,6 +69,29 @@ def test_numbers_beside_integers_without_dimensions_keep_their_type(tmp_path: Pa
 
 def integer(number: int) -> Tensor:
     return torch.tensor(number, dtype=torch.uint8 if number == 7 else torch.int32)
+
+
+def test_calls_whose_kernels_give_fixed_sizes_are_left_where_sizes_are_dynamic(tmp_path: Path) -> None:
+    def calls(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.empty(x.shape).copy_(x),
+            functional.interpolate(x[None], (3, 3), mode="bilinear", antialias=True),
+            y[..., None] * 2,
+        )
+
+    sizes: Any = {"args": ({0: Dim("batch", max=8)}, {0: Dim("rows", max=8), 1: Dim("columns", max=8)})}
+    args = torch.randn(2, 3, 6), torch.randn(2, 3)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(Module(calls), args, dynamic_shapes=sizes),
+        partitioner=[ExecutorchBackend.partitioner(PORTABLE)],
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
+    ).to_executorch()
+    left = {why for why in lowered.reasons["forward"].values() if why.startswith("ExecuTorch's kernel")}
+    assert {why.split("`")[1] for why in left} == {"aten._upsample_bilinear2d_aa.default", "aten.empty.memory_format"}
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for batch, rows in ((1, 1), (8, 7)):
+        args = torch.randn(batch, 3, 6), torch.randn(rows, 8)
+        torch.testing.assert_close(tuple(model(*args)), calls(*args))
 
 
 def test_a_pool_that_xnnpack_lacks_cuts_no_partition(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
 # Their kernels end the process where a tensor has no elements.
 NEVER_EMPTY = aten_names("amax.default amin.default")
 
+# Their kernels give an error where a result is smaller than the memory that was reserved for it.
+NEVER_DYNAMIC = aten_names("_upsample_bilinear2d_aa.default empty.memory_format")
+
 # Their kernels give an error for a tensor without dimensions, or end the process.
 NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
 
@@ -100,6 +103,8 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
         return f"{kernel} counts no dimension from the end"
     if name == "aten.constant_pad_nd.default" and any(isinstance(size, int) and size < 0 for size in given["pad"]):
         return f"{kernel} adds elements only, and takes none away"
+    if name in NEVER_DYNAMIC and not all(isinstance(size, int) for size in node.meta["val"].shape):
+        return f"{kernel} gives no size that is known at run time only"
     tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
     if name == "aten.cat.default" and len({tensor.dtype for tensor in tensors}) > 1:
         return f"{kernel} takes tensors of one type only"

@@ -77,6 +77,7 @@ IDLE = aten_names(
 FLOATS = frozenset({torch.float32})
 LARGEST_RANK = 6  # of XNNPACK's tensors
 OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # which it has of four dimensions only
+RESHAPED = aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # which it writes as a reshape
 OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
@@ -271,6 +272,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
         return f"XNNPACK takes `{name}` of tensors with dimensions only"
+    if name in RESHAPED and sum(not isinstance(size, int) for size in copy.meta["val"].shape) > 1:
+        return f"XNNPACK's `{name}` gives one size at most that is known at run time only"
     if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
         return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
