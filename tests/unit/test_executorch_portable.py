@@ -72,15 +72,16 @@ def integer(number: int) -> Tensor:
 
 
 def test_calls_whose_kernels_give_fixed_sizes_are_left_where_sizes_are_dynamic(tmp_path: Path) -> None:
-    def calls(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (
-            torch.empty(x.shape).copy_(x),
-            functional.interpolate(x[None], (3, 3), mode="bilinear", antialias=True),
-            y[..., None] * 2,
-        )
+    """And XNNPACK's own, which makes images of rows by a reshape, are done without it."""
+    weight = torch.randn(2, 1, 3)
 
-    sizes: Any = {"args": ({0: Dim("batch", max=8)}, {0: Dim("rows", max=8), 1: Dim("columns", max=8)})}
-    args = torch.randn(2, 3, 6), torch.randn(2, 3)
+    def calls(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        smaller = functional.interpolate(x[None], (3, 3), mode="bilinear", antialias=True)
+        rows = functional.batch_norm(functional.conv1d(y[:, None], weight), torch.zeros(2), torch.ones(2))
+        return torch.empty(x.shape).copy_(x), smaller, rows
+
+    sizes: Any = {"args": ({0: Dim("batch", max=8)}, {0: Dim("rows", max=8), 1: Dim("columns", min=4, max=8)})}
+    args = torch.randn(2, 3, 6), torch.randn(2, 5)
     lowered = to_edge_transform_and_lower(
         torch.export.export(Module(calls), args, dynamic_shapes=sizes),
         partitioner=[ExecutorchBackend.partitioner(PORTABLE)],
