@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch._higher_order_ops import map as torch_map
 from torch._higher_order_ops import scan, while_loop
+from torch.fx import Node
 from torch.fx.node import _get_qualified_name
 from torch.library import Library
 from torchgen.model import SchemaKind
 
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, LibraryError, _DialectNamespace, _Ops, edge_overload, ops
 from hatch_lower.exir.dialects.edge.op.api import VariantError, VariantKindError, to_variant
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import graph_modules, oldest_ancestor
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.passes.debug_handle_generator_pass import generate_missing_debug_handles
 
@@ -255,22 +256,32 @@ def test_operations_that_decompositions_call_are_kept_as_the_program_s_own() -> 
     torch.testing.assert_close(program.module()(torch.ones(2, 1, 3))[0], exported.module()(torch.ones(2, 1, 3))[0])
 
 
-def test_single_operations_are_kept_whole_where_a_setting_of_torch_is_another() -> None:
-    class Settings(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight = torch.ones(4, 4)
-            with torch.no_grad():
-                y = torch.nn.functional.linear(x, weight)
-            with torch.autocast("cpu", torch.bfloat16):
-                return torch.nn.functional.linear(y, weight)
+class Settings(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.ones(4, 4)
+        with torch.no_grad():
+            y = torch.nn.functional.linear(x, weight)
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.linear(y, weight)
 
+
+def test_operations_keep_their_lines_and_stay_whole_where_a_setting_of_torch_is_another() -> None:
     exported = torch.export.export(Settings(), (torch.randn(3, 4),), strict=False)
+    code = exported.graph_module.code
     linear = torch.ops.aten.linear.default
     assert linear not in [node.target for node in exported.graph.nodes]
     for wanted, kept in ((True, 2), (False, 0)):
         program = to_edge(exported, keep_nodes={linear: lambda node, wanted=wanted: wanted})
         assert targets(program).count("aten.linear.default") == kept
         torch.testing.assert_close(program.module()(torch.ones(3, 4)), exported.module()(torch.ones(3, 4)))
+        traces = [node.meta["stack_trace"].splitlines() for node in program.graph.nodes if "linear" in ancestor(node)]
+        assert {trace[-1].split()[0] for trace in traces} == {"y", "return"}, "the lines of `forward`"
+    assert exported.graph_module.code == code, "the given program is left alone"
+
+
+def ancestor(node: Node) -> str:
+    oldest = oldest_ancestor(node) if node.op == "call_function" else None
+    return oldest.target if oldest is not None else ""
 
 
 def test_a_decomposition_of_a_kept_kind_of_operation_is_none_of_the_program_s() -> None:

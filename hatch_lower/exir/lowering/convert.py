@@ -12,13 +12,20 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
-from torch.fx.traceback import get_current_meta
+from torch.fx.traceback import get_current_meta, set_current_meta
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects._ops import edge_overload, torch_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import named_after, output_pairs
-from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
+from hatch_lower.exir.graph.surgery import (
+    all_nodes,
+    attribute_of,
+    copy_program,
+    graph_modules,
+    oldest_ancestor,
+    rebuild_program,
+)
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.effects import remove_tokens
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
@@ -38,13 +45,12 @@ def decompose(
     program: ExportedProgram, keep: Sequence[OpOverload], keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({})
 ) -> ExportedProgram:
     """Return `program` in core ATen ops, functional, with the ops of `keep`, and operations of `keep_nodes`, whole."""
+    program = without_regions(program)
     table: Any = default_decompositions()
     table[ATTENTION] = decompose_attention
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
-    if some and any(node.target in REGIONS for node in all_nodes(program.graph_module)):
-        program = program.run_decompositions({})  # their operations are among the others then, and can be asked about
     born: set[OpOverload] = set()
     decomposed = decompose_unwanted(program, table, some, born)
     if born:
@@ -54,6 +60,49 @@ def decompose(
         )
         decomposed = decompose_unwanted(program, table, some, set())
     return decomposed
+
+
+def without_regions(program: ExportedProgram) -> ExportedProgram:
+    """Return a program in which the operations of `REGIONS` are among the others, with the casts of autocast."""
+    modules = [
+        attribute_of(program.graph_module, str(source.target))
+        for node in all_nodes(program.graph_module)
+        if node.target in REGIONS
+        for source in node.all_input_nodes
+        if source.op == "get_attr"
+    ]
+    regions = [module for module in modules if isinstance(module, GraphModule)]
+    if not regions:
+        return program
+    targets = {node: node.target for region in regions for node in region.graph.nodes if node.op == "call_function"}
+    try:
+        for node in targets:
+            node.target = Traced(node)
+        for region in regions:
+            region.recompile()
+        inlined: ExportedProgram = program.run_decompositions({})
+        return inlined
+    finally:
+        for node, target in targets.items():
+            node.target = target
+        for region in regions:
+            region.recompile()
+
+
+class Traced:
+    """Stands for the operator of a node in a region, of which torch would keep no line and no module otherwise."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._operator: Any = node.target
+        self.__name__ = "traced"  # torch generates code of it
+
+    def __str__(self) -> str:
+        return str(self._operator)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        with set_current_meta(self._node):
+            return self._operator(*args, **kwargs)
 
 
 def decompose_attention(

@@ -12,7 +12,7 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes
-from hatch_lower.exir.lowering.convert import Wanted
+from hatch_lower.exir.lowering.convert import Wanted, without_regions
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
@@ -39,7 +39,7 @@ class Wishes(Frozen):
     def of(cls, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> Wishes:
         """Ask each partitioner once, all before anything is decomposed."""
         if partitioners:
-            program = functional(program)
+            program = functional(without_regions(program))
         answers = [
             (type(partitioner).__name__, partitioner.ops_to_not_decompose(program)) for partitioner in partitioners
         ]
