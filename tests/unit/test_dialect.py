@@ -279,6 +279,19 @@ def test_operations_keep_their_lines_and_stay_whole_where_a_setting_of_torch_is_
     assert exported.graph_module.code == code, "the given program is left alone"
 
 
+def test_a_setting_of_torch_may_be_another_in_a_branch_and_inside_another() -> None:
+    class Nested(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+                y = Settings()(x)
+            return torch.cond(y.sum() > 0, Settings(), lambda x: x.to(torch.bfloat16), (x,))
+
+    exported = torch.export.export(Nested(), (torch.ones(3, 4),), strict=False)
+    program = to_edge(exported, keep_nodes={torch.ops.aten.linear.default: lambda node: True})
+    assert [targets(program).count("aten.linear.default"), len(list(graph_modules(program.graph_module)))] == [4, 3]
+    torch.testing.assert_close(program.module()(torch.ones(3, 4)), exported.module()(torch.ones(3, 4)))
+
+
 def ancestor(node: Node) -> str:
     oldest = oldest_ancestor(node) if node.op == "call_function" else None
     return oldest.target if oldest is not None else ""

@@ -64,14 +64,15 @@ def decompose(
 
 def without_regions(program: ExportedProgram) -> ExportedProgram:
     """Return a program in which the operations of `REGIONS` are among the others, with the casts of autocast."""
-    modules = [
-        attribute_of(program.graph_module, str(source.target))
-        for node in all_nodes(program.graph_module)
+    attributes = [
+        attribute_of(module, str(source.target))
+        for module in graph_modules(program.graph_module)
+        for node in module.graph.nodes
         if node.target in REGIONS
         for source in node.all_input_nodes
         if source.op == "get_attr"
     ]
-    regions = [module for module in modules if isinstance(module, GraphModule)]
+    regions = [attribute for attribute in attributes if isinstance(attribute, GraphModule)]
     if not regions:
         return program
     targets = {node: node.target for region in regions for node in region.graph.nodes if node.op == "call_function"}
