@@ -111,7 +111,7 @@ class ExecutorchCopy(PartitionCopy):
         for node in self.program.graph.nodes:
             for place, key in number_operands(node).items():
                 if key not in self.numbers:
-                    self.numbers[key] = self.add_constant(torch.tensor(node.args[place]).to(key[0]))
+                    self.numbers[key] = self.add_constant(number_tensor(node.args[place], key[0]))
 
     def write_operation(self, node: Node, index: int) -> Node:
         # under the name that it has, for ExecuTorch's debug maps lead back to it
@@ -209,6 +209,11 @@ def number_operands(node: Node) -> dict[int, tuple[Any, str]]:
         return {}
     kinds = (int, float) if value.dtype.is_floating_point else (int,)
     return {place: (value.dtype, repr(number)) for place, number in enumerate(node.args[:2]) if type(number) in kinds}
+
+
+def number_tensor(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    # an integer beyond the dtype's range wraps, as it does in eager
+    return torch.tensor(number, dtype=dtype if dtype.is_floating_point else torch.int64).to(dtype)
 
 
 def takes_tensors(target: object) -> bool:

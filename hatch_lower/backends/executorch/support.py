@@ -78,7 +78,7 @@ FLOATS = frozenset({torch.float32})
 LARGEST_RANK = 6  # of XNNPACK's tensors
 OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # which it has of four dimensions only
 RESHAPED = aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # which it writes as a reshape
-OF_ROWS = aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # which it has of images too
+OF_ROWS = aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # which it makes images of
 OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
@@ -273,7 +273,7 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
         return f"XNNPACK takes `{name}` of tensors with dimensions only"
-    if name in RESHAPED and sum(not isinstance(size, int) for value in tensors_of(copy) for size in value.shape) > 1:
+    if name in RESHAPED and sum(not isinstance(size, int) for result in tensors_of(copy) for size in result.shape) > 1:
         return f"XNNPACK's `{name}` gives one size at most that is known at run time only"
     if name in OF_ROWS and isinstance(value, torch.Tensor) and is_row(value):
         return f"XNNPACK's `{name}` of one dimension takes one size at most that is known at run time only"
