@@ -926,6 +926,19 @@ def test_averages_and_bounds_between_integers_are_those_of_eager(pool: Any, tmp_
             assert torch.isclose(model(x), net(x), rtol=1e-4, atol=1e-5).float().mean() > 0.98, name
 
 
+def test_a_quotient_is_that_of_eager(tmp_path: Path) -> None:
+    def net(x: Tensor, y: Tensor) -> Any:
+        return torch.floor(x / y), x / y, x / 255
+
+    given = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 1.5e-38, 3.0, 1e30, float("inf"), float("nan")])
+    whole = torch.arange(1.0, 200.0)
+    for name, x, y in (("special", given.view(-1, 1), given), ("whole", whole.view(-1, 1) * whole, whole)):
+        lowered = lower(Call(net), x, y, **{"finite-only": False})
+        assert (len(delegates(lowered)), reasons(lowered)) == (1, {})
+        for found, expected in zip(load(save_program(lowered, tmp_path / name))(x, y), net(x, y), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> None:
     module, inputs = mlp(64)
     net = quantised(module, inputs, xnnpack_quantizer(dynamic=True))

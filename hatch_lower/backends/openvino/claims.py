@@ -127,11 +127,11 @@ TABLES: Mapping[str, str] = {
 COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
 
 # They may give a number where eager gives NaN, the other way round, or order it elsewhere. Few networks do without
-# them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
+# them.
 NAN_LOSING = frozenset(
     overloads(
         """
-        _log_softmax _softmax amax amin argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
+        _log_softmax _softmax amax amin argmax clamp exp hardtanh log_softmax.int max_pool2d
         max_pool2d_with_indices max_pool3d_with_indices maximum minimum relu scaled_dot_product_attention softmax.int
         sort topk upsample_bilinear2d.vec
         """

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
 QUANTISED = b'"FakeQuantize"'
+# OpenVINO's own mark of a division that it does not replace by a product with the reciprocal, which rounds otherwise
+EXACT = "nonconvertable_divide_0"
 
 
 class OpenvinoDelegate(Delegate):
@@ -58,6 +60,9 @@ class OpenvinoDelegate(Delegate):
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
             bind_constants(openvino, model, values)
+            for layer in model.get_ops():
+                if layer.get_type_name() == "Divide":
+                    layer.get_rt_info()[EXACT] = True
             compiled = core.compile_model(model, info.device, {**settings(info), **more})
         except RuntimeError as error:
             raise ProgramError(
