@@ -14,6 +14,7 @@ from hatch_lower.backends.openvino.claims import (
     AVERAGES,
     FLOATING,
     INDICES,
+    MULTIPLY_INTEGERS,
     NORM,
     POOLS,
     REDUCING_ALL,
@@ -21,6 +22,7 @@ from hatch_lower.backends.openvino.claims import (
     VARIANCE,
 )
 from hatch_lower.backends.openvino.lookups import lookup, nodes_in, points_of
+from hatch_lower.backends.openvino.quantised import becomes_integers, why_not_product
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -55,10 +57,12 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return why_not_windows(given)
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
+    if name == MULTIPLY_INTEGERS:
+        return why_not_product(node)
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        if before != after and after not in FLOATING:
+        if before != after and after not in FLOATING and not becomes_integers(node):
             return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
     return ""
 

@@ -18,6 +18,7 @@ FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
 NUMBERS = FLOATING | {torch.int32}
 CONDITIONS = frozenset({"condition", "attn_mask"})
+SCALES = frozenset({"scale"})
 INDICES = frozenset({torch.int32, torch.int64})
 QUANTISED = frozenset({torch.uint8, torch.int8})
 STORED = NUMBERS | BOOLEAN | QUANTISED
@@ -51,6 +52,11 @@ def listed(names: str, claim: Claim) -> dict[str, Claim]:
 QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
 DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
 DEQUANTISE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
+# with a scale that follows from the numbers of a call
+CHOOSE = "quantized_decomposed.choose_qparams.tensor"
+QUANTISE_CHOSEN = "quantized_decomposed.quantize_per_tensor.tensor"
+DEQUANTISE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
+MULTIPLY_INTEGERS = "aten._int_mm.default"
 
 # by the name of an overload; a test compares each of them with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
@@ -107,7 +113,14 @@ CLAIMS: Mapping[str, Claim] = {
     DEQUANTISE: Claim(FLOATING | QUANTISED),
     # zero points count steps of a table of 256
     DEQUANTISE_CHANNELS: Claim(FLOATING | QUANTISED, indices=("zero_points",), constants=("scales", "zero_points")),
+    CHOOSE: Claim(FLOATING | {torch.float64}, indices=("result",)),
+    QUANTISE_CHOSEN: Claim(FLOATING | QUANTISED, indices=("zero_point",)),
+    DEQUANTISE_CHOSEN: Claim(FLOATING | QUANTISED, indices=("zero_point",)),
+    MULTIPLY_INTEGERS: Claim(frozenset({torch.int8, torch.int32})),
 }
+
+# beside float32 their other operand may be an 8-bit integer
+PROMOTING = frozenset(overloads("add.Tensor mul.Tensor sub.Tensor"))
 
 # the result has each element of their first input, and no other
 KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze.dims unsqueeze view"))
@@ -136,7 +149,7 @@ NAN_LOSING = frozenset(
         sort topk upsample_bilinear2d.vec
         """
     )
-) | {QUANTISE}
+) | {QUANTISE, CHOOSE, QUANTISE_CHOSEN}
 
 # Where a model is quantised, OpenVINO computes these in 8-bit integers too, and rounds what eager does not.
 ROUNDING = frozenset(
@@ -150,6 +163,7 @@ ROUNDING = frozenset(
 
 # the argument of a product that OpenVINO packs, if it is a constant
 WEIGHTS: Mapping[str, str] = {
+    MULTIPLY_INTEGERS: "mat2",
     "aten.addmm.default": "mat2",
     "aten.bmm.default": "mat2",
     "aten.conv1d.default": "weight",

@@ -160,5 +160,50 @@ def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Value]:
     return write
 
 
+def write_choice(rank: int, least: int, greatest: int, eps: float) -> Callable[..., Value]:
+    """Return what gives the scale and the zero point that spread integers over the numbers of a tensor, and zero."""
+
+    def write(opset: Opset, value: Value) -> Value:
+        axes = opset.constant(list(range(rank)), dtype="int64")
+        bottom = opset.minimum(opset.reduce_min(value, axes), number(opset, 0))
+        top = opset.maximum(opset.reduce_max(value, axes), number(opset, 0))
+        scale = opset.divide(opset.subtract(top, bottom), number(opset, greatest - least))
+        scale = opset.maximum(scale, number(opset, eps))
+        below = opset.round(opset.divide(bottom, scale), "half_to_even")
+        zero_point = opset.clamp(opset.subtract(number(opset, least), below), least, greatest)
+        first = opset.constant(0, dtype="int64")
+        return opset.concat([opset.unsqueeze(found, first) for found in (scale, zero_point)], 0)
+
+    return write
+
+
+def write_part(place: int) -> Callable[..., Value]:
+    """Return what gives the scale (0) or the zero point (1) of a choice."""
+
+    def write(opset: Opset, choice: Value) -> Value:
+        return opset.gather(choice, opset.constant([place], dtype="int64"), opset.constant(0, dtype="int64"))
+
+    return write
+
+
+def write_quantise_chosen(least: int, greatest: int, dtype: str) -> Callable[..., Value]:
+    def write(opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+        inverse = opset.divide(number(opset, 1), scale)
+        steps = opset.round(opset.multiply(value, inverse), "half_to_even")
+        return opset.convert(opset.clamp(opset.add(steps, zero_point), least, greatest), dtype)
+
+    return write
+
+
+def write_dequantise_chosen(opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+    return opset.multiply(opset.subtract(opset.convert(value, "f32"), zero_point), scale)
+
+
+def write_product(opset: Opset, left: Value, right: Value) -> Value:
+    # a product of integers would have their type
+    product = opset.matmul(opset.convert(left, "f32"), opset.convert(right, "f32"), False, False)
+    return opset.convert(product, "i32")
+
+
 def number(opset: Opset, value: float) -> Value:
     return opset.constant(value, dtype="float32")

@@ -15,20 +15,36 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.openvino.claims import COUNTING_BACK, DEQUANTISE, DEQUANTISE_CHANNELS, QUANTISE, ROUNDING
+from hatch_lower.backends.openvino.claims import (
+    CHOOSE,
+    COUNTING_BACK,
+    DEQUANTISE,
+    DEQUANTISE_CHANNELS,
+    DEQUANTISE_CHOSEN,
+    MULTIPLY_INTEGERS,
+    QUANTISE,
+    QUANTISE_CHOSEN,
+    ROUNDING,
+)
 from hatch_lower.backends.openvino.direct import (
     Direct,
+    write_choice,
     write_copy,
     write_dequantise,
     write_dequantise_channels,
+    write_dequantise_chosen,
     write_norm,
+    write_part,
     write_points,
+    write_product,
     write_quantise,
+    write_quantise_chosen,
     write_slices,
     write_windows,
 )
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, lookups, points_of, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
@@ -100,6 +116,8 @@ class OpenvinoCopy(PartitionCopy):
         elif operator_name(target) in WRITTEN:
             write, sources = WRITTEN[operator_name(target)](node, named_arguments(node))
             target, args, kwargs = Direct(f"n{index}", write), tuple(self.values[source] for source in sources), {}
+        elif target is getitem and operator_name(producer_of(node).target) == CHOOSE:
+            target, args = Direct(f"n{index}", write_part(args[1])), args[:1]
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
@@ -220,11 +238,30 @@ COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
 
 Written = tuple[Callable[..., Any], list[Node]]
 
+INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
+
 
 def quantise(node: Node, given: Mapping[str, Any]) -> Written:
-    dtype = {torch.int8: "i8", torch.uint8: "u8"}[given["dtype"]]
     bounds = given["quant_min"], given["quant_max"]
-    return write_quantise(given["scale"], given["zero_point"], *bounds, dtype), [given["input"]]
+    return write_quantise(given["scale"], given["zero_point"], *bounds, INTEGERS[given["dtype"]]), [given["input"]]
+
+
+def choose(node: Node, given: Mapping[str, Any]) -> Written:
+    rank = given["input"].meta["val"].dim()
+    return write_choice(rank, given["quant_min"], given["quant_max"], given["eps"]), [given["input"]]
+
+
+def quantise_chosen(node: Node, given: Mapping[str, Any]) -> Written:
+    write = write_quantise_chosen(given["quant_min"], given["quant_max"], INTEGERS[given["dtype"]])
+    return write, [given["input"], given["scale"], given["zero_point"]]
+
+
+def dequantise_chosen(node: Node, given: Mapping[str, Any]) -> Written:
+    return write_dequantise_chosen, [given["input"], given["scale"], given["zero_point"]]
+
+
+def product(node: Node, given: Mapping[str, Any]) -> Written:
+    return write_product, [given["self"], given["mat2"]]
 
 
 def dequantise(node: Node, given: Mapping[str, Any]) -> Written:
@@ -269,9 +306,13 @@ WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = {
     "aten.index_put.default": slices,
     "aten.linalg_vector_norm.default": norm,
     "aten.unfold.default": windows,
-    QUANTISE: quantise,
+    CHOOSE: choose,
     DEQUANTISE: dequantise,
     DEQUANTISE_CHANNELS: dequantise_channels,
+    DEQUANTISE_CHOSEN: dequantise_chosen,
+    MULTIPLY_INTEGERS: product,
+    QUANTISE: quantise,
+    QUANTISE_CHOSEN: quantise_chosen,
 }
 
 COPIES = frozenset({aten.alias.default, aten.clone.default})

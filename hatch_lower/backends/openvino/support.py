@@ -14,18 +14,26 @@ from hatch_lower.backends.openvino.calls import why_not_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
     CHOICES,
+    CHOOSE,
     CLAIMS,
     CONDITIONS,
     DEQUANTISE_CHANNELS,
+    DEQUANTISE_CHOSEN,
+    FLOATING,
     INDICES,
     KEPT_WHOLE,
     NAN_LOSING,
+    PROMOTING,
+    QUANTISE_CHOSEN,
+    QUANTISED,
+    SCALES,
     TABLES,
     WEIGHTS,
     Claim,
 )
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
+from hatch_lower.backends.openvino.quantised import why_not_chosen
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -54,11 +62,16 @@ class Support:
     def why_not(self, node: Node) -> str:
         producer = producer_of(node)
         if producer not in self._known:
-            reason = why_not_operation(producer, self._options, self._ranges, self._indices)
+            reason = self._why_not_operation(producer)
+            if not reason and operator_name(producer.target) in (CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN):
+                reason = why_not_chosen(producer, self._why_not_operation)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses this one turned round"
             self._known[producer] = reason or self._why_not_constants(producer) or self._why_not_indices(producer)
         return self._known[producer]
+
+    def _why_not_operation(self, node: Node) -> str:
+        return why_not_operation(node, self._options, self._ranges, self._indices)
 
     def _why_not_constants(self, node: Node) -> str:
         given = named_arguments(node)
@@ -154,6 +167,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
 def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
     # `passed`: int64 may pass through the call
     dtypes: set[torch.dtype] = set()
+    promoted = False
     for name, given in named_arguments(node).items():
         for source in nodes_in(given):
             if reason := why_not_source(source):
@@ -161,13 +175,18 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
             for tensor in tensors_of(source):
                 if tensor.dtype in INDICES and (passed or name in claim.indices):
                     continue
-                if tensor.dtype is torch.bool and name in CONDITIONS:
+                if (tensor.dtype is torch.bool and name in CONDITIONS) or name in SCALES:
+                    continue
+                if tensor.dtype in QUANTISED and operator_name(node.target) in PROMOTING:
+                    promoted = True
                     continue
                 if tensor.dtype not in claim.takes:
                     return f"`{source.name}` is {dtype_name(tensor.dtype)}{COMPUTED_AS.get(tensor.dtype, '')}"
                 if name not in claim.constants:
                     dtypes.add(tensor.dtype)
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
+    if promoted and dtypes != FLOATING:
+        return "its inputs are 8-bit integers"
     if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
         return "its inputs are of several types"
     return ""
