@@ -293,3 +293,25 @@ def test_an_input_without_elements_may_have_any_strides(tmp_path: Path) -> None:
     given = torch.empty(0, 2, 3, dtype=torch.int64).transpose(1, 2)
     assert given.stride() == (6, 1, 3)
     assert torch.equal(model(given), given)
+
+
+class Sums(nn.Module):
+    def forward(self, *a: Tensor) -> Tensor:  # torch numbers symbols by such names, and chooses by the numbers
+        x, y = a
+        rows, columns = x.shape
+        return (x.unsqueeze(1) + y).view(rows, rows * columns).sin()
+
+
+def test_a_size_that_is_also_the_stride_of_an_input_before_is_a_size(tmp_path: Path) -> None:
+    """torch counts with the stride then, as in transformers whose ids and mask have dynamic sizes."""
+    shape = {0: Dim("rows", min=1, max=8), 1: Dim("columns", min=2, max=8)}
+    program = torch.export.export(Sums(), (torch.randn(3, 5), torch.randn(3, 5)), dynamic_shapes={"a": (shape, shape)})
+    sizes = [node.args for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)]
+    assert [(str(node), dim) for node, dim in sizes] == [("a_0", 0), ("a_1", 1)]
+    lowered = to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(PORTABLE)])
+    made = lowered.to_executorch()
+    assert len(get_lowered_backend_modules(made.exported_program().graph_module)) == 1
+    model = hatch_lower.load(save_program(made, tmp_path / "program"))
+    for rows, columns in ((3, 5), (1, 2), (8, 7)):
+        x, y = torch.randn(rows, columns), torch.randn(rows, columns)
+        torch.testing.assert_close(model(x, y), Sums()(x, y))

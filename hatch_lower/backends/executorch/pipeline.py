@@ -55,7 +55,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
         edge = to_edge_transform_and_lower(
             copied.aten_program(),
-            transform_passes=[without_copies],
+            transform_passes=[without_strides, without_copies],
             partitioner=[xnnpack_partitioner(integers=is_quantised, finite=finite)],
             compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(taken)),
         )
@@ -86,6 +86,18 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     names = names_of(made, plan, graphs)
     handles = copied.instruction_handles(instructions_of(made, names, origins, graphs))
     return Lowered(bytes(made.buffer), handles, weights_of(made, copied), names)
+
+
+def without_strides(module: GraphModule) -> PassResult:
+    """Put sizes in the place of strides that equal them: torch counts with either, the runtime with sizes only."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_stride.int):
+        tensor: Any = node.args[0]
+        sizes = [str(size) for size in tensor.meta["val"].shape]
+        if str(node.meta["val"]) in sizes:
+            node.target = torch.ops.aten.sym_size.int
+            node.args = (tensor, sizes.index(str(node.meta["val"])))
+    module.recompile()
+    return PassResult(module, True)
 
 
 def without_copies(module: GraphModule) -> PassResult:
