@@ -454,6 +454,19 @@ def test_a_tensor_without_dimensions_is_left_where_a_call_names_some(tmp_path: P
 # Sizes, outputs, state.
 
 
+def test_a_weight_of_a_dynamic_size_is_left(tmp_path: Path) -> None:
+    def net(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv1d(x, weight, groups=2).exp()
+
+    shapes = ({}, {2: Dim("width", min=1, max=4)})
+    lowered = lower(Call(net), torch.randn(3, 4, 8), torch.randn(2, 2, 3), shapes=(shapes,))
+    assert set(reasons(lowered).values()) == {"a convolution by a weight of a dynamic size is left"}
+    model = load(save_program(lowered, tmp_path / "program"))
+    for width in (1, 3):
+        x, weight = torch.randn(3, 4, 8), torch.randn(2, 2, width)
+        torch.testing.assert_close(model(x, weight), net(x, weight))
+
+
 def test_sizes_are_symbolic_and_may_be_0(tmp_path: Path) -> None:
     def net(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rows = x.shape[0]

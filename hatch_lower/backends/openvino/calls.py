@@ -20,6 +20,7 @@ from hatch_lower.backends.openvino.claims import (
     REDUCING_ALL,
     TABLES,
     VARIANCE,
+    overloads,
 )
 from hatch_lower.backends.openvino.lookups import lookup, nodes_in, points_of
 from hatch_lower.backends.openvino.quantised import becomes_integers, why_not_product
@@ -28,15 +29,15 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.tensors import dtype_name
 
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
-CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
+CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
 
 def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     given = named_arguments(node)
     if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
         return f"this form of `{name}` has no counterpart"
-    if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
-        return "a convolution without a batch is left"
+    if name in CONVOLUTIONS and (reason := why_not_convolution(given)):
+        return reason
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
@@ -65,6 +66,15 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         if before != after and after not in FLOATING and not becomes_integers(node):
             return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
     return ""
+
+
+def why_not_convolution(given: Mapping[str, Any]) -> str:
+    image, weight = (given[name].meta["val"].shape for name in ("input", "weight"))
+    if len(image) != len(weight):
+        return "a convolution without a batch is left"
+    return (
+        "" if all(isinstance(size, int) for size in weight) else "a convolution by a weight of a dynamic size is left"
+    )
 
 
 def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:
