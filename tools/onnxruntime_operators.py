@@ -53,6 +53,8 @@ TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
 NOT_COMPARED = ("empty", "new_empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "resize", "sym_")
 NOT_TAKEN = ("grid_sampler", "_fft")
 """Operators whose translations are functions for an older operator set, of which a part means something else now."""
+CHOOSING = frozenset({torch.ops.aten.sort.default, torch.ops.aten.topk.default})
+"""Operators for which torch leaves open which one of equal elements they give."""
 
 
 def operators() -> list[OpOverload]:
@@ -117,6 +119,8 @@ class Checker:
             results = [torch.from_numpy(each) for each in pytree.tree_leaves(self.session.run(None, feed))]
         except Exception as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if self.op in CHOOSING and len(results) == len(wanted):
+            wanted, results = (choice(self.op, args, kwargs, each) for each in (wanted, results))
         compared = 1 if self.op in FIRST_ONLY else max(len(wanted), len(results))
         return why_different(results[:compared], wanted[:compared])
 
@@ -146,6 +150,15 @@ def check_special(checker: Checker, args: Any, kwargs: Any, *, floating: bool) -
         if wanted != () and (why := checker.why_different(given, named, wanted)):
             return f"with {'NaN or infinity' if floating else 'extreme or whole numbers'}: {why}"
     return ""
+
+
+def choice(op: OpOverload, args: Any, kwargs: Any, chosen: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what is the same for all choices among equal elements: the elements, and that no place is named twice."""
+    given = {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
+    values, places = chosen
+    dim = given.get("dim", -1)
+    named_twice = (places.sort(dim).values.diff(dim=dim) == 0).any() if places.dim() else torch.tensor(False)
+    return [values, given["self"].gather(dim, places), named_twice]
 
 
 def why_different(results: list[torch.Tensor], expected: list[torch.Tensor]) -> str:

@@ -151,6 +151,7 @@ def selections(dtype: torch.dtype) -> Iterator[Call]:
             for chosen in (aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim):
                 yield chosen, (values, dim), {}
             yield aten.sort.default, (values, dim), {}
+            yield aten.sort.stable, (values,), {"stable": True, "dim": dim}
             yield aten.topk.default, (values, 30, dim), {}
     image = torch.randn(1, 3, 40, 40).to(dtype)
     yield aten.max_pool2d_with_indices.default, (image, [3, 3], [2, 2], [1, 1]), {}

@@ -47,7 +47,7 @@ if find_spec("onnxruntime") is None:
     pytest.skip("ONNX Runtime is not installed", allow_module_level=True)
 
 import onnx
-from onnxruntime_operators import examine, examine_samples, write_table
+from onnxruntime_operators import choice, examine, examine_samples, write_table
 from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
@@ -554,14 +554,39 @@ def test_operators_that_pass_over_nan_at_some_places_are_found_out() -> None:
     assert "float32 > float32" not in operator_table(finite=False)["aten.amax.default"]
 
 
-def test_operators_that_take_another_of_equal_elements_or_lose_the_sign_of_zero_are_found_out() -> None:
+def test_operators_that_lose_the_sign_of_zero_are_found_out() -> None:
     aten = torch.ops.aten
-    numbers = torch.randn(200)
-    calls: list[Call] = [(op, (numbers,), {}) for op in (aten.signbit.default, aten.argmax.default)]
-    found = examine([*calls, (aten.topk.default, (numbers, 30), {})])
-    assert {name for name, _ in found.failures} == {"aten.signbit.default", "aten.topk.default"}
+    found = examine([(op, (torch.randn(200),), {}) for op in (aten.signbit.default, aten.argmax.default)])
+    assert {name for name, _ in found.failures} == {"aten.signbit.default"}
     assert {name for name, _ in found.fitting} == {"aten.argmax.default"}
     assert all("whole numbers" in why for why in found.failures.values())
+
+
+def test_a_choice_among_equal_elements_is_as_good_as_another_and_no_place_is_chosen_twice() -> None:
+    op, args = torch.ops.aten.topk.default, (torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0]), 2)
+
+    def chosen(*places: int) -> list[Tensor]:
+        return choice(op, args, {}, [torch.tensor([3.0, 3.0]), torch.tensor(places)])
+
+    assert all(map(torch.equal, chosen(0, 2), chosen(4, 0)))
+    for wrong in ((0, 0), (0, 3)):
+        assert not all(map(torch.equal, chosen(0, 2), chosen(*wrong)))
+
+
+def test_sorting_is_taken_and_where_it_is_stable_equal_elements_keep_their_order(tmp_path: Path) -> None:
+    module = Apply(
+        lambda x, y: (
+            x.topk(3).indices,
+            x.topk(2, 0, largest=False).values,
+            x.sort(descending=True),
+            *(y.sort(stable=True, dim=dim, descending=dim == 1) for dim in (0, 1)),
+            y.argsort(stable=True),
+        )
+    )
+    x = torch.stack([torch.randperm(40) for _ in range(6)]).float()
+    y = (x % 5).index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(float("nan")))
+    lowered = check(module, tmp_path, (x, y), (-x, -y), (x.flip(1), y.flip(1)), **{"finite-only": False})
+    assert (len(delegates(lowered)), lowered.reasons["forward"]) == (1, {})
 
 
 def test_a_model_of_finite_numbers_may_use_kernels_that_pass_over_nan(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def group_norm(
     return result, mean, op.Identity(mean)
 
 
+def sort_stable(self: TTensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Value:
+    # of equal elements, the one in the lower place is the first
+    shape: Any = self.shape
+    if not shape:
+        return op.Identity(self), op.Constant(value_int=0)
+    place = dim % len(shape)
+    count = op.Shape(self, start=place, end=place + 1)
+    return op.TopK(self, count, axis=place, largest=int(descending))
+
+
 def count_elements(self: Value, axes: Value, like: Value) -> Value:
     return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
 
@@ -139,6 +149,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.mean.dim: mean_dim,
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.pow.Scalar: power_of_number,
+    torch.ops.aten.sort.stable: sort_stable,
     torch.ops.aten.squeeze.dim: squeeze_dim,
     torch.ops.aten.squeeze.dims: squeeze_dims,
     torch.ops.aten.var.correction: variance,
