@@ -15,7 +15,7 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload, ops
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.surgery import rebuild_program
 from hatch_lower.exir.graph.tensors import span_bytes, span_length, tensor_digest, tensor_digests
-from hatch_lower.exir.lowering.convert import to_aten, to_edge
+from hatch_lower.exir.lowering.convert import remove_idle, to_aten, to_edge
 
 pytestmark = pytest.mark.torch
 
@@ -152,6 +152,37 @@ def test_operations_with_effects_stay_in_order_without_tokens() -> None:
     called = [node.args[1] for node in program.graph.nodes if "note" in str(node.target)]
     assert called == ["first", "second", "third", "last"]
     torch.testing.assert_close(program.module()(x), (x + 1, x * 2 - 1))
+
+
+class Idle(torch.nn.Module):
+    """Computes what nothing uses: some products, and what is checked and counted."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (x.expand(2, 3, 4) * 2).sum()
+        torch.linalg.cholesky(x.mm(x.t()))
+        torch._check(x.sum().item() < 1e6)
+        return x + 1
+
+
+def test_operations_that_change_no_result_are_left_out_and_checks_are_not() -> None:
+    exported = torch.export.export(Idle(), (torch.randn(3, 4),))
+    assert "aten.expand.default" in [str(node.target) for node in exported.graph.nodes]
+    program = to_edge(exported)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert "aten.expand.default" not in targets
+    assert {"aten._linalg_check_errors.default", "aten._assert_scalar.default"} <= set(targets)
+    idle = [node for node in program.graph.nodes if node.op == "call_function" and not node.users]
+    assert all(node.meta["val"] is None for node in idle)
+
+
+def test_an_idle_operation_that_draws_random_numbers_stays() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    for op in (torch.ops.aten.relu.default, torch.ops.aten.rand_like.default):
+        graph.call_function(op, (x,)).meta["val"] = torch.empty(2)
+    graph.output((x,))
+    remove_idle(graph)
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [torch.ops.aten.rand_like.default]
 
 
 def test_the_way_back_to_aten() -> None:

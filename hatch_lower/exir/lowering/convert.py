@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.traceback import get_current_meta, set_current_meta
 
 from hatch_lower.errors import EdgeError
@@ -197,21 +197,35 @@ def to_aten(program: ExportedProgram) -> ExportedProgram:
 def replace_targets(module: GraphModule) -> None:
     """Make every torch overload of a decomposed graph an edge operator, in place, named as in ExecuTorch."""
     for inner in graph_modules(module):
-        for node in list(inner.graph.nodes):
-            if node.op != "call_function" or not isinstance(node.target, OpOverload):
-                continue
-            if node.target is torch.ops.aten._assert_tensor_metadata.default:
-                inner.graph.erase_node(node)  # dtypes and devices are known by now
-                continue
-            if moves_nothing(node):
-                node.replace_all_uses_with(node.all_input_nodes[0])
-                inner.graph.erase_node(node)
-                continue
-            if not schema_of(node.target).returns:
-                node.meta["val"] = None
-            node.target = edge_overload(node.target)
-            name_after_target(node)  # `aten_add_tensor`
+        remove_idle(inner.graph)
+        for node in inner.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                if not schema_of(node.target).returns:
+                    node.meta["val"] = None
+                node.target = edge_overload(node.target)
+                name_after_target(node)  # `aten_add_tensor`
         inner.recompile()
+
+
+def remove_idle(graph: Graph) -> None:
+    """Take out operations that change no result: torch exports what a forward computes and does not use."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)  # dtypes and devices are known by now
+        elif node.op == "call_function" and moves_nothing(node):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code(lambda node: node.op != "call_function" or does_more_than_compute(node))
+
+
+def does_more_than_compute(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return getattr(target, "__module__", "") != "_operator"  # of sizes, or `getitem`
+    schema = schema_of(target)
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    binds = bool(node.meta.get("unbacked_bindings"))  # a size, by which others may be counted
+    return target.namespace != "aten" or not schema.returns or schema.is_mutable or random or binds
 
 
 def moves_nothing(node: Node) -> bool:
