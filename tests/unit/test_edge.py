@@ -121,6 +121,31 @@ def test_strides_of_single_places_are_stated_for_callers_only() -> None:
         assert results[1].stride() == expected[1].stride()
 
 
+class Rotated(torch.nn.Module):
+    """Turns the first `count` places of a row, and keeps the others, as a rotary embedding does."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        turned, kept = x[:, : self.count] * 2, x[:, self.count :]
+        joined = torch.cat([turned, kept], 1)
+        return joined.sin(), torch.cat([kept, turned, kept, turned], 1)
+
+
+@pytest.mark.parametrize(("count", "parts"), [(3, [2, 4]), (8, [2]), (0, [2])], ids=["some", "all", "none"])
+def test_parts_without_elements_are_not_joined(count: int, parts: list[int]) -> None:
+    x, rows = torch.randn(2, 8), torch.export.Dim("rows", min=1, max=8)
+    program = to_edge(torch.export.export(Rotated(count), (x,), dynamic_shapes={"x": {0: rows}}))
+    joins = [node for node in program.graph.nodes if str(node.target) == "aten.cat.default"]
+    assert [len(node.args[0]) for node in joins] == parts
+    for given in (x, torch.randn(5, 8)):
+        results, expected = program.module()(given), Rotated(count)(given)
+        torch.testing.assert_close(results, expected)
+        assert [result.stride() for result in results] == [result.stride() for result in expected]
+
+
 @torch.library.custom_op("hatch_lower_tests::note", mutates_args=())
 def note(x: torch.Tensor, name: str) -> torch.Tensor:
     return x - 1

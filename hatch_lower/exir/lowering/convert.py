@@ -210,6 +210,8 @@ def replace_targets(module: GraphModule) -> None:
 def remove_idle(graph: Graph) -> None:
     """Take out operations that change no result: torch exports what a forward computes and does not use."""
     for node in list(graph.nodes):
+        if node.target is torch.ops.aten.cat.default:
+            drop_empty_parts(node)
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)  # dtypes and devices are known by now
         elif node.op == "call_function" and moves_nothing(node):
@@ -228,12 +230,26 @@ def does_more_than_compute(node: Node) -> bool:
     return target.namespace != "aten" or not schema.returns or schema.is_mutable or random or binds
 
 
+def drop_empty_parts(node: Node) -> None:
+    """Leave out what adds nothing to a concatenation, as where a rotary embedding rotates all of a head."""
+    parts: Any = node.args[0]
+    values = [part.meta["val"] for part in parts]
+    full = [
+        part for part, value in zip(parts, values, strict=True) if not any(is_equal(size, 0) for size in value.shape)
+    ]
+    if full and len({value.dtype for value in values}) == 1:
+        node.update_arg(0, full)
+
+
 def moves_nothing(node: Node) -> bool:
-    """Return whether an operation states strides of dimensions of size 1 only, as torch's averages over images do."""
-    source = node.args[0] if node.target is torch.ops.aten.as_strided.default else None
-    if not isinstance(source, Node) or any(user.op == "output" for user in node.users):
+    """Return whether an operation gives what it takes: one part, or strides of dimensions of size 1 only."""
+    # torch's averages over images state such strides
+    parts: Any = node.args[0] if node.target is torch.ops.aten.cat.default else ()
+    if len(parts) != 1 and node.target is not torch.ops.aten.as_strided.default:
         return False
-    before, after = source.meta["val"], node.meta["val"]
+    if any(user.op == "output" for user in node.users):
+        return False
+    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
     if before.dim() != after.dim() or not is_equal(before.storage_offset(), after.storage_offset()):
         return False
     dims = zip(before.shape, after.shape, before.stride(), after.stride(), strict=True)
