@@ -113,6 +113,12 @@ def other_integers(x: Tensor) -> Tensor:
     return ops.dequantize_per_tensor.tensor(x.to(torch.int8), scale, zero_point, *FACTS) + numbers
 
 
+def other_numbers(x: Tensor) -> Tensor:
+    scale, zero_point, _, numbers = chosen(x)
+    steps = ops.quantize_per_tensor.tensor(numbers.exp(), scale, zero_point, *FACTS)
+    return ops.dequantize_per_tensor.tensor(steps, scale, zero_point, *FACTS)
+
+
 @pytest.mark.parametrize(
     ("net", "reason"),
     [
@@ -120,6 +126,7 @@ def other_integers(x: Tensor) -> Tensor:
         (integers_outside, "is used as integers"),
         (two_choices, "its scale is none that `choose_qparams` gives"),
         (other_integers, "has integers that were quantised elsewhere"),
+        (other_numbers, "quantises other numbers than those that its scale was chosen for"),
     ],
 )
 def test_a_scale_that_leaves_its_operations_is_left(net: Any, reason: str, tmp_path: Path) -> None:
@@ -179,7 +186,7 @@ def test_whole_numbers_in_range_become_integers(net: Any, whole: bool, tmp_path:
 
 def test_8_bit_integers_are_added_to_float32_and_not_to_each_other(tmp_path: Path) -> None:
     x, y = torch.randn(3, 4), torch.randint(-128, 127, (3, 4), dtype=torch.int8)
-    program = Call(lambda x, y: ((x + y).exp(), y - x, y + y))
+    program = Call(lambda x, y: ((x + y).exp(), torch.sub(y, x, alpha=2), torch.add(x, y, alpha=100), y + y))
     lowered = lower(program, x, y)
     assert left(lowered) == "its result is int8"
     check(lowered, program, tmp_path, x, y)

@@ -44,9 +44,12 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
             return f"`{member.name}` uses a scale, which OpenVINO has in float32"
         if chooser_of(member) is not chooser:
             return f"`{member.name}` uses a scale and a zero point that were chosen apart"
+        given = named_arguments(member)["input"]
+        if name == QUANTISE_CHOSEN and given is not named_arguments(chooser)["input"]:
+            return f"`{member.name}` quantises other numbers than those that its scale was chosen for"
         if name == QUANTISE_CHOSEN and any(user not in group for user in member.users):
             return f"`{member.name}` is used as integers"
-        if name == DEQUANTISE_CHOSEN and named_arguments(member)["input"] not in group:
+        if name == DEQUANTISE_CHOSEN and given not in group:
             return f"`{member.name}` has integers that were quantised elsewhere"
         if reason := why_not(member):
             return reason if member is node else f"it belongs to `{member.name}`: {reason}"
