@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.pool_units import run_unit
 
+from hatch_lower.build.spread.executors.any import JobExecutor
 from hatch_lower.build.spread.executors.choose import opener
 from hatch_lower.errors import ExecutorError
 
@@ -56,3 +59,35 @@ def test_an_engine_that_is_not_installed(engine: str, library: str, monkeypatch:
 )
 def test_a_factory_that_makes_no_executor(name: str, text: str) -> None:
     assert refusal(name).startswith(f"the factory of the executor `{name}` {text}")
+
+
+class SlowJob:
+    """A job that is over a while after it is cancelled, as one of a cluster is."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.asked = 0
+        self.seen = threading.Event()
+
+    def submit(self, function: Callable[..., object]) -> SlowJob:
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def done(self) -> bool:
+        if self.cancelled:
+            self.asked += 1
+            self.seen.set()
+        return self.asked > 2
+
+    def result(self) -> object:
+        raise RuntimeError("it was cancelled")
+
+
+def test_a_cancelled_job_is_cancelled_once_and_asked_until_it_is_over() -> None:
+    job = SlowJob()
+    executor = JobExecutor(job)
+    assert executor.submit(print).cancel()
+    assert job.seen.wait(60)
+    executor.shutdown()
+    assert (job.cancelled, job.asked) == (1, 3)

@@ -151,7 +151,8 @@ class JobExecutor(Executor):
 
     def __init__(self, jobs: Any) -> None:
         self._jobs = jobs
-        self._running: dict[Future[Any], Any] = {}
+        self._running: dict[Future[Any], Any] = {}  # and those that are cancelled, until their jobs are over
+        self._cancelled: set[Future[Any]] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="jobs", daemon=True)
         self._thread.start()
@@ -166,27 +167,30 @@ class JobExecutor(Executor):
         """Stop asking; jobs that run are cancelled, and have a moment to end."""
         self._closed.set()
         self._thread.join()
-        for job in self._running.values():
-            with contextlib.suppress(Exception):  # it may be over
-                job.cancel()
+        for future in self._running:
+            self._cancel(future)
         deadline = time.monotonic() + END_SECONDS
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and not all(job.done() for job in self._running.values()):
                 time.sleep(ASK_SECONDS)
 
+    def _cancel(self, future: Future[Any]) -> None:
+        if future not in self._cancelled:
+            self._cancelled.add(future)
+            with contextlib.suppress(Exception):  # it may be over
+                self._running[future].cancel()
+
     def _ask(self) -> None:
         while not self._closed.wait(ASK_SECONDS):
             for future, job in self._running.copy().items():
+                if future.cancelled():
+                    self._cancel(future)
                 if is_settled(future, job):
                     del self._running[future]
 
 
 def is_settled(future: Future[Any], job: Any) -> bool:
     """Give a future what its job came to, if that is over."""
-    if future.cancelled():
-        with contextlib.suppress(Exception):
-            job.cancel()
-        return True
     try:
         if not job.done():
             return False
