@@ -454,6 +454,17 @@ def test_a_tensor_without_dimensions_is_left_where_a_call_names_some(tmp_path: P
 # Sizes, outputs, state.
 
 
+def test_an_input_that_no_result_depends_on_is_not_given_to_openvino(tmp_path: Path) -> None:
+    def net(x: Tensor, mask: Tensor, other: Tensor) -> Tensor:
+        (mask & other).to(torch.bool)  # whose dtype torch checks, and nothing else uses it
+        return x.exp()
+
+    given = torch.randn(3, 4), torch.ones(3, 4, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool)
+    lowered = lower(Call(net), *given)
+    assert taken(lowered) == {"aten.exp.default"}
+    torch.testing.assert_close(load(save_program(lowered, tmp_path / "program"))(*given), net(*given))
+
+
 def test_a_weight_of_a_dynamic_size_is_left(tmp_path: Path) -> None:
     def net(x: Tensor, weight: Tensor) -> Tensor:
         return F.conv1d(x, weight, groups=2).exp()

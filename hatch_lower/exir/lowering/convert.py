@@ -35,6 +35,7 @@ from hatch_lower.runtime.torch_private.programs import Verifier, name_after_targ
 KEPT = "hatch_lower_kept"
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what torch calls for attention here
+CHECK_WITH_RESULT = torch.ops.aten._functional_assert_async.msg  # which stands for the order of checks
 # where a setting of torch is another
 REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 
@@ -208,7 +209,7 @@ def replace_targets(module: GraphModule) -> None:
 
 
 def remove_idle(graph: Graph) -> None:
-    """Take out operations that change no result: torch exports what a forward computes and does not use."""
+    """Take out operations that change no result, among them those of which torch only checks the dtype."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.cat.default:
             drop_empty_parts(node)
@@ -224,32 +225,34 @@ def does_more_than_compute(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return getattr(target, "__module__", "") != "_operator"  # of sizes, or `getitem`
-    schema = schema_of(target)
-    random = torch.Tag.nondeterministic_seeded in target.tags
+    checks = not schema_of(target).returns or target is CHECK_WITH_RESULT
     binds = bool(node.meta.get("unbacked_bindings"))  # a size, by which others may be counted
-    return target.namespace != "aten" or not schema.returns or schema.is_mutable or random or binds
+    return checks or binds or target.namespace != "aten" or node.is_impure()
 
 
 def drop_empty_parts(node: Node) -> None:
     """Leave out what adds nothing to a concatenation, as where a rotary embedding rotates all of a head."""
     parts: Any = node.args[0]
     values = [part.meta["val"] for part in parts]
-    full = [
-        part for part, value in zip(parts, values, strict=True) if not any(is_equal(size, 0) for size in value.shape)
-    ]
-    if full and len({value.dtype for value in values}) == 1:
-        node.update_arg(0, full)
+    full = [index for index, value in enumerate(values) if not any(is_equal(size, 0) for size in value.shape)]
+    # the order of the result's dimensions in memory follows from all parts, unless it is the usual one
+    usual = all(lies_in_order(values[index]) for index in full)
+    if full and usual and len({value.dtype for value in values}) == 1:
+        node.update_arg(0, [parts[index] for index in full])
+
+
+def lies_in_order(value: torch.Tensor) -> bool:
+    """Return whether the channels of images certainly do not lie last; without two dimensions more there are none."""
+    strides = value.stride()
+    return len(strides) < 4 or (is_equal(strides[-1], 1) and not is_equal(strides[1], 1))
 
 
 def moves_nothing(node: Node) -> bool:
-    """Return whether an operation gives what it takes: one part, or strides of dimensions of size 1 only."""
-    # torch's averages over images state such strides
-    parts: Any = node.args[0] if node.target is torch.ops.aten.cat.default else ()
-    if len(parts) != 1 and node.target is not torch.ops.aten.as_strided.default:
+    """Return whether an operation states strides of dimensions of size 1 only, as torch's averages over images do."""
+    source = node.args[0] if node.target is torch.ops.aten.as_strided.default else None
+    if not isinstance(source, Node) or any(user.op == "output" for user in node.users):
         return False
-    if any(user.op == "output" for user in node.users):
-        return False
-    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    before, after = source.meta["val"], node.meta["val"]
     if before.dim() != after.dim() or not is_equal(before.storage_offset(), after.storage_offset()):
         return False
     dims = zip(before.shape, after.shape, before.stride(), after.stride(), strict=True)
