@@ -184,6 +184,13 @@ def test_whole_numbers_in_range_become_integers(net: Any, whole: bool, tmp_path:
     check(lowered, program, tmp_path, x)
 
 
+def test_a_number_that_may_be_nan_becomes_no_integer() -> None:
+    program = Call(lambda x: x.round().clamp(-128, 127).to(torch.int8))
+    lowered = lower(program, torch.randn(3, 4), **{"finite-only": False})
+    assert taken(lowered) == [{"aten.round.default"}]
+    assert left(lowered).count("`finite-only` is false") == 2
+
+
 def test_8_bit_integers_are_added_to_float32_and_not_to_each_other(tmp_path: Path) -> None:
     x, y = torch.randn(3, 4), torch.randint(-128, 127, (3, 4), dtype=torch.int8)
     program = Call(lambda x, y: ((x + y).exp(), torch.sub(y, x, alpha=2), torch.add(x, y, alpha=100), y + y))

@@ -23,7 +23,7 @@ from hatch_lower.backends.openvino.claims import (
     overloads,
 )
 from hatch_lower.backends.openvino.lookups import lookup, nodes_in, points_of
-from hatch_lower.backends.openvino.quantised import becomes_integers, why_not_product
+from hatch_lower.backends.openvino.quantised import makes_exact_integers, why_not_product
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -63,7 +63,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        if before != after and after not in FLOATING and not becomes_integers(node):
+        if before != after and after not in FLOATING and not makes_exact_integers(node):
             return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
     return ""
 
@@ -72,9 +72,9 @@ def why_not_convolution(given: Mapping[str, Any]) -> str:
     image, weight = (given[name].meta["val"].shape for name in ("input", "weight"))
     if len(image) != len(weight):
         return "a convolution without a batch is left"
-    return (
-        "" if all(isinstance(size, int) for size in weight) else "a convolution by a weight of a dynamic size is left"
-    )
+    if not all(isinstance(size, int) for size in weight):
+        return "a convolution by a weight of a dynamic size is left"
+    return ""
 
 
 def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:

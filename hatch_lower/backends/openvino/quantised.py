@@ -83,11 +83,16 @@ def of_floats(node: Node) -> bool:
     return value.dtype in FLOATING
 
 
-def becomes_integers(node: Node) -> bool:
+def makes_integers(node: Node) -> bool:
+    """Return whether an operation makes 8-bit integers of numbers."""
+    converts = operator_name(node.target) == "aten._to_copy.default"
+    return converts and node.meta["val"].dtype in QUANTISED and of_floats(node.all_input_nodes[0])
+
+
+def makes_exact_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of whole numbers, all of which are in their range."""
-    dtype = node.meta["val"].dtype
     source = source_of(node.all_input_nodes[0])
-    return dtype in QUANTISED and of_floats(source) and is_whole(source) and fits(source, torch.iinfo(dtype))
+    return makes_integers(node) and is_whole(source) and fits(source, torch.iinfo(node.meta["val"].dtype))
 
 
 def fits(source: Node, limits: torch.iinfo) -> bool:

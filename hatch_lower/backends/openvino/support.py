@@ -33,7 +33,7 @@ from hatch_lower.backends.openvino.claims import (
 )
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.backends.openvino.quantised import why_not_chosen
+from hatch_lower.backends.openvino.quantised import makes_integers, why_not_chosen
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -143,7 +143,7 @@ def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Col
         return f"`{name}` computes a size or a condition, which the program does itself"
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
-    if not options.finite and name in NAN_LOSING:
+    if not options.finite and (name in NAN_LOSING or makes_integers(node)):
         return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
     passed = claim.moves and node in indices
     reason = why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed)
