@@ -56,6 +56,7 @@ DEQUANTISE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 CHOOSE = "quantized_decomposed.choose_qparams.tensor"
 QUANTISE_CHOSEN = "quantized_decomposed.quantize_per_tensor.tensor"
 DEQUANTISE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
+CHOSEN = frozenset({CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN})
 MULTIPLY_INTEGERS = "aten._int_mm.default"
 
 # by the name of an overload; a test compares each of them with eager, for each of its dtypes

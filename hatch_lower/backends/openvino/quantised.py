@@ -14,11 +14,13 @@ from torch.fx import Node
 
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
+    CHOSEN,
     DEQUANTISE_CHOSEN,
     FLOATING,
     KEPT_WHOLE,
     QUANTISE_CHOSEN,
     QUANTISED,
+    overloads,
 )
 from hatch_lower.backends.openvino.lookups import source_of
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
@@ -26,10 +28,10 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 
 EXACT = 2**24  # whole numbers that float32 holds
 LARGEST = 2**14  # what two 8-bit integers with a sign give at most
-ROUNDERS = frozenset({"aten.round.default", "aten.floor.default", "aten.ceil.default"})
+ROUNDERS = frozenset(overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
-FILLING = frozenset({"aten.full.default", "aten.full_like.default"})
-SUMS = frozenset({"aten.add.Tensor", "aten.sub.Tensor"})
+FILLING = frozenset(overloads("full full_like"))
+SUMS = frozenset(overloads("add.Tensor sub.Tensor"))
 
 
 def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
@@ -40,7 +42,7 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
     group = [chooser, *(user for result in chooser.users for user in result.users)]
     for member in group:
         name = operator_name(member.target) if member.op == "call_function" else member.op
-        if name not in (CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN):
+        if name not in CHOSEN:
             return f"`{member.name}` uses a scale, which OpenVINO has in float32"
         if chooser_of(member) is not chooser:
             return f"`{member.name}` uses a scale and a zero point that were chosen apart"

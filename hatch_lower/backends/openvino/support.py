@@ -14,17 +14,15 @@ from hatch_lower.backends.openvino.calls import why_not_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
     CHOICES,
-    CHOOSE,
+    CHOSEN,
     CLAIMS,
     CONDITIONS,
     DEQUANTISE_CHANNELS,
-    DEQUANTISE_CHOSEN,
     FLOATING,
     INDICES,
     KEPT_WHOLE,
     NAN_LOSING,
     PROMOTING,
-    QUANTISE_CHOSEN,
     QUANTISED,
     SCALES,
     TABLES,
@@ -63,7 +61,7 @@ class Support:
         producer = producer_of(node)
         if producer not in self._known:
             reason = self._why_not_operation(producer)
-            if not reason and operator_name(producer.target) in (CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN):
+            if not reason and operator_name(producer.target) in CHOSEN:
                 reason = why_not_chosen(producer, self._why_not_operation)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses this one turned round"
