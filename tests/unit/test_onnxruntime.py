@@ -265,6 +265,25 @@ def test_types_are_promoted_as_eager_does(tmp_path: Path) -> None:
     check(module, tmp_path, (torch.randn(2, 3), torch.arange(3), torch.tensor([True, False, True])))
 
 
+NUMBERS = {
+    "subtracted from": lambda x: (1.0 - x) * -2.5,
+    "subtracted": lambda x: x - 1.5,
+    "a power": lambda x: x**2.5,
+    "the base of a power": lambda x: 2.5**x,
+    "bounds": lambda x: x.clamp(0.5, 2.5),
+    "a divisor": lambda x: torch.div(x, 0.7, rounding_mode="floor"),
+    "added to truths": lambda x: (x > 1) + 1.5,
+    "times truths": lambda x: (x > 1) * 2,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_integers_become_what_they_are_beside_a_number(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    lowered = check(Apply(NUMBERS[name]), tmp_path, (torch.tensor([0, 1, 2, 3], dtype=dtype),))
+    assert not lowered.reasons["forward"]
+
+
 def special(x: Tensor) -> Any:
     return (
         torch.relu(x),

@@ -91,3 +91,19 @@ def count_dimensions(graph: Graph) -> None:
         dims = dims % rank if isinstance(dims, int) else [dim % rank for dim in dims]
         node.args = tuple(dims if name == "dim" else argument for name, argument in zip(names, node.args, strict=False))
         node.kwargs = {name: dims if name == "dim" else argument for name, argument in node.kwargs.items()}
+
+
+def convert_behind_numbers(graph: Graph) -> None:
+    # The exporter's promotion of dtypes fails for, or passes over, operators whose first argument is a number
+    for node in list(graph.nodes):
+        pointwise = isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+        if not pointwise or len(node.args) < 2 or isinstance(node.args[0], Node) or not isinstance(node.args[1], Node):
+            continue
+        number, tensor, *rest = node.args
+        dtype = node.meta["val"].dtype
+        if tensor.meta["val"].dtype == dtype:
+            continue
+        with graph.inserting_before(node):
+            converted = graph.call_function(torch.ops.aten._to_copy.default, (tensor,), {"dtype": dtype})
+        converted.meta.update(node.meta, val=tensor.meta["val"].to(dtype))
+        node.args = (number, converted, *rest)

@@ -134,13 +134,19 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     combination = combination_of(*values, node.meta["val"])
     if combination in known:
         return ""
-    taken, _, given = combination.partition(" > ")
-    if torch.Tag.pointwise in op.tags and len(taken.split()) > 1:
-        dtypes = [value.dtype for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-        common = reduce(torch.promote_types, dtypes)
-        if f"{dtype_name(common)} > {given}" in known:
-            return ""
+    _, _, given = combination.partition(" > ")
+    if torch.Tag.pointwise in op.tags and f"{dtype_name(common_dtype(values))} > {given}" in known:
+        return ""
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
+
+
+def common_dtype(values: object) -> torch.dtype:
+    """Return the dtype to which eager converts the tensors of a call, for each other or for a number beside them."""
+    leaves = tree_leaves(values)
+    common = reduce(torch.promote_types, [value.dtype for value in leaves if isinstance(value, torch.Tensor)])
+    if any(isinstance(value, float) for value in leaves) and not common.is_floating_point:
+        return torch.get_default_dtype()
+    return torch.int64 if common is torch.bool and any(type(value) is int for value in leaves) else common
 
 
 def combination_of(args: object, kwargs: object, result: object) -> str:

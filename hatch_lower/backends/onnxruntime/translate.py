@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
-from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
+from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantised import QUANTISED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.errors import BackendError
@@ -87,6 +87,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     """Return a model of a graph's operations, without inputs and outputs, and values by node; the graph is changed."""
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
     count_dimensions(module.graph)
+    convert_behind_numbers(module.graph)
     try:
         with quiet():
             onnx.promote_types(module)
