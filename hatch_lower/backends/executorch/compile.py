@@ -26,7 +26,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-VERSION = "9"
+VERSION = "10"
 
 # the first that none of this has been tried with
 LIMIT = "1.6"

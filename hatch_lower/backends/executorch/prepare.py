@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
+from hatch_lower.backends.executorch.norms import is_norm, norm_constants, write_norm
 from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, new_shape
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
@@ -63,6 +65,10 @@ class ExecutorchCopy(PartitionCopy):
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
+        norms = filter(is_norm, self.program.graph.nodes)
+        self.norms = {
+            node: {what: self.add_constant(tensor) for what, tensor in norm_constants(node).items()} for node in norms
+        }
         given = {node: node.meta.get("val") for node in self.inputs}
         for node, value in given.items():
             if isinstance(value, torch.Tensor):
@@ -113,7 +119,7 @@ class ExecutorchCopy(PartitionCopy):
                 if key not in self.numbers:
                     self.numbers[key] = self.add_constant(number_tensor(node.args[place], key[0]))
 
-    def write_operation(self, node: Node, index: int) -> Node:
+    def write_operation(self, node: Node, index: int) -> Any:
         # under the name that it has, for ExecuTorch's debug maps lead back to it
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
@@ -130,6 +136,11 @@ class ExecutorchCopy(PartitionCopy):
         for source in node.all_input_nodes:
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
+        if node in self.norms:
+            # of its results, only the first is used
+            return [write_norm(functools.partial(self.call, index), node, self.norms[node], self.values)]
+        if node.target is operator.getitem and (results := node.all_input_nodes[0]) in self.norms:
+            return self.values[results][0]
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
         if target is torch.ops.aten.clone.default and args[0].op != "placeholder":
             # all tensors lie alike there; XNNPACK drops the copy, and refuses what gives its two results
@@ -139,6 +150,14 @@ class ExecutorchCopy(PartitionCopy):
             copied.meta["val"] = node.meta["val"]
         computed: Any = copied.args[0] if copied.target is operator.getitem else copied
         self.named.setdefault(computed.name, set()).add(index)
+        return copied
+
+    def call(self, index: int, target: OpOverload, *args: Any) -> Node:
+        """Write one of the operations by which the operation of a number is computed."""
+        copied = self.graph.call_function(target, args)
+        with self.mode:
+            copied.meta["val"] = target(*torch.fx.map_arg(args, lambda source: source.meta["val"]))
+        self.named.setdefault(copied.name, set()).add(index)
         return copied
 
     def drop_unused_sizes(self) -> None:

@@ -23,6 +23,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
+from hatch_lower.backends.executorch.norms import NORMS, is_norm, why_not_norm
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
 from hatch_lower.backends.executorch.quantised import (
@@ -54,7 +55,7 @@ from hatch_lower.runtime.torch_private.programs import change_signature
 
 # Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
 # nearly so. A batch norm right behind the convolution that it is fused with is none of them.
-OTHER_SPECIAL_VALUES = aten_names(
+OTHER_SPECIAL_VALUES = NORMS | aten_names(
     """
     _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
     hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
@@ -148,6 +149,11 @@ class Support:
                 reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
             reason = why_not_call(copy, form, finite=finite)
+        elif is_norm(node):
+            reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_norm(node)
+            reason = reason or why_not_call(copy, form, finite=finite)
+            if not reason:
+                self._needs_finite.add(node)
         else:
             reason = why_not_xnnpack(node, copy, form, self._floats, finite=finite)
             if not reason and differs_for_nan(copy, form):

@@ -1,0 +1,114 @@
+"""Norms by what they normalise, of products, means and sums that XNNPACK has kernels for.
+
+ExecuTorch's own kernels subtract the square of a mean from a mean of squares: where a mean is 100 times the deviation,
+three digits are left, and none where it is 1000 times. Here the mean is subtracted before anything is squared, as in
+eager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch.fx import Node
+
+from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.executorch.sizes import aten_names
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+
+NORMS = aten_names("_native_batch_norm_legit.no_stats native_group_norm.default native_layer_norm.default")
+
+Call: TypeAlias = Callable[..., Node]  # writes an operation
+
+
+def is_norm(node: Node) -> bool:
+    return str(torch_operator(node.target)) in NORMS
+
+
+def why_not_norm(node: Node) -> str:
+    """Return why XNNPACK cannot compute a norm; the dtypes of its tensors are looked at elsewhere."""
+    name = str(torch_operator(node.target))
+    given = arguments_of(node)
+    sizes = given["input"].meta["val"].shape
+    if any(user.args[1] != 0 and user.users for user in node.users):
+        return f"a result of `{name}` beside the first is used"
+    if any(
+        not isinstance(size, int) for size in (sizes[1:2] if "group" in given else given.get("normalized_shape", ()))
+    ):
+        return f"XNNPACK can compute `{name}` of a number of elements that is known when the model is built only"
+    if "training" in given and sizes[0] != 1:
+        return f"XNNPACK can compute `{name}` for each image by itself only"
+    if len(inner_shape(node)) != len(sizes) and sum(not isinstance(size, int) for size in sizes) > 1:
+        return f"XNNPACK can reshape what `{name}` takes for one size at most that is known at run time only"
+    return ""
+
+
+def inner_shape(node: Node) -> list[int | torch.SymInt]:
+    """Return the sizes of rows, if a norm is one of rows, or of images to which a norm's input is reshaped."""
+    given = arguments_of(node)
+    sizes = list(given["input"].meta["val"].shape)
+    if "normalized_shape" in given:
+        normalized = given["normalized_shape"]
+        return sizes if len(normalized) == 1 else [-1, math.prod(normalized)]
+    return sizes if len(sizes) == 4 else [*sizes[:2], 1, math.prod(sizes[2:])]
+
+
+def norm_constants(node: Node) -> dict[str, torch.Tensor]:
+    """Return what a norm is computed with; XNNPACK wants a weight for each product by itself."""
+    given = arguments_of(node)
+    constants = {"eps": torch.tensor(given["eps"], dtype=torch.float32)}
+    if "normalized_shape" in given:
+        length = math.prod(given["normalized_shape"])
+        averages = torch.full((1, length), 1 / length, dtype=torch.float32)
+        constants |= {"mean": averages, "variance": averages.clone()}
+    elif "group" in given:
+        channels, groups = given["input"].meta["val"].shape[1], given["group"]
+        members = torch.eye(groups, dtype=torch.float32).repeat_interleave(channels // groups, dim=0)
+        for what in ("mean", "variance"):
+            constants |= {what: (members / (channels // groups)).T.contiguous(), f"{what} of channels": members.clone()}
+    return constants
+
+
+def write_norm(call: Call, node: Node, constants: Mapping[str, Node], values: Mapping[Node, Node]) -> Node:
+    """Write a norm's first result by calls of operators; `values` has what stands for its arguments."""
+    aten = torch.ops.aten
+    given = arguments_of(node)
+    in_rows, in_groups = "normalized_shape" in given, "group" in given
+
+    def average(tensor: Node, what: str) -> Node:
+        if in_rows:
+            return call(aten.linear.default, tensor, constants[what])
+        means = call(aten.mean.dim, tensor, [-1, -2], True)
+        if not in_groups:
+            return means
+        channels = call(aten.reshape.default, means, [-1, means.meta["val"].shape[1]])
+        groups = call(aten.linear.default, channels, constants[what])
+        return of_channels(call(aten.linear.default, groups, constants[f"{what} of channels"]))
+
+    def of_channels(tensor: Node) -> Node:
+        sizes = tensor.meta["val"].shape
+        if in_rows:
+            return tensor if len(sizes) == 1 else call(aten.reshape.default, tensor, [-1])
+        shape = [-1, sizes[-1], 1, 1] if isinstance(sizes[-1], int) else [1, -1, 1, 1]
+        return call(aten.reshape.default, tensor, shape)
+
+    taken, inner = values[given["input"]], inner_shape(node)
+    sizes = taken.meta["val"].shape
+    reshaped = len(inner) != len(sizes)
+    if reshaped:
+        taken = call(aten.reshape.default, taken, inferred(inner))
+    centred = call(aten.sub.Tensor, taken, average(taken, "mean"))
+    variance = average(call(aten.mul.Tensor, centred, centred), "variance")
+    factor = call(aten.rsqrt.default, call(aten.add.Tensor, variance, constants["eps"]))
+    if given["weight"] is not None:
+        factor = call(aten.mul.Tensor, factor, of_channels(values[given["weight"]]))
+    result = call(aten.mul.Tensor, centred, factor)
+    if given["bias"] is not None:
+        result = call(aten.add.Tensor, result, of_channels(values[given["bias"]]))
+    return call(aten.reshape.default, result, inferred(sizes)) if reshaped else result
+
+
+def inferred(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    return [size if isinstance(size, int) else -1 for size in sizes]
