@@ -32,6 +32,7 @@ from hatch_lower.backends.aoti.quantised import (
     write_product,
 )
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
+from hatch_lower.backends.floored import is_floored, write_floored
 from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
@@ -118,6 +119,8 @@ class AotiCopy(PartitionCopy):
             for step, (function, number) in enumerate(without_negatives(given)):
                 indices = self._call(function, (indices, number), {}, f"i{index}_{step}", index)
             args = (*args[:2], indices)
+        if is_floored(node):
+            return write_floored(partial(self._write, index), node, *args[:2])
         return self._call(target, args, kwargs, f"n{index}", index)
 
     def _write_layer(self, node: Node, operands: tuple[Operand, Operand], index: int, *, is_linear: bool) -> Node:

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.backends.engine_partitioner import INTEGERS, arguments_of, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
+from hatch_lower.backends.floored import REMAINDERS, is_floored
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.runtime.torch_private.operators import schema_of
@@ -31,8 +32,6 @@ WHOLE = aten_names("hardswish.default linear.default max_pool2d.default prelu.de
 NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
     "aten._cdist_forward.default": ("p", 0.0),
     "aten.addmm.default": ("alpha", 0),
-    "aten.div.Scalar_mode": ("rounding_mode", "floor"),
-    "aten.div.Tensor_mode": ("rounding_mode", "floor"),
     "aten.gelu.default": ("approximate", "none"),
     "aten.grid_sampler_2d.default": None,
     "aten.max_pool2d.default": None,
@@ -53,7 +52,6 @@ NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
 # Their kernels take indices of 64 bits.
 LONG_INDICES = aten_names("gather.default scatter.src scatter.value scatter_add.default")
 
-REMAINDERS = aten_names("remainder.Scalar remainder.Tensor")
 POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default")
 
 Sizes = Sequence[int | torch.SymInt]
@@ -97,6 +95,8 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     kernel = f"ExecuTorch's kernel for `{name}`"
     if name == "aten.max_pool2d_with_indices_backward.default":
         return f"{kernel} adds to what happens to be in memory"
+    if is_floored(node) and name not in REMAINDERS:
+        return f"{kernel} rounds down what rounding may have made the next whole number"
     if not finite and loses_nan(node):
         return f"{kernel} gives other results than eager for NaN or infinity, and `finite-only` is false"
     if name == "aten.narrow_copy.default" and given["dim"] < 0:

@@ -17,7 +17,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-VERSION = "12"
+VERSION = "13"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 DISTRIBUTIONS: Mapping[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
 from hatch_lower.backends.call_map import inverse
+from hatch_lower.backends.floored import is_floored, write_floored
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import (
     INDEX_POSITIONS,
@@ -56,9 +58,17 @@ class OnnxCopy(PartitionCopy):
             for step, (operator, limit) in enumerate(without_negatives(given)):
                 indices = self._call(operator, (indices, limit), {}, f"i{index}_{step}", given.meta["val"])
             args = (*args[:place], indices, *args[place + 1 :])
-        copied = self._call(target, args, kwargs, f"n{index}", node.meta["val"])
+        copied: Node
+        if is_floored(node):
+            copied = write_floored(partial(self._computed, index), node, *args[:2])
+        else:
+            copied = self._call(target, args, kwargs, f"n{index}", node.meta["val"])
         self.operations[copied] = index
         return copied
+
+    def _computed(self, index: int, target: Any, *args: Any) -> Node:
+        value = target(*torch.fx.map_arg(args, lambda source: source.meta["val"]))
+        return self._call(target, args, {}, f"n{index}_{len(self.graph.nodes)}", value)
 
     def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: object) -> Node:
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
