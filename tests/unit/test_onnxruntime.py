@@ -284,6 +284,37 @@ def test_integers_become_what_they_are_beside_a_number(name: str, dtype: torch.d
     assert not lowered.reasons["forward"]
 
 
+def test_a_number_beside_float64_keeps_its_digits(tmp_path: Path) -> None:
+    x = torch.linspace(0, 1, 5, dtype=torch.float64)
+    module = Apply(lambda x: (x * 0.5 + 2.0, x * 0.1, x.clamp(-0.25, 0.3)))
+    lowered = lower(module, x)
+    assert set(lowered.reasons["forward"].values()) == {
+        "the model would hold 0.1 with the digits of float32",
+        "the model would hold 0.3 with the digits of float32",
+    }
+    loaded = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    torch.testing.assert_close(loaded(x), module(x), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1])
+def test_digits_of_small_numbers_stay(function: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    small = torch.logspace(-7 if dtype is torch.float16 else -30, 0, 50, dtype=torch.float64)
+    x = torch.cat([-small * 0.99, torch.zeros(1), small, 10 * small]).to(dtype)
+    lowered = lower(Apply(function), x)
+    assert not lowered.reasons["forward"]
+    given = hatch_lower.load(save_program(lowered, tmp_path / "saved"))(x)
+    expected = function(x.double())
+    near = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(given.double(), expected, rtol=near, atol=float(torch.finfo(dtype).tiny))
+
+
+def test_what_log1p_and_expm1_give_of_special_numbers_is_eagers(tmp_path: Path) -> None:
+    inf = float("inf")
+    x = torch.tensor([-inf, -200.0, -2.0, -1.0, -0.0, 1e30, inf, float("nan")])
+    check(Apply(lambda x: (torch.log1p(x), torch.expm1(x))), tmp_path, (x,), **{"finite-only": False})
+
+
 def special(x: Tensor) -> Any:
     return (
         torch.relu(x),

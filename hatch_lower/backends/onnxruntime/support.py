@@ -82,7 +82,18 @@ def why_not_values(node: Node) -> str:
             return f"`{source.name}` is a number that is known at run time only"
         if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
             return f"`{source.name}` is a size that is known at run time only"
-    return why_not_tensors(node, DTYPES) or why_not_dimension(node)
+    return why_not_tensors(node, DTYPES) or why_not_dimension(node) or why_not_numbers(node)
+
+
+def why_not_numbers(node: Node) -> str:
+    tensors = [tensor for source in (node, *node.all_input_nodes) for tensor in tensors_of(source)]
+    if all(tensor.dtype != torch.float64 for tensor in tensors):
+        return ""
+    for value in tree_leaves((node.args, node.kwargs)):
+        is_number = isinstance(value, float) and not math.isnan(value)
+        if is_number and torch.tensor(value, dtype=torch.float32).item() != value:
+            return f"the model would hold {value} with the digits of float32"
+    return ""
 
 
 def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:

@@ -47,6 +47,33 @@ def power_of_number(self: float, exponent: TTensor) -> Value:
     return op.Pow(op.CastLike(op.Constant(value=ir.tensor(np.array(self, np.float64))), exponent), exponent)
 
 
+def wide_of(value: Any) -> Value:
+    # as eager, which computes with floats for halves
+    return op.Cast(value, to=ir.DataType.FLOAT) if value.dtype == ir.DataType.FLOAT16 else value
+
+
+def number_like(number: float, value: Any) -> Value:
+    return op.CastLike(op.Constant(value_float=number), value)
+
+
+def log1p(self: TTensor) -> Value:
+    # The exporter's log(1 + x) loses the digits of small numbers; what rounding 1 + x took is added here.
+    x = wide_of(self)
+    one = number_like(1.0, x)
+    above = op.Add(one, x)
+    lost = op.Div(op.Sub(x, op.Sub(above, one)), above)
+    return op.CastLike(op.Add(op.Log(above), op.Where(op.IsNaN(lost), number_like(0.0, x), lost)), self)
+
+
+def expm1(self: TTensor) -> Value:
+    # The exporter's exp(x) - 1 loses the digits of small numbers.
+    x = wide_of(self)
+    one, two = number_like(1.0, x), number_like(2.0, x)
+    half = op.Tanh(op.Div(x, two))
+    small = op.Div(op.Mul(two, half), op.Sub(one, half))
+    return op.CastLike(op.Where(op.Less(op.Abs(x), one), small, op.Sub(op.Exp(x), one)), self)
+
+
 def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Value:
     # Eager passes over dimensions that are not of size 1.
     shape: Any = self.shape
@@ -67,8 +94,7 @@ def variance(
     shape: Any = self.shape
     rank = len(shape)
     axes = op.Constant(value_ints=list(dim or range(rank)))
-    # as eager, which adds up halves as floats
-    wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
+    wide = wide_of(self)
     distance = op.Sub(wide, op.ReduceMean(wide, axes))
     total = op.ReduceSum(op.Mul(distance, distance), axes, keepdims=int(keepdim))
     count = count_elements(self, axes, wide)
@@ -86,7 +112,7 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
     axes = op.Constant(value_ints=dims)
     if all(isinstance(shape[axis], int) and shape[axis] for axis in dims):
         return op.ReduceMean(self, axes, keepdims=int(keepdim))
-    wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
+    wide = wide_of(self)
     total = op.ReduceSum(wide, axes, keepdims=int(keepdim))
     return op.CastLike(op.Div(total, count_elements(self, axes, wide)), self)
 
@@ -146,6 +172,8 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.any.dim: any_dim,
     torch.ops.aten.clamp.default: clamp,
     torch.ops.aten.copy.default: copy,
+    torch.ops.aten.expm1.default: expm1,
+    torch.ops.aten.log1p.default: log1p,
     torch.ops.aten.mean.dim: mean_dim,
     torch.ops.aten.native_group_norm.default: group_norm,
     torch.ops.aten.pow.Scalar: power_of_number,
