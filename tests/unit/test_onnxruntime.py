@@ -315,6 +315,21 @@ def test_what_log1p_and_expm1_give_of_special_numbers_is_eagers(tmp_path: Path) 
     check(Apply(lambda x: (torch.log1p(x), torch.expm1(x))), tmp_path, (x,), **{"finite-only": False})
 
 
+def test_the_logarithm_of_a_sigmoid_is_eagers(tmp_path: Path) -> None:
+    def logarithms(x: Tensor) -> Any:
+        return torch.log(torch.sigmoid(x)), torch.log(torch.sigmoid(x)[1:] * 0.5 + 1e-8), torch.log2(x.sigmoid() ** 0.9)
+
+    lowered = check(Apply(logarithms), tmp_path, (torch.linspace(-80, 20, 101),))
+    assert not lowered.reasons["forward"]
+
+
+def test_a_sigmoid_of_which_no_logarithm_is_taken_is_one_node() -> None:
+    module = Apply(lambda x, w: torch.log(((x * torch.sigmoid(x)) @ w).abs() + 1), w=torch.ones(4, 3))
+    (partition,) = delegates(lower(module, torch.ones(2, 4)))
+    model = onnx.load_from_string(partition.result.processed_bytes)
+    assert [node.op_type for node in model.graph.node].count("Exp") == 0
+
+
 def special(x: Tensor) -> Any:
     return (
         torch.relu(x),

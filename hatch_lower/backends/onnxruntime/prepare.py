@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.floored import is_floored, write_floored
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import (
     INDEX_POSITIONS,
     named_arguments,
@@ -21,6 +22,8 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import (
 )
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+
+LOGARITHMS = (torch.ops.aten.log.default, torch.ops.aten.log10.default, torch.ops.aten.log2.default)
 
 
 class OnnxCopy(PartitionCopy):
@@ -61,6 +64,8 @@ class OnnxCopy(PartitionCopy):
         copied: Node
         if is_floored(node):
             copied = write_floored(partial(self._computed, index), node, *args[:2])
+        elif target is torch.ops.aten.sigmoid.default and is_of_logarithm(node):
+            copied = write_sigmoid(partial(self._computed, index), *args)
         else:
             copied = self._call(target, args, kwargs, f"n{index}", node.meta["val"])
         self.operations[copied] = index
@@ -85,6 +90,27 @@ class OnnxCopy(PartitionCopy):
         if position == len(self.results):
             self.results.append(copied)
         return position if order is None else {"result": position, "permute": inverse(order)}
+
+
+def is_of_logarithm(sigmoid: Node) -> bool:
+    """Return whether a logarithm is taken of a sigmoid, or of what is computed of it element by element."""
+    seen, stack = {sigmoid}, [sigmoid]
+    while stack:
+        for user in stack.pop().users:
+            target = torch_operator(user.target)
+            if target in LOGARITHMS:
+                return True
+            pointwise = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+            if user not in seen and (pointwise or is_view(user)):
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
+def write_sigmoid(call: Callable[..., Node], x: Node) -> Node:
+    # ONNX Runtime's own is an approximation, which is 0 from -18 on: the logarithm of that is infinite
+    aten = torch.ops.aten
+    return call(aten.reciprocal.default, call(aten.add.Tensor, call(aten.exp.default, call(aten.neg.default, x)), 1))
 
 
 def count_dimensions(graph: Graph) -> None:
