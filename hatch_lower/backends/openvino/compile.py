@@ -30,7 +30,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.surgery import graph_modules
 
-VERSION = "7"
+VERSION = "8"
 ALIGNMENT = 64  # of literals, in bytes
 # The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated
 REQUIREMENT = "openvino>=2026.0,<2027"

@@ -122,6 +122,15 @@ def write_norm(order: float, dims: Sequence[int], *, keeps: bool) -> Callable[..
     return write
 
 
+def write_log1p(opset: Opset, value: Value) -> Value:
+    # The frontend's log(1 + x) loses the digits of small numbers: what rounding 1 + x took is added here. Of a sum of 1
+    # and an exponential OpenVINO would make its softplus, which is 4e-6 where it should be nearly 0.
+    x = opset.convert(value, "f32")
+    above = opset.subtract(x, number(opset, -1))
+    lost = opset.divide(opset.subtract(x, opset.subtract(above, number(opset, 1))), above)
+    return opset.add(opset.log(above), opset.select(opset.is_nan(lost), number(opset, 0), lost))
+
+
 def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Value]:
     """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
 

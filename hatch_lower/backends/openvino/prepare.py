@@ -33,6 +33,7 @@ from hatch_lower.backends.openvino.direct import (
     write_dequantise,
     write_dequantise_channels,
     write_dequantise_chosen,
+    write_log1p,
     write_norm,
     write_part,
     write_points,
@@ -281,6 +282,10 @@ def norm(node: Node, given: Mapping[str, Any]) -> Written:
     return write_norm(given.get("ord", 2), list(dims), keeps=given.get("keepdim", False)), [given["self"]]
 
 
+def log1p(node: Node, given: Mapping[str, Any]) -> Written:
+    return write_log1p, [given["self"]]
+
+
 def points(node: Node, given: Mapping[str, Any]) -> Written:
     found = points_of(node)
     write = write_points(found[0].dim, [int(each.size) for each in found])
@@ -305,6 +310,7 @@ WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = {
     "aten.index.Tensor": points,  # one index is one of another operator
     "aten.index_put.default": slices,
     "aten.linalg_vector_norm.default": norm,
+    "aten.log1p.default": log1p,
     "aten.unfold.default": windows,
     CHOOSE: choose,
     DEQUANTISE: dequantise,
