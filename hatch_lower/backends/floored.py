@@ -27,29 +27,38 @@ def is_floored(node: Node) -> bool:
 
 
 def write_floored(call: Callable[..., Any], node: Node, *operands: Any) -> Any:
-    """Write such a node by calls of operators; one of its two operands may be a Python number.
+    """Write such a node by calls of operators; one of its two operands may be a number.
 
     Source: `div_floor_floating` and `remainder` in ATen's kernels.
     """
     dtype = node.meta["val"].dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        convert = torch.ops.prims.convert_element_type.default
-        wide = [call(convert, value, torch.float32) if isinstance(value, Node) else value for value in operands]
-        return call(convert, write_wide(call, node, *wide), dtype)
-    return write_wide(call, node, *operands)
+    tensors = [isinstance(given, Node) and isinstance(given.meta["val"], torch.Tensor) for given in node.args[:2]]
+    convert = torch.ops.prims.convert_element_type.default
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    if is_half:  # eager computes with float32
+        pairs = zip(operands, tensors, strict=True)
+        operands = tuple(call(convert, value, torch.float32) if is_tensor else value for value, is_tensor in pairs)
+    dividend, divisor = operands
+    if not tensors[0]:
+        dividend = filled(call, divisor, dividend)
+    elif not tensors[1]:
+        divisor = filled(call, dividend, divisor)
+    is_remainder = str(torch_operator(node.target)) in REMAINDERS
+    result = write_tensors(call, dividend, divisor, is_remainder=is_remainder)
+    return call(convert, result, dtype) if is_half else result
 
 
-def write_wide(call: Callable[..., Any], node: Node, dividend: Any, divisor: Any) -> Any:
+def filled(call: Callable[..., Any], like: Any, number: Any) -> Any:
+    # of floating point beside integers, too
+    return call(torch.ops.aten.mul.Tensor, call(torch.ops.aten.full_like.default, like, 1), number)
+
+
+def write_tensors(call: Callable[..., Any], dividend: Any, divisor: Any, *, is_remainder: bool) -> Any:
     aten = torch.ops.aten
-    # a number becomes a tensor, of floating point beside integers, too
-    if not isinstance(dividend, Node):
-        dividend = call(aten.mul.Tensor, call(aten.full_like.default, divisor, 1), dividend)
-    if not isinstance(divisor, Node):
-        divisor = call(aten.mul.Tensor, call(aten.full_like.default, dividend, 1), divisor)
     rest = call(aten.fmod.Tensor, dividend, divisor)
     above, below = call(aten.gt.Scalar, rest, 0), call(aten.lt.Scalar, rest, 0)
     other_sign = call(aten.where.self, call(aten.lt.Scalar, divisor, 0), above, below)
-    if str(torch_operator(node.target)) in REMAINDERS:
+    if is_remainder:
         return call(aten.where.self, other_sign, call(aten.add.Tensor, rest, divisor), rest)
     quotient = call(aten.div.Tensor, call(aten.sub.Tensor, dividend, rest), divisor)
     quotient = call(aten.where.self, other_sign, call(aten.sub.Tensor, quotient, 1), quotient)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import hatch_lower
 from hatch_lower.exir.backend.registry import find_backend
@@ -36,6 +37,8 @@ class Multiples(nn.Module):
             x.half() // 3.5,
             counts // 0.7,
             x.double() // divisor.double(),
+            x // x.shape[0],
+            x % x.shape[0],
         )
 
 
@@ -44,7 +47,7 @@ def test_a_multiple_of_a_divisor_is_divided_as_eager_does(engine: str, tmp_path:
     module = Multiples()
     args = torch.arange(-300, 300) * 3.7, torch.tensor([3.7]), torch.arange(100)
     options = {"portable-operators": True} if engine == "executorch" else {}
-    program = torch.export.export(module, args)
+    program = torch.export.export(module, args, dynamic_shapes=({0: Dim("length", min=1, max=999)}, None, None))
     lowered = to_edge_transform_and_lower(
         program, partitioner=[find_backend(engine).partitioner(options)]
     ).to_executorch()

@@ -1,4 +1,4 @@
-"""Norms by what they normalise, of products, means and sums that XNNPACK has kernels for.
+"""Layer, group and instance norms, written with the products, means and sums that XNNPACK has kernels for.
 
 ExecuTorch's own kernels subtract the square of a mean from a mean of squares: where a mean is 100 times the deviation,
 three digits are left, and none where it is 1000 times. Here the mean is subtracted before anything is squared, as in
@@ -34,9 +34,8 @@ def why_not_norm(node: Node) -> str:
     sizes = given["input"].meta["val"].shape
     if any(user.args[1] != 0 and user.users for user in node.users):
         return f"a result of `{name}` beside the first is used"
-    if any(
-        not isinstance(size, int) for size in (sizes[1:2] if "group" in given else given.get("normalized_shape", ()))
-    ):
+    fixed = sizes[1:2] if "group" in given else given.get("normalized_shape", ())
+    if not all(isinstance(size, int) for size in fixed):
         return f"XNNPACK can compute `{name}` of a number of elements that is known when the model is built only"
     if "training" in given and sizes[0] != 1:
         return f"XNNPACK can compute `{name}` for each image by itself only"

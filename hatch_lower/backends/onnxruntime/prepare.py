@@ -137,7 +137,7 @@ def convert_behind_numbers(graph: Graph) -> None:
             continue
         number, tensor, *rest = node.args
         dtype = node.meta["val"].dtype
-        if tensor.meta["val"].dtype == dtype:
+        if dtype in (tensor.meta["val"].dtype, torch.bool):
             continue
         with graph.inserting_before(node):
             converted = graph.call_function(torch.ops.aten._to_copy.default, (tensor,), {"dtype": dtype})
