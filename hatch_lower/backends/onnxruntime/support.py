@@ -60,7 +60,8 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
         for size in tensor.shape
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
-    reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
+    reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs)
+    reason = reason or why_not_dtypes(op, node, known) or why_not_numbers(node)
     if not reason and not finite and differs_for_nan(node):
         return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return reason
@@ -82,7 +83,7 @@ def why_not_values(node: Node) -> str:
             return f"`{source.name}` is a number that is known at run time only"
         if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
             return f"`{source.name}` is a size that is known at run time only"
-    return why_not_tensors(node, DTYPES) or why_not_dimension(node) or why_not_numbers(node)
+    return why_not_tensors(node, DTYPES) or why_not_dimension(node)
 
 
 def why_not_numbers(node: Node) -> str:
