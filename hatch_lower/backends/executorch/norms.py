@@ -39,19 +39,19 @@ def why_not_norm(node: Node) -> str:
         return f"XNNPACK can compute `{name}` of a number of elements that is known when the model is built only"
     if "training" in given and sizes[0] != 1:
         return f"XNNPACK can compute `{name}` for each image by itself only"
-    if len(inner_shape(node)) != len(sizes) and sum(not isinstance(size, int) for size in sizes) > 1:
+    if inner_shape(node) is not None and sum(not isinstance(size, int) for size in sizes) > 1:
         return f"XNNPACK can reshape what `{name}` takes for one size at most that is known at run time only"
     return ""
 
 
-def inner_shape(node: Node) -> list[int | torch.SymInt]:
-    """Return the sizes of rows, if a norm is one of rows, or of images to which a norm's input is reshaped."""
+def inner_shape(node: Node) -> list[int | torch.SymInt] | None:
+    """Return the sizes of the rows or images to which a norm's input is reshaped, or `None` if it has such sizes."""
     given = arguments_of(node)
-    sizes = list(given["input"].meta["val"].shape)
+    sizes = given["input"].meta["val"].shape
     if "normalized_shape" in given:
         normalized = given["normalized_shape"]
-        return sizes if len(normalized) == 1 else [-1, math.prod(normalized)]
-    return sizes if len(sizes) == 4 else [*sizes[:2], 1, math.prod(sizes[2:])]
+        return None if len(normalized) == 1 else [-1, math.prod(normalized)]
+    return None if len(sizes) == 4 else [*sizes[:2], 1, math.prod(sizes[2:])]
 
 
 def norm_constants(node: Node) -> dict[str, torch.Tensor]:
@@ -95,8 +95,7 @@ def write_norm(call: Call, node: Node, constants: Mapping[str, Node], values: Ma
 
     taken, inner = values[given["input"]], inner_shape(node)
     sizes = taken.meta["val"].shape
-    reshaped = len(inner) != len(sizes)
-    if reshaped:
+    if inner is not None:
         taken = call(aten.reshape.default, taken, inferred(inner))
     centred = call(aten.sub.Tensor, taken, average(taken, "mean"))
     variance = average(call(aten.mul.Tensor, centred, centred), "variance")
@@ -106,7 +105,7 @@ def write_norm(call: Call, node: Node, constants: Mapping[str, Node], values: Ma
     result = call(aten.mul.Tensor, centred, factor)
     if given["bias"] is not None:
         result = call(aten.add.Tensor, result, of_channels(values[given["bias"]]))
-    return call(aten.reshape.default, result, inferred(sizes)) if reshaped else result
+    return call(aten.reshape.default, result, inferred(sizes)) if inner is not None else result
 
 
 def inferred(sizes: Sequence[int | torch.SymInt]) -> list[int]:

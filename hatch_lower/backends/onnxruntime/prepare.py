@@ -94,6 +94,8 @@ class OnnxCopy(PartitionCopy):
 
 def is_of_logarithm(sigmoid: Node) -> bool:
     """Return whether a logarithm is taken of a sigmoid, or of what is computed of it element by element."""
+    if sigmoid.meta["val"].dtype is torch.float16:  # in which exp(12) is infinite where a kernel has it
+        return False
     seen, stack = {sigmoid}, [sigmoid]
     while stack:
         for user in stack.pop().users:
