@@ -43,7 +43,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.format.codec import encode
 
-VERSION = "11"
+VERSION = "12"
 
 
 class AotiBackend(BackendDetails):

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Node
 
+from hatch_lower.backends.aoti.exact import is_inexact, write_exactly
 from hatch_lower.backends.aoti.quantised import (
     CHOOSE,
     DEQUANTISE,
@@ -121,6 +122,8 @@ class AotiCopy(PartitionCopy):
             args = (*args[:2], indices)
         if is_floored(node):
             return write_floored(partial(self._write, index), node, *args[:2])
+        if is_inexact(node):
+            return write_exactly(partial(self._write, index), node, args[0])
         return self._call(target, args, kwargs, f"n{index}", index)
 
     def _write_layer(self, node: Node, operands: tuple[Operand, Operand], index: int, *, is_linear: bool) -> Node:

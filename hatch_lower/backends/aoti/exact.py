@@ -1,0 +1,61 @@
+"""Functions for which inductor's formulas lose all digits of some numbers, in formulas that do not.
+
+Inductor writes `expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0 for
+numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.runtime.torch_private.operators import OpOverload
+
+Call = Callable[..., Any]  # writes an operation
+
+LARGE = 2.0**28  # from here on `x * x - 1` is `x * x`, in float64 too
+
+
+def is_inexact(node: Node) -> bool:
+    return torch_operator(node.target) in FORMULAS
+
+
+def write_exactly(call: Call, node: Node, x: Any) -> Any:
+    """Write such a node by calls of operators; of half precision it is computed with float32, as in eager."""
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    convert = torch.ops.prims.convert_element_type.default
+    result = FORMULAS[torch_operator(node.target)](call, call(convert, x, wide))
+    return call(convert, result, dtype)
+
+
+def expm1(call: Call, x: Any) -> Any:
+    aten = torch.ops.aten
+    half = call(aten.tanh.default, call(aten.mul.Tensor, x, 0.5))
+    return call(aten.mul.Tensor, half, call(aten.add.Tensor, call(aten.exp.default, x), 1.0))
+
+
+def atanh(call: Call, x: Any) -> Any:
+    aten = torch.ops.aten
+    size = call(aten.abs.default, x)
+    ratio = call(aten.div.Tensor, call(aten.mul.Tensor, size, 2.0), call(aten.rsub.Scalar, size, 1.0))
+    half = call(aten.mul.Tensor, call(aten.log1p.default, ratio), 0.5)
+    return call(aten.copysign.Tensor, half, x)
+
+
+def acosh(call: Call, x: Any) -> Any:
+    aten = torch.ops.aten
+    large = call(aten.add.Tensor, call(aten.log.default, x), math.log(2))
+    return call(aten.where.self, call(aten.gt.Scalar, x, LARGE), large, call(aten.acosh.default, x))
+
+
+FORMULAS: Mapping[OpOverload, Callable[[Call, Any], Any]] = {
+    torch.ops.aten.acosh.default: acosh,
+    torch.ops.aten.atanh.default: atanh,
+    torch.ops.aten.expm1.default: expm1,
+}

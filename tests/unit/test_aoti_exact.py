@@ -1,0 +1,47 @@
+"""Functions that inductor's own formulas lose digits for: `aoti` gives those of eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hatch_lower
+from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+
+class Functions(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.expm1(x), torch.atanh(x), torch.acosh(x)
+
+
+class Dtypes(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        results = [Functions()(given) for given in (x, x.double(), x.half(), x.bfloat16(), x.int())]
+        return tuple(result for of_dtype in results for result in of_dtype)
+
+
+def test_small_and_large_numbers_keep_the_digits_of_eager(tmp_path: Path) -> None:
+    sizes = torch.logspace(-30, 30, 241)
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([sizes, -sizes, torch.linspace(-100, 100, 401), torch.linspace(-1, 1, 401), special])
+    program = torch.export.export(Dtypes(), (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x)
+    for result, expected in zip(results, Dtypes()(x), strict=True):
+        # four units in the last place, or two of half precision
+        eps = torch.finfo(expected.dtype).eps * (4 if expected.dtype.itemsize > 2 else 2)
+        torch.testing.assert_close(result, expected, rtol=eps, atol=0, equal_nan=True)
+        numbers = ~expected.isnan()
+        assert torch.equal(result.signbit()[numbers], expected.signbit()[numbers])
