@@ -15,6 +15,7 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
+from hatch_lower.backends.executorch.softmax import SAFE_SOFTMAX
 from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
@@ -26,7 +27,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-VERSION = "10"
+VERSION = "11"
 
 # the first that none of this has been tried with
 LIMIT = "1.6"
@@ -136,7 +137,8 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
                 config.get_original_aten()
                 for config in xnnpack_partitioner(integers=False, finite=True).target_partitioner_configs.values()
             }
-        kept = [op for op in originals if op is not None and str(op) not in self.options.exclude]
+        wanted = {SAFE_SOFTMAX, *originals}
+        kept = [op for op in wanted if op is not None and str(op) not in self.options.exclude]
         constants = {node.name for node in constant_placeholders(ep)}
         return sorted(kept, key=str), lambda node: not why_not_whole(node, ep, constants, finite=self.options.finite)
 

@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.executorch.norms import is_norm, norm_constants, write_norm
 from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, new_shape
+from hatch_lower.backends.executorch.softmax import is_safe_softmax, softmax_constants, write_safe_softmax
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
@@ -65,10 +66,12 @@ class ExecutorchCopy(PartitionCopy):
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        norms = filter(is_norm, self.program.graph.nodes)
-        self.norms = {
-            node: {what: self.add_constant(tensor) for what, tensor in norm_constants(node).items()} for node in norms
-        }
+        # what each norm and each softmax of masked rows is computed with
+        self.given: dict[Node, dict[str, Node]] = {}
+        for node in self.program.graph.nodes:
+            if is_norm(node) or is_safe_softmax(node):
+                tensors = norm_constants(node) if is_norm(node) else softmax_constants(node)
+                self.given[node] = {what: self.add_constant(tensor) for what, tensor in tensors.items()}
         given = {node: node.meta.get("val") for node in self.inputs}
         for node, value in given.items():
             if isinstance(value, torch.Tensor):
@@ -136,11 +139,14 @@ class ExecutorchCopy(PartitionCopy):
         for source in node.all_input_nodes:
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
-        if node in self.norms:
+        call = functools.partial(self.call, index)
+        if is_norm(node):
             # of its results, only the first is used
-            return [write_norm(functools.partial(self.call, index), node, self.norms[node], self.values)]
-        if node.target is operator.getitem and (results := node.all_input_nodes[0]) in self.norms:
+            return [write_norm(call, node, self.given[node], self.values)]
+        if node.target is operator.getitem and is_norm(results := node.all_input_nodes[0]):
             return self.values[results][0]
+        if is_safe_softmax(node):
+            return write_safe_softmax(call, node, self.given[node], self.values)
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
         if target is torch.ops.aten.clone.default and args[0].op != "placeholder":
             # all tensors lie alike there; XNNPACK drops the copy, and refuses what gives its two results

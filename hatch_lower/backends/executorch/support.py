@@ -46,6 +46,7 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_size,
     why_not_view,
 )
+from hatch_lower.backends.executorch.softmax import is_safe_softmax, why_not_safe_softmax
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
@@ -57,7 +58,7 @@ from hatch_lower.runtime.torch_private.programs import change_signature
 # nearly so. A batch norm right behind the convolution that it is fused with is none of them.
 OTHER_SPECIAL_VALUES = NORMS | aten_names(
     """
-    _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
+    _native_batch_norm_legit_no_training.default _safe_softmax.default avg_pool2d.default exp.default gelu.default
     hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
     sigmoid.default sqrt.default upsample_bilinear2d.vec
     """
@@ -149,8 +150,9 @@ class Support:
                 reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
             reason = why_not_call(copy, form, finite=finite)
-        elif is_norm(node):
-            reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_norm(node)
+        elif is_norm(node) or is_safe_softmax(node):
+            reason = why_not_tensors(node, FLOATS, unbacked=True)
+            reason = reason or (why_not_norm(node) if is_norm(node) else why_not_safe_softmax(node))
             reason = reason or why_not_call(copy, form, finite=finite)
             if not reason:
                 self._needs_finite.add(node)
@@ -262,7 +264,8 @@ def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, 
     weight = named_arguments(node).get("weight")
     if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
         return f"its weight `{weight.name}` is no constant"
-    return why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
+    reason = why_not_safe_softmax(node) if is_safe_softmax(node) else ""
+    return reason or why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
 
 
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
