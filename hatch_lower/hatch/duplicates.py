@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_lower.build.contents import map_part
+from hatch_lower.build.diff.tensors import read_tensor_file
 from hatch_lower.build.project_view import DistributedFile
-from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, tensors_begin
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.format.constants import CONSTANTS_FILES
 from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -28,33 +28,29 @@ class Repeated(Frozen):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    path: Path
-    begin: int
-    kind: tuple[str, int]  # dtype and size: what two tensors must have in common before their data is compared
+Kind = tuple[str, int]  # dtype and size: what two tensors must have in common before their data is compared
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
     packaged = [file for file in files if file.distributed.endswith(SUFFIX)]
     if not packaged:
         return ()
-    kinds: dict[tuple[str, int], list[Span]] = {}
+    kinds: dict[Kind, list[memoryview]] = {}
     for constants in payload:
         if constants.path.endswith(CONSTANTS_FILES):
-            for span in read_spans(constants.source):
-                kinds.setdefault(span.kind, []).append(span)
+            for kind, data in larger_tensors(constants.source):
+                kinds.setdefault(kind, []).append(data)
     # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
     # transposed one is not recognised.
-    digests: dict[tuple[str, int], set[bytes]] = {}
+    digests: dict[Kind, set[str]] = {}
     repeated = []
     for file in packaged:
         size = 0
-        for span in read_spans(file.path):
-            if span.kind in kinds and span.kind not in digests:
-                digests[span.kind] = {digest_of_span(constant) for constant in kinds[span.kind]}
-            if span.kind in kinds and digest_of_span(span) in digests[span.kind]:
-                size += span.kind[1]
+        for kind, data in larger_tensors(file.path):
+            if kind in kinds and kind not in digests:
+                digests[kind] = {sha256_bytes(constant) for constant in kinds[kind]}
+            if kind in kinds and sha256_bytes(data) in digests[kind]:
+                size += len(data)
         if size:
             repeated.append(Repeated(file, size))
     return tuple(repeated)
@@ -72,29 +68,12 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
     )
 
 
-def read_spans(path: Path) -> Iterator[Span]:
+def larger_tensors(path: Path) -> Iterator[tuple[Kind, memoryview]]:
     """Yield the larger tensors of a safetensors or constants file; nothing for a file that is not one."""
-    try:
-        with path.open("rb") as file:
-            start = tensors_begin(file.read(DATA_MAP_BYTES)) + 8
-            file.seek(start - 8)
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size)) if size <= path.stat().st_size else {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                if end - begin >= SMALLEST:
-                    yield Span(path, start + size + begin, (entry["dtype"], end - begin))
-    except (AttributeError, KeyError, TypeError, ValueError, struct.error):
+    file = read_tensor_file(map_part(path, 0, path.stat().st_size))
+    if file is None:
         return
-
-
-def digest_of_span(span: Span) -> bytes:
-    total = hashlib.sha256()
-    with span.path.open("rb") as file:
-        file.seek(span.begin)
-        left = span.kind[1]
-        while left > 0 and (piece := file.read(min(1 << 20, left))):
-            total.update(piece)
-            left -= len(piece)
-    return total.digest()
+    for name, entry in file.entries.items():
+        data = file.contents(name)
+        if len(data) >= SMALLEST:
+            yield (entry.dtype, len(data)), data
