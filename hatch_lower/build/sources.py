@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.config.tables import IN_A_FILE
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.values import Digest, Natural
 from hatch_lower.frozen import Frozen
 
 FILE = "file://"
@@ -24,8 +25,8 @@ FILE = "file://"
 class KnownSource(Frozen):
     """What a URL had when it was last looked at."""
 
-    size: int  # bytes
-    sha256: str
+    size: Natural  # bytes
+    sha256: Digest
     stamp: str  # the server's ETag or date, equal for equal contents; empty where it gives none
 
 
@@ -51,18 +52,15 @@ def known_digest(url: str, store: Store, stats: StatCache) -> str:
 
 
 def known_source(url: str, store: Store) -> KnownSource | None:
-    value: Any = store.find(record_key(url))
-    try:
-        known = KnownSource(int(value["size"]), str(value["sha256"]), str(value["stamp"]))
-    except (KeyError, TypeError, ValueError):
+    try:  # another machine may have written it, and the digest is in the name of a file
+        known: KnownSource = decode(KnownSource, store.find(record_key(url)), "")
+    except ProgramError:
         return None
-    # another machine may have written it, and the digest is in the name of a file
-    return known if DIGEST.fullmatch(known.sha256) and known.size >= 0 else None
+    return known
 
 
 def keep_source(url: str, known: KnownSource, store: Store) -> None:
-    value = {"size": known.size, "sha256": known.sha256, "stamp": known.stamp}
-    store.put(record_key(url), {"kind": "weights", "subject": url}, value)
+    store.put(record_key(url), {"kind": "weights", "subject": url}, encode(known))
 
 
 def record_key(url: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
+from hatch_lower.format.codec import decode, encode
 from hatch_lower.frozen import Frozen
 
 NATIVE_FILE_SCHEMA = 2
@@ -111,13 +111,10 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
         known = store.find(key)
         if known is None or "needs" not in known:
             file = read_native_file(path)
-            store.put(key, {"native file": digests[path]}, {"needs": None if file is None else asdict(file)})
+            store.put(key, {"native file": digests[path]}, {"needs": encode(file)})
             return file
-        needs = known["needs"]
-        if needs is None:
-            return None
-        versions = {name: tuple(version) for name, version in needs["versions"].items()}
-        return NativeFile(needs["machine"], tuple(needs["libraries"]), versions)
+        needs: NativeFile | None = decode(NativeFile | None, known["needs"], "what a native file needs")
+        return needs
 
     return read
 
