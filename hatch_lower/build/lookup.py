@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.requirements import names_torch
 from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.results import ModelResult
 from hatch_lower.frozen import Frozen
 
@@ -57,7 +60,7 @@ PLACES = frozenset(
 )
 
 
-Entries = Sequence[tuple[RecordedInputs, str]]
+Entry = tuple[RecordedInputs, str]  # what was read for a result, and the key under which that is stored
 
 
 class LookupResult(Frozen):
@@ -68,7 +71,7 @@ class LookupResult(Frozen):
     result: ModelResult | None  # the one that still holds; `None` if there is none
     changes: tuple[Change, ...] = ()  # what is not as it was for the nearest earlier result; empty if there is none
     stored: Mapping[str, object] = field(default_factory=dict)
-    entry: tuple[RecordedInputs, str] | None = None  # what was read for it, and the key under which it is stored
+    entry: Entry | None = None
 
     @property
     def report(self) -> ModelReport | None:
@@ -106,45 +109,42 @@ class ResultLookup:
 
     def look_up(self, key: Mapping[str, object]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed."""
-        entries = readable_entries(self._store.find(digest_of(key), shared=False))
-        known = self._first_that_holds(key, entries)
-        if known is None:
-            known = self._first_that_holds(key, self._entries_elsewhere(key))
-            if known is not None and known.entry is not None:  # it is known here from then on
-                add_entry(self._store, digest_of(key), described(key), *known.entry)
-        if known is not None:
-            return known
-        every = [tuple(changes(inputs, self._present)) for inputs, _ in entries]
+        own = self._own_entries(key)
+        for entry in self._those_that_hold(key, own):
+            stored = self._store.find(entry[1])
+            result = None if stored is None else read_result(self._store, stored)
+            if result is not None:
+                self._keep(key, own, entry)
+                return LookupResult(key, self._store, result, (), stored, entry)
+        every = [tuple(changes(inputs, self._present)) for inputs, _ in own]
         return LookupResult(key, self._store, None, min(every, key=len, default=()))
 
     def find_made(self, key: Mapping[str, object], is_whole: Callable[[str], bool]) -> str:
         """Return the key of what was made last under a key, still holds and is whole; empty if there is nothing."""
-        own = readable_entries(self._store.find(digest_of(key), shared=False))
-        for _, made in self._those_that_hold(own):
-            if is_whole(made):
-                return made
-        for inputs, made in self._those_that_hold(self._entries_elsewhere(key)):
-            if is_whole(made):
-                add_entry(self._store, digest_of(key), described(key), inputs, made)
-                return made
+        own = self._own_entries(key)
+        for entry in self._those_that_hold(key, own):
+            if is_whole(entry[1]):
+                self._keep(key, own, entry)
+                return entry[1]
         return ""
 
-    def _those_that_hold(self, entries: Entries) -> Iterator[tuple[RecordedInputs, str]]:
-        return (entry for entry in entries if next(changes(entry[0], self._present), None) is None)
+    def _own_entries(self, key: Mapping[str, object]) -> list[Entry]:
+        return readable_entries(self._store.find(digest_of(key), shared=False))
 
-    def _first_that_holds(self, key: Mapping[str, object], entries: Entries) -> LookupResult | None:
-        for inputs, report_key in self._those_that_hold(entries):
-            stored = self._store.find(report_key)
-            result = None if stored is None else read_result(self._store, stored)
-            if result is not None:
-                return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
-        return None
+    def _those_that_hold(self, key: Mapping[str, object], own: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in chain(own, self._entries_elsewhere(key)):
+            if next(changes(entry[0], self._present), None) is None:
+                yield entry
 
-    def _entries_elsewhere(self, key: Mapping[str, object]) -> Entries:
-        if self._store.remote is None:
-            return ()
-        shared = readable_entries(self._store.fetch(shared_key(key)))
-        return [(received(inputs, self._environment, self._secret), made) for inputs, made in shared]
+    def _entries_elsewhere(self, key: Mapping[str, object]) -> Iterator[Entry]:
+        # asked for when no own entry is of use
+        if self._store.remote is not None:
+            for inputs, made in readable_entries(self._store.fetch(shared_key(key))):
+                yield received(inputs, self._environment, self._secret), made
+
+    def _keep(self, key: Mapping[str, object], own: Sequence[Entry], entry: Entry) -> None:
+        if entry not in own:  # it is known here from then on
+            add_entry(self._store, key, *entry)
 
     def save(self) -> None:
         if self._store.writes:
@@ -212,21 +212,16 @@ def remember_made(
     """Keep under a key that what is stored under another, `made`, holds for what an export read."""
     if not store.writes or inputs.unknown:
         return
-    add_entry(store, digest_of(key), described(key), inputs, made)
+    add_entry(store, key, inputs, made)
     if shared is not None and store.remote is not None:
-        add_entry(store, shared_key(key), described(key), shared, made, elsewhere=True)
+        add_entry(store, key, shared, made, elsewhere=True)
 
 
 def add_entry(
-    store: Store,
-    digest: str,
-    components: Mapping[str, object],
-    inputs: RecordedInputs,
-    report_key: str,
-    *,
-    elsewhere: bool = False,
+    store: Store, key: Mapping[str, object], inputs: RecordedInputs, made: str, *, elsewhere: bool = False
 ) -> None:
-    entry = {"inputs": inputs.to_json(), "report": report_key}
+    digest = shared_key(key) if elsewhere else digest_of(key)
+    entry = {"inputs": encode(inputs), "report": made}
 
     def add(known: Any) -> object:
         value = store.fetch(digest) if elsewhere else known
@@ -234,6 +229,7 @@ def add_entry(
         others = [other for other in older if other["inputs"] != entry["inputs"]]
         return {"entries": [entry, *others][:MOST_ENTRIES]}
 
+    components = {"kind": "manifest", "subject": key["model"], **key}
     store.update(digest, components, add, shared=elsewhere)
 
 
@@ -246,15 +242,11 @@ def shared_key(key: Mapping[str, object]) -> str:
     return digest_of(["shared", key])
 
 
-def described(key: Mapping[str, object]) -> dict[str, object]:
-    return {"kind": "manifest", "subject": key["model"], **key}
-
-
-def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
+def readable_entries(value: Any) -> list[Entry]:
     # another version, or another machine, may have written it
     try:
-        return [(RecordedInputs.from_json(entry["inputs"]), str(entry["report"])) for entry in value["entries"]]
-    except (KeyError, TypeError, ValueError):
+        return [(decode(RecordedInputs, entry["inputs"], ""), str(entry["report"])) for entry in value["entries"]]
+    except (KeyError, TypeError, ProgramError):
         return []
 
 

@@ -19,6 +19,7 @@ from hatch_lower.build.inputs.present import Present
 from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.format.codec import decode
 
 CHILD = """
 import json, sys
@@ -28,6 +29,7 @@ from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.build.inputs.recorder import Recorder
+from hatch_lower.format.codec import encode
 
 project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])
 project, work, log = Path(project), Path(work), log and Path(log)
@@ -47,7 +49,7 @@ mark = marks_of_project("digits", "1.0", metadata)
 inputs = collect(
     observations, roots, began_ns=began, globs=globs, tools=tools, secret=b"secret", stats=stats, project=mark
 )
-Path(work, "inputs.json").write_text(json.dumps({"inputs": inputs.to_json(), "path": recorded_path}))
+Path(work, "inputs.json").write_text(json.dumps({"inputs": encode(inputs), "path": recorded_path}, sort_keys=True))
 """
 
 
@@ -133,4 +135,4 @@ class Project:
         environment = {**self.environment, **variables}
         project = marks_of_project("digits", "1.0", self.metadata)
         present = Present(roots, environment, b"secret", StatCache(work / "stats.json"), project)
-        return [change.text() for change in changes(RecordedInputs.from_json(inputs), present)]
+        return [change.text() for change in changes(decode(RecordedInputs, inputs, ""), present)]

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from hatch_lower.build.environment import matches
 from hatch_lower.build.inputs.variables import UNSET, is_credential, mark_of
@@ -21,7 +20,6 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.frozen import Frozen
 
 ABSENT = ""  # what is recorded of what is not there: a variable, a command, a module, a distribution, a folder
-LISTS = frozenset({"absent", "unknown"})
 # Begins a digest that is not keyed. Such a mark equals none of this machine's own, so it is never met by mistake.
 PLAIN = "sha256:"
 # Where every machine of a kind has the same things; any other absolute path is a place of this machine
@@ -29,7 +27,7 @@ COMMON = ("/bin/", "/etc/", "/lib/", "/lib64/", "/opt/", "/sbin/", "/usr/")
 
 
 class RecordedInputs(Frozen):
-    """What one export read. Digests are sha256 in hexadecimal; mappings and tuples are sorted in JSON."""
+    """What one export read. Digests are sha256 in hexadecimal; tuples are sorted."""
 
     files: Mapping[str, str]  # located path → digest of its contents
     absent: tuple[str, ...]  # located paths that were looked for and were not there
@@ -53,28 +51,6 @@ class RecordedInputs(Frozen):
     globs: Mapping[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
     # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            field.name: sorted(set(value)) if field.name in LISTS else dict(sorted(value.items()))
-            for field in fields(self)
-            for value in [getattr(self, field.name)]
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> RecordedInputs:
-        """Return what `to_json` described; another version of this package may have written it."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(value, dict) or sorted(value) != sorted(names):
-            raise ValueError(f"recorded inputs are an object of {', '.join(names)}")
-        for name, field in value.items():
-            if not isinstance(field, list if name in LISTS else dict):
-                raise ValueError(f"recorded inputs have {'a list' if name in LISTS else 'an object'} as `{name}`")
-            texts = [*field, *field.values()] if isinstance(field, dict) else field
-            if not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"recorded inputs hold only texts as `{name}`")
-        values: dict[str, Any] = {name: tuple(value[name]) if name in LISTS else value[name] for name in names}
-        return cls(**values)
 
 
 def shareable(

@@ -177,7 +177,7 @@ def remember_read(context: BuildContext, unit: str, key: str) -> None:
         return
     own = secret(store.directory, keeps=store.writes)
     for inputs, made in reversed(readable_entries(record["value"])):
-        add_entry(store, unit, components, received(inputs, context.environment, own), made)
+        add_entry(store, components, received(inputs, context.environment, own), made)
 
 
 def error_of(asked: Asked, answer: UnitAnswer, root: Path) -> LowerError:
