@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,11 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
                 kinds.setdefault(kind, []).append(data)
     # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
     # transposed one is not recognised.
-    digests: dict[Kind, set[str]] = {}
+    digests_of = cache(lambda kind: {sha256_bytes(constant) for constant in kinds[kind]})
     repeated = []
     for file in packaged:
-        size = 0
-        for kind, data in larger_tensors(file.path):
-            if kind in kinds and kind not in digests:
-                digests[kind] = {sha256_bytes(constant) for constant in kinds[kind]}
-            if kind in kinds and sha256_bytes(data) in digests[kind]:
-                size += len(data)
+        tensors = [(kind, data) for kind, data in larger_tensors(file.path) if kind in kinds]
+        size = sum(len(data) for kind, data in tensors if sha256_bytes(data) in digests_of(kind))
         if size:
             repeated.append(Repeated(file, size))
     return tuple(repeated)

@@ -6,6 +6,7 @@ What all units need is a task of its own, not scattered data: Dask makes that ag
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pkgutil
 import time
@@ -94,7 +95,7 @@ class DaskPool:
         self._client = client
         self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
-        self._shared: dict[Shared, object] = {}
+        self._share = functools.cache(lambda shared: no_warnings(client.submit, bytes, shared.data, pure=False))
         self._running: dict[Future[Any], frozenset[str]] = {}  # and the workers that may run it; none for all
         self._threads: dict[str, int] = {}  # by worker
         self._looked = float("-inf")
@@ -110,7 +111,7 @@ class DaskPool:
             # it warns of large arguments
             future = no_warnings(self._executor.submit, eval, TASK, names, workers=workers)
         self._running[future] = allowed
-        future.add_done_callback(self._forget)
+        future.add_done_callback(self._running.pop)
         return reply_future(future, self._explain)
 
     def size(self) -> int:
@@ -121,7 +122,7 @@ class DaskPool:
             if cancel:
                 for future in list(self._running):
                     future.cancel()
-            self._shared.clear()
+            self._share.cache_clear()
         self._opened.close()
 
     def _workers(self) -> dict[str, int]:
@@ -133,14 +134,6 @@ class DaskPool:
                 if allowed and not allowed & self._threads.keys():
                     future.cancel()  # all that may run it are gone, and Dask would wait for them
         return self._threads
-
-    def _forget(self, future: Future[Any]) -> None:
-        self._running.pop(future, None)
-
-    def _share(self, shared: Shared) -> object:
-        if shared not in self._shared:
-            self._shared[shared] = no_warnings(self._client.submit, bytes, shared.data, pure=False)
-        return self._shared[shared]
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:

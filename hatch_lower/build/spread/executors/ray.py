@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -101,7 +102,7 @@ class RayPool:
         self._run_unit = run_unit
         self._leave = leave  # what the connection is closed with
         self._task = ray.remote(run_on_ray)
-        self._shared: dict[Shared, object] = {}
+        self._share = functools.cache(lambda shared: ray.put(shared.data))
         self._running: dict[Future[Any], Any] = {}
         self._nodes: dict[str, int] = {}  # processors by node
         self._names: dict[str, str] = {}  # of nodes
@@ -123,7 +124,7 @@ class RayPool:
         reference = self._task.options(**options).remote(self._run_unit, request, *given)
         future: Future[Any] = reference.future()
         self._running[future] = reference
-        future.add_done_callback(self._forget)
+        future.add_done_callback(self._running.pop)
         return reply_future(future, explain, self._known)
 
     def size(self) -> int:
@@ -134,15 +135,12 @@ class RayPool:
             if cancel:
                 for reference in list(self._running.values()):
                     ray.cancel(reference, force=False)
-            self._shared.clear()
+            self._share.cache_clear()
         self._leave()
 
     def _known(self, result: tuple[str, bytes]) -> Reply:
         node, data = result
         return Reply(self._names.get(node, node), data)
-
-    def _forget(self, future: Future[Any]) -> None:
-        self._running.pop(future, None)
 
     def _look(self) -> dict[str, int]:
         if time.monotonic() - self._looked > SIZE_SECONDS:
@@ -153,11 +151,6 @@ class RayPool:
             self._names |= {node["NodeID"]: node_name(node["NodeManagerHostname"], node["NodeID"]) for node in nodes}
             self._looked = time.monotonic()
         return self._nodes
-
-    def _share(self, shared: Shared) -> object:
-        if shared not in self._shared:
-            self._shared[shared] = ray.put(shared.data)
-        return self._shared[shared]
 
 
 def explain(error: BaseException) -> BaseException:
