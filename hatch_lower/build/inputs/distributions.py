@@ -6,10 +6,12 @@ read from RECORDs, and only in the process that exports.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 from hatch_lower.cache.stats import StatCache
@@ -73,14 +75,11 @@ def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
     # every RECORD is read: a build of what is known cannot afford that, so only the process of an export comes here
     owners: dict[str, str] = {}
     for distribution in distributions:
-        rows: list[str] = []
-        path = f"{distribution.information}/RECORD"
-        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8", newline="") as file:
-            rows = file.read().splitlines()
-        for row in rows:
-            path = row.rsplit(",", 2)[0]
-            if path.startswith('"'):
-                path = path[1:-1].replace('""', '"')
+        paths: list[str] = []
+        record = f"{distribution.information}/RECORD"
+        with suppress(OSError, UnicodeDecodeError, csv.Error), open(record, encoding="utf-8", newline="") as file:
+            paths = [row[0] for row in csv.reader(file) if row]
+        for path in paths:
             if path.startswith((".", "/")):
                 path = os.path.normpath(os.path.join(distribution.entry, path))
             else:
@@ -94,32 +93,31 @@ class Owners:
 
     # An editable install owns nothing but its metadata: the files that it leads to are read where they are edited.
 
-    __slots__ = ("_distributions", "_files", "_folders", "_spellings")
-
     def __init__(self, distributions: Mapping[str, Distribution], entries: Sequence[str]) -> None:
         self._distributions = distributions
         self._spellings = [(f"{os.path.realpath(entry)}/", f"{entry}/") for entry in entries if entry]
-        self._files: Mapping[str, str] | None = None
-        self._folders: dict[str, set[str]] = {}
 
     def owner(self, path: str) -> str | None:
-        files = self._load()
+        files = self._files
         return next((files[spelling] for spelling in self._spelled(path) if spelling in files), None)
 
     def below(self, folder: str) -> frozenset[str]:
-        self._load()
         owners = (self._folders.get(spelling, ()) for spelling in self._spelled(folder))
         return frozenset(name for names in owners for name in names)
 
-    def _load(self) -> Mapping[str, str]:
-        if self._files is None:
-            self._files = installed_files(self._distributions.values())
-            for folder, name in {(path.rpartition("/")[0], name) for path, name in self._files.items()}:
-                entry = self._distributions[name].entry
-                while folder.startswith(entry) and name not in self._folders.get(folder, ()):
-                    self._folders.setdefault(folder, set()).add(name)
-                    folder = folder.rpartition("/")[0]
-        return self._files
+    @cached_property
+    def _files(self) -> Mapping[str, str]:
+        return installed_files(self._distributions.values())
+
+    @cached_property
+    def _folders(self) -> Mapping[str, set[str]]:
+        folders: dict[str, set[str]] = {}
+        for folder, name in {(path.rpartition("/")[0], name) for path, name in self._files.items()}:
+            entry = self._distributions[name].entry
+            while folder.startswith(entry) and name not in folders.get(folder, ()):
+                folders.setdefault(folder, set()).add(name)
+                folder = folder.rpartition("/")[0]
+        return folders
 
     def _spelled(self, path: str) -> list[str]:
         """Return a path, and what it is called below the search path's entries if those are links."""

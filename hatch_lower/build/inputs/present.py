@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
@@ -65,16 +66,13 @@ class Present:
         self._entries = tuple(map(str, roots.search_path))
         self._import_folders = frozenset(map(os.path.realpath, self._entries))
         self._library = frozenset(prefix for folder in standard_library() for prefix in spellings(folder))
-        self._listings: dict[str, Listing | None] = {}
+        self._list = cache(list_entry)
         self._answers: dict[tuple[object, ...], str] = {}
-        self._distributions: Mapping[str, Distribution] | None = None
 
-    @property
+    @cached_property
     def distributions(self) -> Mapping[str, Distribution]:
-        if self._distributions is None:
-            listings = ((entry, self._list(entry)) for entry in self._entries)
-            self._distributions = find_distributions((entry, listing.names) for entry, listing in listings if listing)
-        return self._distributions
+        listings = ((entry, self._list(entry)) for entry in self._entries)
+        return find_distributions((entry, listing.names) for entry, listing in listings if listing)
 
     @remembered
     def file(self, located: str) -> str:
@@ -173,11 +171,10 @@ class Present:
             return f"archive {self.stats.digest(entry)}"
         return self.roots.locate(path) or PROVIDED
 
-    def _list(self, path: str) -> Listing | None:
-        if path not in self._listings:
-            listing = list_folder(path)
-            self._listings[path] = list_archive(path) if listing is None and os.path.isfile(path) else listing
-        return self._listings[path]
+
+def list_entry(path: str) -> Listing | None:
+    listing = list_folder(path)
+    return list_archive(path) if listing is None and os.path.isfile(path) else listing
 
 
 def files_matching(root: Path, glob: str) -> set[Path]:
