@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 PIECE = 1 << 20
 
@@ -34,11 +35,16 @@ def sha256_file(path: Path) -> str:
         return sha256_stream(file)
 
 
-def sha256_stream(file: BinaryIO) -> str:
+def sha256_stream(file: IO[bytes]) -> str:
     total = hashlib.sha256()
     while piece := file.read(PIECE):
         total.update(piece)
     return total.hexdigest()
+
+
+def recorded_digest(sha256: str) -> str:
+    """Return what the RECORD of a wheel says of a file of a sha256."""
+    return f"sha256={base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip('=')}"
 
 
 def is_file_of(path: Path, size: int, sha256: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hatch_lower.cache.locks import make_held, remove_abandoned
-from hatch_lower.canonical import PIECE, digest_of, is_file_of, open_file, sha256_bytes
+from hatch_lower.canonical import PIECE, digest_of, is_file_of, open_file, recorded_digest, sha256_bytes
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_document, write_file
 
@@ -172,14 +171,10 @@ def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> byte
     """Return RECORD with a row for each payload file, before the rows of the metadata."""
     rows = list(csv.reader(io.StringIO(record, newline="")))
     place = next(i for i, row in enumerate(rows) if row and row[0].startswith(metadata))
-    rows[place:place] = [[file.path, f"sha256={record_digest(file.sha256)}", str(file.size)] for file in payload]
+    rows[place:place] = [[file.path, recorded_digest(file.sha256), str(file.size)] for file in payload]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-def record_digest(sha256: str) -> str:
-    return base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
 # wheels that never got their payload: where no kill prevents it, they do not stay

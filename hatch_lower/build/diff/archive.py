@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -10,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start
+from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start, plain_member
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
+from hatch_lower.canonical import sha256_stream
 from hatch_lower.errors import PackageError
 from hatch_lower.frozen import Frozen
 
@@ -42,7 +42,7 @@ def read_wheel(path: Path) -> Wheel:
             entries = archive.infolist()
             counts = Counter(entry.filename for entry in entries)
             members = {entry.filename: entry for entry in entries}
-            digests = {name: digest_of_member(archive, entry) for name, entry in members.items()}
+            digests = {name: digest_of_member(archive, name) for name in members}
             repeated = tuple(sorted(name for name, number in counts.items() if number > 1))
             return Wheel(path, members, digests, repeated)
     except ARCHIVE_ERRORS as error:
@@ -58,15 +58,9 @@ def unreadable(path: Path, error: BaseException) -> PackageError:
     )
 
 
-def digest_of_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
-    if entry.compress_type not in COMPRESSIONS:
-        msg = f"compression method {entry.compress_type}, which is not one of a wheel's"
-        raise NotImplementedError(msg)
-    total = hashlib.sha256()
-    with archive.open(entry) as file:
-        while piece := file.read(PIECE):
-            total.update(piece)
-    return total.hexdigest()
+def digest_of_member(archive: zipfile.ZipFile, name: str) -> str:
+    with archive.open(plain_member(archive, name)) as file:
+        return sha256_stream(file)
 
 
 def map_member(wheel: Wheel, name: str) -> memoryview:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
@@ -13,6 +12,7 @@ from typing import Any
 from hatch_lower.build.diff.archive import Wheel, map_member
 from hatch_lower.build.diff.difference import LABEL, Known
 from hatch_lower.build.diff.tensors import header_of
+from hatch_lower.canonical import recorded_digest
 from hatch_lower.format.constants import CONSTANTS_FILES
 
 DOCUMENT_LIMIT = 1 << 26  # bytes of a document that is read whole
@@ -121,5 +121,4 @@ def record_rows(record: str, text: str, wheel: Wheel, pairs: Mapping[str, str]) 
 
 
 def row_of(wheel: Wheel, name: str) -> list[str]:
-    digest = base64.urlsafe_b64encode(bytes.fromhex(wheel.digests[name])).decode().rstrip("=")
-    return [f"sha256={digest}", str(wheel.members[name].file_size)]
+    return [recorded_digest(wheel.digests[name]), str(wheel.members[name].file_size)]
