@@ -36,9 +36,11 @@ class Event(Frozen):
 
 
 class Reporter(Protocol):
-    """Shows events; `close` ends a live line."""
-
     def report(self, event: Event) -> None: ...
+
+
+class Display(Reporter, Protocol):
+    """Shows events to people; `close` ends a live line."""
 
     def close(self) -> None: ...
 
@@ -47,13 +49,10 @@ class NullReporter:
     def report(self, event: Event) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 class SaidOnce:
     # the hook and each model's process use the same cache and the same torch, and note the same things about them
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Display) -> None:
         self._reporter = reporter
         self._said: set[str] = set()
 
@@ -127,7 +126,7 @@ class LiveReporter:
 class CollapsedOutput:
     # keeps what the models' code prints in a file, and says only how many lines there were; without a file, or where it
     # cannot be written, the lines are lost
-    def __init__(self, reporter: Reporter, path: Path | None) -> None:
+    def __init__(self, reporter: Display, path: Path | None) -> None:
         self._reporter = reporter
         self._path = path
         self._lines: Counter[str] = Counter()

@@ -46,9 +46,6 @@ class PipeReporter:
             while line and file_identity(self._descriptor) == self._pipe:
                 line = line[os.write(self._descriptor, line) :]
 
-    def close(self) -> None:
-        """Do nothing: the pipe closes with the process."""
-
 
 def file_identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)

@@ -22,9 +22,6 @@ class StageSeconds:
             self._seconds[event.recipe] += event.seconds
         self._reporter.report(event)
 
-    def close(self) -> None:
-        self._reporter.close()
-
     def of(self, recipe: str) -> float:
         """Return the seconds of a recipe with those of the stages that serve all: of a machine that makes it alone."""
         return self._seconds[""] + self._seconds[recipe]

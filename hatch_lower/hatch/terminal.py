@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
+from hatch_lower.events import CollapsedOutput, Display, LineReporter, LiveReporter
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import MethodRow, ModelResult
@@ -19,9 +19,9 @@ NUMBERS = range(3, 8)  # columns
 LEVELS = {1: "unchanged", 2: "same graph"}
 
 
-def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | None) -> Reporter:
+def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | None) -> Display:
     """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
-    reporter: Reporter = LineReporter(write_line)
+    reporter: Display = LineReporter(write_line)
     if verbosity >= 0 and sys.stderr.isatty():
         reporter = LiveReporter(sys.stderr, write_line, shutil.get_terminal_size().columns)
     return reporter if verbosity > 0 else CollapsedOutput(reporter, log)

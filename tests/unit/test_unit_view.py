@@ -22,9 +22,6 @@ class Shown:
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def close(self) -> None:
-        pass
-
 
 def test_the_view_counts_units_and_names_those_that_run_for_longest() -> None:
     shown = Shown()

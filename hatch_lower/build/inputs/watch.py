@@ -73,9 +73,6 @@ class PausingReporter:
                 self._pause.enter_context(self._recorder.unwatched())
         self._reporter.report(event)
 
-    def close(self) -> None:
-        self._reporter.close()
-
 
 class PausingRemote:
     """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export."""

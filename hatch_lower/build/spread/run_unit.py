@@ -70,9 +70,6 @@ class Log:
         if event.state not in ("start", "going"):
             self._lines.append(self.without_paths(cut(finished_line(event))))
 
-    def close(self) -> None:
-        pass
-
     def lines(self) -> tuple[str, ...]:
         return tuple(self._lines)
 
