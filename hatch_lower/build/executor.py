@@ -63,7 +63,6 @@ def export_models(
             search_path=path,
             import_roots=path[1:],
             later_hooks=context.view.later_hooks,
-            events=-1,
             manifest=known[model.name].key if store.writes and known else {},
             units=units.get(model.name, {}) if store.writes else {},
             recorded_path=context.search_path,

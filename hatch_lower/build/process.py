@@ -84,7 +84,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
                     if not child.timed_out and time.monotonic() - child.began > timeout:
                         child.timed_out = True
                         end([child])
-                    if has_ended(child):
+                    if is_over(child.process):
                         reap(child)
                         answers[child.request.model] = close(child, selector, reporter, timeout)
                         running.remove(child)
@@ -191,10 +191,6 @@ def read_event(line: bytes) -> Event | None:
     return event
 
 
-def has_ended(child: Child) -> bool:
-    return is_over(child.process)
-
-
 def is_over(process: subprocess.Popen[bytes]) -> bool:
     # its process id is not given back yet, for it still names the group
     if process.returncode is not None:
@@ -214,13 +210,13 @@ def reap(child: Child) -> None:
 
 def end(children: Sequence[Child]) -> None:
     """End children and all that they started, gently first, and wait for them."""
-    alive = [child for child in children if not has_ended(child)]
+    alive = [child for child in children if not is_over(child.process)]
     for child in alive:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     try:
-        while time.monotonic() < deadline and not all(has_ended(child) for child in alive):
+        while time.monotonic() < deadline and not all(is_over(child.process) for child in alive):
             time.sleep(TICK_SECONDS / 20)
     finally:
         for child in children:

@@ -86,7 +86,8 @@ def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, P
     below = [path for path in sorted(folders) if f"{path}/".startswith(f"{folder}/")]
     special = [path for path in sorted(renamed) if path.startswith(f"{folder}/")]
     sources = sorted(folders.get(folder, ()))
-    if len(sources) == 1 and not special and all(folders[path] == {under(sources[0], folder, path)} for path in below):
+    whole = len(sources) == 1 and not special
+    if whole and all(folders[path] == {sources[0] / path[len(folder) + 1 :]} for path in below):
         yield folder, sources[0]
         return
     children = {child_of(folder, path) for path in [*below, *special] if path != folder} - set(special)
@@ -97,10 +98,6 @@ def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, P
                 yield here, entry
     for child in sorted(children):
         yield from link_folder(child, folders, renamed)
-
-
-def under(source: Path, folder: str, deeper: str) -> Path:
-    return source / deeper[len(folder) + 1 :] if deeper != folder else source
 
 
 def child_of(folder: str, deeper: str) -> str:

@@ -37,10 +37,10 @@ class Request(Frozen):
     model: str
     folder: Path  # where it writes the model's files, and the answer
     mode: Mode
-    search_path: tuple[Path, ...]  # directories for the front of `sys.path`: the project as if it were installed
-    import_roots: tuple[Path, ...]  # those of them that hold the user's own code
-    later_hooks: tuple[str, ...]  # build hooks that run after this one
-    events: int
+    search_path: tuple[Path, ...] = ()  # directories for the front of `sys.path`: the project as if it were installed
+    import_roots: tuple[Path, ...] = ()  # those of them that hold the user's own code
+    later_hooks: tuple[str, ...] = ()  # build hooks that run after this one
+    events: int = -1  # the descriptor of the pipe for them, once there is one
     # components of the `ManifestKey` under which the result is remembered; empty if it is not
     manifest: Mapping[str, object] = field(default_factory=dict)
     # mode `recipe`: recipe to the components of the key under which it is remembered that its record holds

@@ -58,10 +58,6 @@ def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -
             model=asked.name,
             folder=folder,
             mode="part",
-            search_path=(),
-            import_roots=(),
-            later_hooks=(),
-            events=-1,
             asking=may_ask,
             outbox=place.outbox,
         )
