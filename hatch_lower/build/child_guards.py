@@ -22,9 +22,7 @@ SOCKET_NAME = len("/pymp-12345678/listener-12345678")  # what `multiprocessing` 
 LIFELINE = "lifeline"
 # Signals that end or stop a process which does not handle them
 ENDING = frozenset(
-    getattr(signal, name)
-    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
-    if hasattr(signal, name)
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGSTOP}
 )
 
 

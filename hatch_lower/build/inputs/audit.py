@@ -216,6 +216,6 @@ class CLibrary:
 def handle_of(name: str | None) -> int:
     """Return the handle of a library, or of everything that is loaded; 0 where there is none."""
     try:
-        return int(ctypes.PyDLL(name)._handle) if sys.platform != "win32" else 0
+        return int(ctypes.PyDLL(name)._handle)
     except OSError:
         return 0

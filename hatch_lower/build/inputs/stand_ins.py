@@ -168,10 +168,8 @@ def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], A
 
 def wrap_forks(exchanged: Exchanged, note: Note) -> None:
     """Watch the one way in which `multiprocessing` starts processes without an audit event."""
-    try:
-        import _posixsubprocess
-    except ImportError:
-        return
+    import _posixsubprocess
+
     exchanged.put(_posixsubprocess, "fork_exec", lambda original: noting_function(original, note))
 
 

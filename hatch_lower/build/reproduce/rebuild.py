@@ -101,7 +101,7 @@ class Variation(Frozen):
     """How a build differs from one that the caller would run."""
 
     environment: Mapping[str, str]  # all its variables
-    umask: int  # its umask; -1 where the system has none
+    umask: int
     places: Mapping[str, str]  # the paths that only it has, to what they are
     told: Mapping[str, str]  # what is varied, with its values, for people
 
@@ -116,15 +116,14 @@ def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation
         folder.mkdir(mode=0o700)  # whatever the umask: the cache is not one that others may write to
         places[str(folder)] = f"the rebuild's {variables[0]}"
         chosen |= dict.fromkeys(variables, str(folder))
-    mask = -1 if os.name == "nt" else 0o077 if current_umask() != 0o077 else 0o022
+    mask = 0o077 if current_umask() != 0o077 else 0o022
     fixed = {
         "HATCH_LOWER_CACHE": "off",  # what was lowered before would come out the same
         "HATCH_LOWER_REMOTE_CACHE": "off",
         "PYTHONUSERBASE": site.getuserbase(),  # packages installed there are tools of the build, wherever HOME is
     }
     told = {name: chosen[name] for name in (*CHOICES, "HOME", "TMPDIR")} | {"source folder": str(project)}
-    told |= {"umask": f"{mask:03o}"} if mask >= 0 else {}
-    told |= {"cores": "1"} if spare_cores() else {}
+    told |= {"umask": f"{mask:03o}"} | ({"cores": "1"} if spare_cores() else {})
     return Variation({**environment, **chosen, **fixed}, mask, places, told)
 
 

@@ -10,10 +10,10 @@ Executors of jobs, such as submitit's for Slurm, call nobody: the jobs that they
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pkgutil
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -33,9 +33,6 @@ from hatch_lower.build.spread.pool import (
 )
 from hatch_lower.cache.locks import make_held
 from hatch_lower.errors import ExecutorError
-
-if sys.platform != "win32":
-    import fcntl
 
 MOST_AVOIDED = 8  # workers that may refuse a unit: nobody knows how many there are
 ASK_SECONDS = 0.2  # between two rounds of asking jobs
@@ -125,14 +122,10 @@ def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, *attachments: b
 
 def watch_file(path: Path) -> Callable[[], bool]:
     """Return what says whether somebody still holds a file, if that can be seen from here."""
-    if sys.platform == "win32" or not path.exists() or not is_held(path):
-        return lambda: True
-    return lambda: is_held(path)
+    return (lambda: is_held(path)) if is_held(path) else (lambda: True)
 
 
 def is_held(path: Path) -> bool:
-    if sys.platform == "win32":
-        return True
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -191,16 +184,13 @@ class JobExecutor(Executor):
 
 def is_settled(future: Future[Any], job: Any) -> bool:
     """Give a future what its job came to, if that is over."""
-    try:
-        if not job.done():
-            return False
-        result = job.result()
-    except Exception as error:
-        with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
+    with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
+        try:
+            if not job.done():
+                return False
+            future.set_result(job.result())
+        except Exception as error:
             future.set_exception(reason_of(str(error)))
-    else:
-        with contextlib.suppress(InvalidStateError):
-            future.set_result(result)
     return True
 
 
