@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK = 1 << 20
+Date = tuple[int, int, int, int, int, int]  # of a member
 
 
 class Archive(Frozen):
@@ -46,7 +47,7 @@ def copy_span(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
 def write_file(
     target: BinaryIO,
     name: str,
-    date: tuple[int, int, int, int, int, int],
+    date: Date,
     source: io.FileIO,
     size: int,
     pool: ThreadPoolExecutor | None,
@@ -83,9 +84,7 @@ def write_file(
     return entry, count, digest.hexdigest()
 
 
-def write_document(
-    target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], data: bytes
-) -> zipfile.ZipInfo:
+def write_document(target: BinaryIO, name: str, date: Date, data: bytes) -> zipfile.ZipInfo:
     """Append a deflated member; return its entry."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     packed = packer.compress(data) + packer.flush()
@@ -95,7 +94,7 @@ def write_document(
     return entry
 
 
-def new_entry(target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], size: int) -> zipfile.ZipInfo:
+def new_entry(target: BinaryIO, name: str, date: Date, size: int) -> zipfile.ZipInfo:
     """Return the entry of a stored regular file, mode 0644, that starts where `target` stands."""
     entry = zipfile.ZipInfo(name, date)
     entry.create_system = 3

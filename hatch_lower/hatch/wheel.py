@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from hatch_lower.cache.locks import make_held, remove_abandoned
 from hatch_lower.canonical import PIECE, digest_of, is_file_of, open_file, recorded_digest, sha256_bytes
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_document, write_file
+from hatch_lower.hatch.archive import Date, copy_span, new_entry, read_archive, write_document, write_file
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -127,11 +127,7 @@ def hashing_thread(payload: Sequence[PayloadFile]) -> AbstractContextManager[Thr
 
 
 def write_payload(
-    target: BinaryIO,
-    file: PayloadFile,
-    date: tuple[int, int, int, int, int, int],
-    pool: ThreadPoolExecutor | None,
-    store: Store | None,
+    target: BinaryIO, file: PayloadFile, date: Date, pool: ThreadPoolExecutor | None, store: Store | None
 ) -> zipfile.ZipInfo:
     """Append one payload file and see that it is what was lowered."""
     if store is not None and file.source != store.blob_path(file.sha256):
