@@ -61,18 +61,16 @@ def refuse_incomplete(wheel: Path) -> None:
     """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
     names = ("RECORD", "entry_points.txt", "METADATA")
     record, entry_points, metadata = ((metadata_text(wheel, name) or "").splitlines() for name in names)
-    promise = ""
-    if any(f"/{MANIFEST}," in line for line in record):
-        promise = f"a RECORD that lists `{MANIFEST}`"
-    elif f"[{MODEL_GROUP}]" in entry_points:
-        promise = f"entry points `{MODEL_GROUP}`"
-    elif any(line.startswith("Requires-Dist: hatch-lower") for line in metadata):
-        promise = "a requirement of `hatch-lower`"
-    if promise:
+    promises = {
+        f"a RECORD that lists `{MANIFEST}`": any(f"/{MANIFEST}," in line for line in record),
+        f"entry points `{MODEL_GROUP}`": f"[{MODEL_GROUP}]" in entry_points,
+        "a requirement of `hatch-lower`": any(line.startswith("Requires-Dist: hatch-lower") for line in metadata),
+    }
+    if any(promises.values()):
         raise ProgramError(
             "the wheel is incomplete: it is without its lowered models",
             where=str(wheel),
-            found=f"{promise}, and no `{MANIFEST}`",
+            found=f"{next(text for text, made in promises.items() if made)}, and no `{MANIFEST}`",
             hint="build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
         )
 

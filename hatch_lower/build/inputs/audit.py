@@ -189,13 +189,11 @@ class CLibrary:
 
     def __init__(self, preloaded: bool) -> None:
         self._preloaded = preloaded
-        self._everything = handle_of(None)
+        loaded = ctypes.PyDLL(None)
+        self._everything = loaded._handle
         self._own = handle_of(NAME) or self._everything
-        self._find: Callable[[int, bytes], int | None] = lambda handle, name: None
-        if self._everything:
-            # not `_ctypes.dlsym`, which raises an audit event
-            self._find = ctypes.PyDLL(None).dlsym
-            self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+        self._find = loaded.dlsym  # not `_ctypes.dlsym`, which raises an audit event
+        self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
 
     def is_unseen(self, library: object, name: object) -> bool:
         """Return whether calls of what was asked for leave no note, though they may read something."""
@@ -213,8 +211,8 @@ class CLibrary:
         )
 
 
-def handle_of(name: str | None) -> int:
-    """Return the handle of a library, or of everything that is loaded; 0 where there is none."""
+def handle_of(name: str) -> int:
+    """Return the handle of a library; 0 where there is none."""
     try:
         return int(ctypes.PyDLL(name)._handle)
     except OSError:

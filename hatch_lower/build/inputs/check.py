@@ -27,10 +27,7 @@ def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
     yield from (Change("unknown", reason, "", "") for reason in sorted(inputs.unknown))
     yield from compare("distribution", inputs.distributions, present.distribution)
     yield from compare("file", inputs.files, present.file)
-    for name, before in sorted(inputs.modules.items()):
-        after = present.module(name, owners_in(before))
-        if before != after:
-            yield Change("module", name, before, after)
+    yield from compare("module", inputs.modules, lambda name: present.module(name, owners_in(inputs.modules[name])))
     yield from compare("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
     yield from compare("look", inputs.looks, present.look)
     yield from compare("time", inputs.times, present.time)

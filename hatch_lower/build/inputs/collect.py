@@ -151,7 +151,6 @@ class Collector:
         if self.is_young(before) or not all(self.is_same(seen, State.of(after)) for seen in self.seen(path, before)):
             self.doubt(located)
         self.files[located] = digest
-        return None
 
     def add_looks(self, paths: Iterable[str]) -> None:
         interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))

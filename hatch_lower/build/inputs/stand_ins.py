@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
 from hatch_lower.runtime.torch_private.unimported import file_readers, refused_by_tracer
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+Function = Callable[..., Any]
 Note = Callable[[object], None]
 Wrap = Callable[[Any], object]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
@@ -87,12 +86,10 @@ def noting_class(original: type, note: Note) -> type:
     return NotingType(original.__name__, (), {**attributes, "__module__": original.__module__})
 
 
-def noting_function(
-    original: Callable[Arguments, Result], note: Note, position: int = 0
-) -> Callable[Arguments, Result]:
+def noting_function(original: Function, note: Note, position: int = 0) -> Function:
     """Return a stand-in for a function that is given a path at a position."""
 
-    def noting(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def noting(*arguments: Any, **named: Any) -> Any:
         for path in (*arguments[position : position + 1], *(named[name] for name in ("filename",) if name in named)):
             note(path)
         return original(*arguments, **named)
@@ -100,7 +97,7 @@ def noting_function(
     return called_like(noting, original)
 
 
-def called_like(stand_in: Callable[Arguments, Result], original: Callable[..., object]) -> Callable[Arguments, Result]:
+def called_like(stand_in: Function, original: Function) -> Function:
     # not `functools.wraps`: who asks for `__wrapped__` would get by the recorder
     stand_in.__name__ = stand_in.__qualname__ = original.__name__
     stand_in.__doc__ = original.__doc__
@@ -155,8 +152,8 @@ def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], A
     # it starts a program that is linked statically, so that nobody can watch it, and that lists what is in one file
     import ctypes.util
 
-    def wrap(original: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        def finding(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def wrap(original: Function) -> Function:
+        def finding(*arguments: Any, **named: Any) -> Any:
             note(LOADERS_LIST)
             with silent():
                 return original(*arguments, **named)
@@ -180,10 +177,8 @@ def wrap_times(exchanged: Exchanged, note: Note, note_scan: Note) -> None:
     exchange(exchanged, "scandir", lambda original: timing_function(original, note_scan, is_called_by_others))
 
 
-def timing_function(
-    original: Callable[Arguments, Result], note: Note, counts: Callable[[FrameType], bool]
-) -> Callable[Arguments, Result]:
-    def timing(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+def timing_function(original: Function, note: Note, counts: Callable[[FrameType], bool]) -> Function:
+    def timing(*arguments: Any, **named: Any) -> Any:
         if counts(sys._getframe(1)):
             path = next(iter((*arguments, *(named[name] for name in ("path", "fd") if name in named))), None)
             path = "." if path is None else path
@@ -229,12 +224,10 @@ def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) ->
         exchanged.put(owner, name, lambda original: noting(original, note, "random numbers of the system"))
 
 
-def noting(
-    original: Callable[Arguments, Result], note: Callable[[FrameType, str], None], what: str = ""
-) -> Callable[Arguments, Result]:
+def noting(original: Function, note: Callable[[FrameType, str], None], what: str = "") -> Function:
     """Return a stand-in that tells who calls, and what for; a clock gives the time unless it has an argument."""
 
-    def stand_in(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def stand_in(*arguments: Any, **named: Any) -> Any:
         if what or not arguments:
             frame = sys._getframe(1)
             while frame.f_globals.get("__name__") in BETWEEN and frame.f_back is not None:
