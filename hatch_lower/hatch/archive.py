@@ -14,8 +14,6 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hatch_lower.frozen import Frozen
-
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -23,18 +21,12 @@ CHUNK = 1 << 20
 Date = tuple[int, int, int, int, int, int]  # of a member
 
 
-class Archive(Frozen):
-    """What is in an archive: members in the order of their bytes, and where each one's bytes end."""
-
-    members: tuple[zipfile.ZipInfo, ...]
-    ends: tuple[int, ...]
-
-
-def read_archive(path: Path) -> Archive:
+def read_archive(path: Path) -> tuple[list[zipfile.ZipInfo], list[int]]:
+    """Return the members of an archive in the order of their bytes, and where each one's bytes end."""
     with zipfile.ZipFile(path) as file:
         members = sorted(file.infolist(), key=lambda member: member.header_offset)
         directory = file.start_dir
-    return Archive(tuple(members), (*(member.header_offset for member in members[1:]), directory))
+    return members, [*(member.header_offset for member in members[1:]), directory]
 
 
 def copy_span(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:

@@ -12,8 +12,6 @@ from hatch_lower.errors import ConfigError
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
 
-HOOK = "lower"
-
 
 class UnusedHookError(ConfigError):
     """There is a project, and it does not use hatch-lower."""
@@ -53,7 +51,7 @@ def open_project(root: Path) -> Project:
     from hatchling.metadata.core import ProjectMetadata
     from hatchling.plugin.manager import PluginManager
 
-    from hatch_lower.hatch.project import read_project
+    from hatch_lower.hatch.project import HOOK, read_project
 
     try:
         plugins = PluginManager()

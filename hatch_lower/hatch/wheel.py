@@ -81,23 +81,23 @@ def write_wheel(
     # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped, but for plans
     # and debug maps, which deflate to a tenth. Metadata comes last, as the specification of wheels recommends, byte for
     # byte but for RECORD.
-    archive = read_archive(wheel)
+    members, ends = read_archive(wheel)
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
-    record = next((member for member in archive.members if member.filename == f"{metadata}RECORD"), None)
+    record = next((member for member in members if member.filename == f"{metadata}RECORD"), None)
     if record is None:
         what = "the payload cannot be added to a wheel without a RECORD"
         raise PackageError(what, where=wheel.name, hint=f"see which build hook removes `{metadata}RECORD`")
-    check_paths({member.filename for member in archive.members}, payload)
-    first = next(i for i, member in enumerate(archive.members) if member.filename.startswith(metadata))
+    check_paths({member.filename for member in members}, payload)
+    first = next(i for i, member in enumerate(members) if member.filename.startswith(metadata))
     with zipfile.ZipFile(source) as file:
         rows = add_rows(file.read(record).decode(), metadata, payload)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as written:
         # what `written` has not written itself it only lists: it writes the directory when it is closed
-        written.filelist += archive.members[:first]
-        copy_span(source, target, 0, archive.members[first].header_offset)
+        written.filelist += members[:first]
+        copy_span(source, target, 0, members[first].header_offset)
         with hashing_thread(payload) as pool:
             written.filelist += [write_payload(target, file, record.date_time, pool, store) for file in payload]
-        for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
+        for member, end in zip(members[first:], ends[first:], strict=True):
             if member is not record:
                 start, member.header_offset = member.header_offset, target.tell()
                 copy_span(source, target, start, end)

@@ -119,17 +119,17 @@ def test_members_are_copied_without_being_packed_again(tmp_path: Path) -> None:
     with zipfile.ZipFile(old, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("a", "b", "c"):
             archive.writestr(name, name.encode() * 100_000)
-    found = read_archive(old)
+    members, ends = read_archive(old)
     with old.open("rb") as source, new.open("w+b") as target:
         entries = []
-        for member, end in zip(found.members[1:], found.ends[1:], strict=True):
+        for member, end in zip(members[1:], ends[1:], strict=True):
             start, member.header_offset = member.header_offset, target.tell()
             copy_span(source, target, start, end)
             entries.append(member)
         write_directory(target, entries)
     assert read_back(new) == {name: name.encode() * 100_000 for name in ("b", "c")}
-    begin, end = found.members[0].header_offset, found.ends[0]
-    assert new.read_bytes().startswith(old.read_bytes()[end : found.ends[2]])
+    begin, end = members[0].header_offset, ends[0]
+    assert new.read_bytes().startswith(old.read_bytes()[end : ends[2]])
     assert end > begin
 
 
@@ -138,8 +138,8 @@ def test_a_member_that_had_eight_bytes_keeps_one_zip64_field(tmp_path: Path, mon
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
     path = tmp_path / "a.zip"
     write_archive(path, {"large": DATA})
-    found = read_archive(path)
+    members, ends = read_archive(path)
     with path.open("rb") as source, (tmp_path / "b.zip").open("w+b") as target:
-        copy_span(source, target, 0, found.ends[0])
-        write_directory(target, found.members[:-1])
+        copy_span(source, target, 0, ends[0])
+        write_directory(target, members[:-1])
     assert (tmp_path / "b.zip").read_bytes() == path.read_bytes()

@@ -95,7 +95,7 @@ def check_record(path: Path) -> None:
 def test_the_payload_is_between_the_package_and_its_metadata(dist: Path, payload: list[PayloadFile]) -> None:
     path = make_wheel(dist)
     before = path.read_bytes()
-    members = {member.filename: member for member in read_archive(path).members}
+    members = {member.filename: member for member in read_archive(path)[0]}
 
     append_payload(path, payload)
 
