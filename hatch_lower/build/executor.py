@@ -47,7 +47,7 @@ def export_models(
     """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
     refuse_incomplete()
     settings, store, work = context.settings, context.store, context.work
-    path = write_site(context.view, work, settings.root)
+    path = write_site(settings, context.view, work)
     (work / "temporary").mkdir()
     library = built_library(store.directory.parent, context.environment) if store.writes else None
     requests = []

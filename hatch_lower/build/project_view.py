@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hatch_lower.config.settings import Settings
 from hatch_lower.frozen import Frozen
 
 
 class ProjectView(Frozen):
     """What the child process is given, so that the project looks installed to the code that exports its models."""
 
-    name: str  # of the distribution, normalised
-    version: str
     metadata: str  # text of the core metadata file `METADATA`
     entry_points: str  # text of `entry_points.txt`; empty if the project has none
     # directories for `sys.path`, in order: those that an editable install would add; last the project's own folder, if
@@ -104,18 +103,18 @@ def child_of(folder: str, deeper: str) -> str:
     return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
 
 
-def write_site(view: ProjectView, folder: Path, root: Path) -> tuple[Path, ...]:
+def write_site(settings: Settings, view: ProjectView, folder: Path) -> tuple[Path, ...]:
     """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`."""
     # what `importlib.metadata` finds of an editable install of the project
     site = folder / "site"
-    name = re.sub(r"[-_.]+", "_", view.name)
-    information = site / f"{name}-{view.version}.dist-info"
+    name = re.sub(r"[-_.]+", "_", settings.name)
+    information = site / f"{name}-{settings.version}.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text(view.metadata, encoding="utf-8")
     if view.entry_points:
         (information / "entry_points.txt").write_text(view.entry_points, encoding="utf-8")
     (information / "top_level.txt").write_text("\n".join(view.packages), encoding="utf-8")
-    origin = {"url": root.as_uri(), "dir_info": {"editable": True}}
+    origin = {"url": settings.root.as_uri(), "dir_info": {"editable": True}}
     (information / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
     if not view.links:
         return (site, *view.import_roots)

@@ -197,7 +197,7 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
     from hatch_lower.cli.measure.timed import Eager
 
     settings = project.settings
-    paths = write_site(project.view, stack.enter_context(work_folder()), settings.root)
+    paths = write_site(settings, project.view, stack.enter_context(work_folder()))
     return replace(
         task,
         table=settings.bench,

@@ -111,8 +111,6 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged
         roots = tuple(dict.fromkeys((*roots, root)))
     view = ProjectView(
-        name=core.name,
-        version=hook.metadata.version,
         # the body is the README: an export does not see it, so a new one is no reason to export again
         metadata=config.core_metadata_constructor(hook.metadata).partition("\n\n")[0].rstrip("\n") + "\n",
         entry_points=config.builder.construct_entry_points_file(),

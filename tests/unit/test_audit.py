@@ -71,7 +71,7 @@ def settings_of(root: Path, *models: str) -> Settings:
 
 def view_of(root: Path) -> ProjectView:
     metadata = "Metadata-Version: 2.1\nName: shop-floor\nVersion: 1.5\n"
-    return ProjectView("shop-floor", "1.5", metadata, "", (root,), (), ("shop_floor",), ())
+    return ProjectView(metadata, "", (root,), (), ("shop_floor",), ())
 
 
 @pytest.fixture

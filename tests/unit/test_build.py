@@ -183,7 +183,7 @@ class Shop:
 
     def view(self) -> ProjectView:
         metadata = "Metadata-Version: 2.4\nName: shop-floor\nVersion: 1.5\n"
-        return ProjectView("shop-floor", "1.5", metadata, "", (self.root,), (), ("shop",), ())
+        return ProjectView(metadata, "", (self.root,), (), ("shop",), ())
 
     def settings(self, *models: str, package: str = "shop", **others: Any) -> Settings:
         declared = tuple(ModelSettings(name, f"shop.models:{name}", package, ("default",)) for name in models)
@@ -639,17 +639,9 @@ def test_every_processor_that_has_avx2_computes_alike() -> None:
 def test_the_scratch_site_directory(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    given = ProjectView(
-        "shop-floor",
-        "1.5",
-        "Name: shop-floor\n",
-        "[a]\nb = c:d\n",
-        (tmp_path,),
-        (("shop/deep", source),),
-        ("shop",),
-        (),
-    )
-    path = write_site(given, tmp_path / "work", tmp_path)
+    links = (("shop/deep", source),)
+    given = ProjectView("Name: shop-floor\n", "[a]\nb = c:d\n", (tmp_path,), links, ("shop",), ())
+    path = write_site(Settings(tmp_path, "shop-floor", "1.5", (), (), ()), given, tmp_path / "work")
     assert path == (tmp_path / "work" / "site", tmp_path / "work" / "links", tmp_path)
     information = path[0] / "shop_floor-1.5.dist-info"
     assert (information / "METADATA").read_text() == "Name: shop-floor\n"

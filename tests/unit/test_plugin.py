@@ -206,8 +206,7 @@ def test_the_payload_goes_into_the_wheel(
     assert settings.seed == 3
     assert settings.root == root
     assert [(model.name, model.package) for model in settings.models] == [("digits", "digits")]
-    assert view.name == "digits"
-    assert view.version == "1.0"
+    assert (settings.name, settings.version) == ("digits", "1.0")
     assert "Name: digits\nVersion: 1.0\n" in view.metadata
     assert view.entry_points == "[hatch_lower.models]\ndigits = digits.model:export\n"
     assert view.import_roots == ((root / expected).resolve(),)

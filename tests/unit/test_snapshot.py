@@ -69,7 +69,7 @@ def settings_of(root: Path) -> tuple[Settings, ProjectView]:
     model = ModelSettings("small", "shop.models:small", "shop", ("default",))
     settings = Settings(root, "shop", "1", (model,), (Recipe("default"),), ("default",))
     links = (("shop/helper.py", root.parent / "common" / "helper.py"),)
-    return settings, ProjectView("shop", "1", "", "", (root / "src", root), links, ("shop",), ())
+    return settings, ProjectView("", "", (root / "src", root), links, ("shop",), ())
 
 
 def names_in(data: bytes) -> list[str]:

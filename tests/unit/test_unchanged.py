@@ -235,7 +235,7 @@ def test_a_result_of_another_machine_is_known(tmp_path: Path, declared: tuple[st
 
 MODEL = ModelSettings("digits", "digits.model:export", "digits", ("default",))
 SETTINGS = Settings(Path(), "digits", "1.0", (MODEL,), (Recipe("default"), Recipe("other")), ("default", "other"))
-VIEW = ProjectView("digits", "1.0", "Name: digits\n", "", (), (), ("digits",), ())
+VIEW = ProjectView("Name: digits\n", "", (), (), ("digits",), ())
 
 
 def key_of(

@@ -61,7 +61,7 @@ def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -
             asking=may_ask,
             outbox=place.outbox,
         )
-        view = ProjectView(asked.name, "0", "", "", (), (), (), ())
+        view = ProjectView("", "", (), (), (), ())
         try:
             run_children(place.context(settings, view, place.store, may_ask), [request])
         except LowerError:
