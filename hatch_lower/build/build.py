@@ -7,6 +7,7 @@ torch is imported in the children only, and what starts them only if there are a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,11 +101,7 @@ def collect_payload(settings: Settings, results: Sequence[ModelResult], work: Pa
     for package, members in packages.items():
         prefix = payload_folder(package)
         payload.append(write_package_manifest(settings, members, f"{prefix}/manifest.json", work))
-        payload += [
-            PayloadFile(f"{prefix}/{file.path}", file.source, file.size, file.sha256)
-            for result in members
-            for file in result.files
-        ]
+        payload += [replace(file, path=f"{prefix}/{file.path}") for result in members for file in result.files]
     return tuple(sorted(payload, key=lambda file: file.path))
 
 
@@ -117,7 +114,11 @@ def write_package_manifest(settings: Settings, results: Sequence[ModelResult], p
         {name: version for result in results for name, version in result.tools.items()},
         {result.model: result.entry for result in results},
     )
-    source = work / "payload" / path
+    return write_payload_file(path, data, work / "payload")
+
+
+def write_payload_file(path: str, data: bytes, work: Path) -> PayloadFile:
+    source = work / path
     source.parent.mkdir(parents=True)
     source.write_bytes(data)
     return PayloadFile(path, source, len(data), sha256_bytes(data))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
-
-TERMINATED = 128 + signal.SIGTERM  # the exit status of a command that was ended by this signal, as shells say it
 
 
 @contextmanager
@@ -18,7 +15,7 @@ def ending_on_sigterm() -> Iterator[None]:
     if not in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # an outer block has done it, or the program that called this has its own way
         return
-    signal.signal(signal.SIGTERM, exit_terminated)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the status that shells say
     try:
         yield
     finally:
@@ -37,10 +34,6 @@ def undisturbed() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def exit_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(TERMINATED)
 
 
 def in_main_thread() -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hatch_lower.build.assets import asset_files, find_assets
-from hatch_lower.build.build import look_up
+from hatch_lower.build.build import look_up, write_payload_file
 from hatch_lower.build.context import BuildContext
-from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile, payload_folder
 
@@ -52,8 +52,4 @@ def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
 def write_documents(name: str, documents: Documents, work: Path) -> Iterator[PayloadFile]:
     for package, document in sorted(documents.items()):
         data = canonical_json({"schema": 1, **document})
-        path = f"{payload_folder(package)}/{name}"
-        source = work / path
-        source.parent.mkdir(parents=True)
-        source.write_bytes(data)
-        yield PayloadFile(path, source, len(data), sha256_bytes(data))
+        yield write_payload_file(f"{payload_folder(package)}/{name}", data, work)

@@ -145,7 +145,7 @@ def reason_for_field(pointer: str, first: object, second: object, places: Mappin
     if isinstance(first, str) and isinstance(second, str):
         return reason_for_texts(first, second, places)
     if is_number(first) and is_number(second):
-        if isinstance(first, float) and isinstance(second, float) and relative(first, second) < CLOSE:
+        if isinstance(first, float) and isinstance(second, float) and math.isclose(first, second, rel_tol=CLOSE):
             return LOW_BITS
         return reason_for_texts(repr(first), repr(second), {})
     return ""
@@ -156,14 +156,6 @@ def reason_for_numbers(share: float, largest: float, *, drawn: bool) -> str:
     if largest < CLOSE:
         return LOW_BITS
     return UNSEEDED if drawn and share > 0.5 and largest > FAR else ""
-
-
-def relative(first: float, second: float) -> float:
-    """Return the difference of two numbers by the larger; infinite if one of them is not finite."""
-    if not (math.isfinite(first) and math.isfinite(second)):
-        return math.inf
-    largest = max(abs(first), abs(second))
-    return abs(first - second) / largest if largest else 0.0
 
 
 def is_number(value: object) -> bool:

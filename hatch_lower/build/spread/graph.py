@@ -12,6 +12,7 @@ ready ───── submitted ────► running ── made ──► ma
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,7 +60,7 @@ class UnitGraph:
         self.estimates = 0
         self._estimated = 0.0
         self._ready: list[tuple[float, int, State]] = []  # a heap; a unit whose chain grew is in it twice
-        self._pushed = 0
+        self._order = itertools.count()
         self._add(works)
 
     def need(self, state: State, works: Sequence[Work]) -> bool:
@@ -136,5 +137,4 @@ class UnitGraph:
         return True
 
     def _push(self, state: State) -> None:
-        self._pushed += 1
-        heapq.heappush(self._ready, (-state.chain, self._pushed, state))
+        heapq.heappush(self._ready, (-state.chain, next(self._order), state))
