@@ -65,10 +65,8 @@ class AuditEvents:
         }
 
     def hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self.active:
-            handler = self._handlers.get(event)
-            if handler is not None:
-                handler(*arguments)
+        if self.active and event in self._handlers:
+            self._handlers[event](*arguments)
 
     def _on_open(self, path: object, mode: object, flags: int, *_: object) -> None:
         access = flags & ACCESS

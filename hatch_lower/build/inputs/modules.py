@@ -37,14 +37,10 @@ def list_folder(path: str) -> Listing | None:
                 if is_folder(entry):
                     folders.add(name)
                 stem, dot, rest = name.partition(".")
-                if not stem:  # hidden
-                    continue
-                if not dot:
-                    if name in folders:
-                        modules.setdefault(name, FOLDER)
-                    continue
                 suffix = f".{rest}"
-                if suffix in SUFFIX_RANKS and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):
+                if not dot and name in folders:
+                    modules.setdefault(name, FOLDER)
+                elif stem and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):  # without a stem it is hidden
                     modules[stem] = suffix
     except OSError:
         return None
@@ -60,7 +56,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def rank_of(suffix: str) -> int:
-    # the lower, the earlier the import system tries it; a folder comes last
+    # the lower, the earlier the import system tries it; a folder comes last, as what is no module at all
     return SUFFIX_RANKS.get(suffix, len(SUFFIX_RANKS))
 
 
@@ -112,9 +108,7 @@ def places_of(name: str, entries: Sequence[str], list_entry: Callable[[str], Lis
         if listing is None or suffix is None:
             continue
         place = f"{entry}/{name}"
-        if suffix != FOLDER and name not in listing.folders:
-            return [(entry, place + suffix)]
-        if name not in listing.folders or is_package(place):  # a package in an archive, or in a folder
+        if is_package(place) if name in listing.folders else suffix == FOLDER:  # in a folder, or in an archive
             return [(entry, place)]
         if suffix != FOLDER:
             return [(entry, place + suffix)]
