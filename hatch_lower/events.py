@@ -50,6 +50,11 @@ class NullReporter:
         pass
 
 
+def notes_of(reporter: Reporter, stage: str, model: str) -> Callable[[str], None]:
+    """Return what reports lines of a stage, each as a note."""
+    return lambda line: reporter.report(Event(stage, "note", model, detail=line))
+
+
 class SaidOnce:
     # the hook and each model's process use the same cache and the same torch, and note the same things about them
     def __init__(self, reporter: Display) -> None:

@@ -103,7 +103,7 @@ class ResultLookup:
         self._store = store
         self._roots = roots
         self._environment = environment
-        self._stats = StatCache(stats_path(store))
+        self._stats = open_stats(store)
         self._secret = secret(store.directory, keeps=store.writes)
         self._present = Present(roots, environment, self._secret, self._stats, project)
 
@@ -261,8 +261,8 @@ def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[
     return tuple(sorted(brought))
 
 
-def stats_path(store: Store) -> Path:
-    return store.directory / "stats.json"
+def open_stats(store: Store) -> StatCache:
+    return StatCache(store.directory / "stats.json")
 
 
 def roots_of(root: Path, search_path: Sequence[Path], environment: Mapping[str, str], ignored: Sequence[Path]) -> Roots:

@@ -11,13 +11,13 @@ from contextlib import closing
 from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.lookup import stats_path
+from hatch_lower.build.lookup import open_stats
 from hatch_lower.build.sources import FILE, KnownSource, file_path, keep_source, known_source
 from hatch_lower.cache.locks import remove_abandoned
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, FetchError
-from hatch_lower.events import Event, stage
+from hatch_lower.events import notes_of, stage
 from hatch_lower.format.weights import Source
 from hatch_lower.pipeline.checkpoint import LocalSource, read_checkpoint
 from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
@@ -31,12 +31,9 @@ WHERE = "`weights` of the build hook `lower`"
 
 def obtain_sources(context: BuildContext, urls: Iterable[str]) -> dict[str, LocalSource]:
     """Return where the files of URLs are on this machine, after servers were asked whether they have changed."""
-
-    def note(line: str) -> None:
-        context.reporter.report(Event("weights", "note", context.settings.name, detail=line))
-
     store = context.store
-    stats = StatCache(stats_path(store))
+    note = notes_of(context.reporter, "weights", context.settings.name)
+    stats = open_stats(store)
     found = {}
     for url in urls:
         with stage(context.reporter, "weights", context.settings.name) as describe:

@@ -38,7 +38,7 @@ from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
-from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.events import Event, Reporter, notes_of, stage
 from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
@@ -86,10 +86,7 @@ def take_environment() -> dict[str, str]:
 
 def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
     """Return the model's report, and why what it was made from is not known; remember it if it is."""
-
-    def warn(line: str) -> None:
-        reporter.report(Event("cache", "note", request.model, detail=line))
-
+    warn = notes_of(reporter, "cache", request.model)
     remote: RemoteCache | None = open_remote(environment, request.settings.cache, warn)
     if request.outbox is not None:
         remote = Outbox(request.outbox, remote)
@@ -205,9 +202,7 @@ def asker_of(request: Request, reporter: Reporter) -> Asker | None:
         return None
     from hatch_lower.build.spread.asking import Asker
 
-    def note(line: str) -> None:
-        reporter.report(Event("lower", "note", request.model, detail=line))
-
+    note = notes_of(reporter, "lower", request.model)
     return Asker(request.asking.folder, request.asking.asked, request.settings.timeout, note)
 
 

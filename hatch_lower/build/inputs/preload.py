@@ -123,8 +123,6 @@ class RecordingSwitch:
     # A process notes nothing twice, so what the recorder itself looks at must not be noted at all: cut out of the log
     # afterwards, it would be missing when the model's code looks at it later.
 
-    __slots__ = ("_library",)
-
     def __init__(self) -> None:
         library = ctypes.PyDLL(None) if sys.platform == "linux" else None
         self._library = library if hasattr(library, "hatch_lower_note") else None

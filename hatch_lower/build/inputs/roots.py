@@ -29,8 +29,6 @@ OWN_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Roots:
-    __slots__ = ("_home", "_kinds", "_sites", "home", "ignored", "project", "search_path")
-
     def __init__(self, project: Path, search_path: tuple[Path, ...], home: Path, ignored: tuple[Path, ...]) -> None:
         self.project = project
         self.search_path = tuple(dict.fromkeys(search_path))

@@ -43,8 +43,6 @@ BETWEEN = frozenset({"random", "secrets", "uuid"})
 
 
 class Exchanged:
-    __slots__ = ("_originals",)
-
     def __init__(self) -> None:
         self._originals: list[tuple[object, str, object]] = []
 

@@ -12,10 +12,9 @@ from hatch_lower.build.inputs.collect import collect
 from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.variables import secret
-from hatch_lower.build.lookup import roots_of, stats_path
+from hatch_lower.build.lookup import open_stats, roots_of
 from hatch_lower.build.protocol import Request
 from hatch_lower.cache.entry import Keep, Record, RemoteCache
-from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
@@ -40,7 +39,7 @@ class Watch:
         request, store = self._request, self._store
         ignored = (request.work or request.folder, store.directory)
         roots = roots_of(request.settings.root, request.recorded_path, self.environment, ignored)
-        stats = StatCache(stats_path(store))
+        stats = open_stats(store)
         model = next(model for model in request.settings.models if model.name == request.model)
         recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
         inputs = collect(

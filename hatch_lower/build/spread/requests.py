@@ -11,7 +11,7 @@ from typing import Any
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.record import received
 from hatch_lower.build.inputs.variables import secret
-from hatch_lower.build.lookup import add_entry, readable_entries, shared_key, stats_path
+from hatch_lower.build.lookup import add_entry, open_stats, readable_entries, shared_key
 from hatch_lower.build.spread.entries import Entries, Entry, write_entries
 from hatch_lower.build.spread.facts import facts_here, facts_wanted
 from hatch_lower.build.spread.parts import ASKED, PART
@@ -32,7 +32,6 @@ from hatch_lower.build.spread.units import Unit
 from hatch_lower.build.spread.workplace import sent_variables
 from hatch_lower.cache.remote.policy import UNSIGNED, trusted_keys
 from hatch_lower.cache.remote.signing import VerifyingKeys
-from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import CacheError, LowerError, ProcessError, error_from_json
@@ -98,7 +97,7 @@ def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
 
 def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
     """Return for each recipe what a worker must be; it is looked up once, for there may be thousands of units."""
-    stats = StatCache(stats_path(context.store))
+    stats = open_stats(context.store)
     chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]
     names = {recipe.name: facts_wanted(choice.name for choice in recipe.backends) for recipe in chosen}
     known = {wanted: facts_here(wanted, context.environment, stats) for wanted in set(names.values())}

@@ -21,7 +21,7 @@ from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError
-from hatch_lower.events import Event, Reporter
+from hatch_lower.events import Reporter, notes_of
 from hatch_lower.frozen import Frozen
 
 PREFIX = "hatch-lower-unit-"  # of folders that are held while a unit is made
@@ -55,12 +55,9 @@ class Workplace(Frozen):
 
 
 def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
-    def warn(line: str) -> None:
-        reporter.report(Event("cache", "note", request.name, detail=line))
-
     cache = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HATCH_LOWER_CACHE": "on"}
     outbox = folder / "outbox"
-    store = open_store({**os.environ, **cache}, warn, Outbox(outbox, None))
+    store = open_store({**os.environ, **cache}, notes_of(reporter, "cache", request.name), Outbox(outbox, None))
     work = folder / "work"
     work.mkdir()
     sent = {name: value for name, value in request.environment.items() if not is_own(name)}
