@@ -20,7 +20,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import source_from_cache
 from pathlib import PurePath
 
@@ -68,23 +68,17 @@ def collect(
     for name in observations.distributions:
         collector.add_distribution(name)
     collector.add_commands()
-    return RecordedInputs(
-        files=collector.files,
-        absent=tuple(sorted(collector.absent)),
-        looks=collector.looks,
-        times=collector.times,
-        listings=collector.listings,
-        importable=collector.importable,
-        modules=collector.modules,
-        distributions=collector.distributions,
-        environment={
-            **dict.fromkeys(globs_of(observations), UNSET),
-            **{name: present.variable(name) for name in variables_of(observations)},
-        },
-        tools={**collector.tools, **{name: present.tool(name) for name in tools}},
-        globs={glob: present.glob(glob) for glob in globs},
-        unknown=tuple(sorted({*observations.unknown, *collector.reasons})),
-    )
+    inputs = collector.inputs
+    inputs.environment.update(dict.fromkeys(globs_of(observations), UNSET))
+    inputs.environment.update({name: present.variable(name) for name in variables_of(observations)})
+    inputs.tools.update({name: present.tool(name) for name in tools})
+    inputs.globs.update({glob: present.glob(glob) for glob in globs})
+    unknown = tuple(sorted({*observations.unknown, *collector.reasons}))
+    return replace(inputs, absent=tuple(sorted(collector.absent)), unknown=unknown)
+
+
+def no_inputs() -> RecordedInputs:
+    return RecordedInputs({}, (), {}, {}, {}, {}, {}, {}, {}, {}, {}, ())
 
 
 @dataclass(slots=True)
@@ -97,15 +91,8 @@ class Collector:
     # entries of the search path into which distributions are installed, with a final slash
     installed: tuple[str, ...] = field(init=False)
     not_files: list[str] = field(default_factory=list)  # what was opened and is a folder, special, or not there
-    files: dict[str, str] = field(default_factory=dict)
+    inputs: RecordedInputs = field(default_factory=no_inputs)
     absent: set[str] = field(default_factory=set)
-    looks: dict[str, str] = field(default_factory=dict)
-    times: dict[str, str] = field(default_factory=dict)
-    listings: dict[str, str] = field(default_factory=dict)
-    importable: dict[str, str] = field(default_factory=dict)
-    modules: dict[str, str] = field(default_factory=dict)
-    distributions: dict[str, str] = field(default_factory=dict)
-    tools: dict[str, str] = field(default_factory=dict)
     reasons: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -119,7 +106,7 @@ class Collector:
         for path in paths:
             source = source_of(path)
             if is_metadata(source) and os.path.basename(source) == "METADATA" and self.roots.locate(source) is None:
-                self.distributions.update(self.present.project)  # it was laid out for the build
+                self.inputs.distributions.update(self.present.project)  # it was laid out for the build
             if source in self.observations.made or is_metadata(source) or source == interpreter:
                 continue
             owner = self.owners.owner(source)
@@ -128,7 +115,7 @@ class Collector:
                 continue
             located = self.roots.locate(source)
             # the interpreter's own library counts with the interpreter, which every key holds
-            if located is None or located in self.files or os.path.basename(source).startswith("libpython"):
+            if located is None or located in self.inputs.files or os.path.basename(source).startswith("libpython"):
                 continue
             if os.path.isfile(source):
                 self.add_file(source, located)
@@ -150,7 +137,7 @@ class Collector:
             return self.doubt(located, "could not be read again")
         if self.is_young(before) or not all(self.is_same(seen, State.of(after)) for seen in self.seen(path, before)):
             self.doubt(located)
-        self.files[located] = digest
+        self.inputs.files[located] = digest
 
     def add_looks(self, paths: Iterable[str]) -> None:
         interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
@@ -160,7 +147,7 @@ class Collector:
             if path.startswith(self.installed) or path in above:
                 continue
             located = self.roots.locate(path)
-            if located is None or (located in self.files and not os.path.islink(path)):
+            if located is None or (located in self.inputs.files and not os.path.islink(path)):
                 continue
             if is_metadata(path) or path.startswith(tuple(f"{folder}/" for folder in interpreters)):
                 continue
@@ -176,7 +163,7 @@ class Collector:
                 if not self.is_initial(located):
                     self.absent.add(located)
             else:
-                self.looks[located] = state
+                self.inputs.looks[located] = state
                 asking = (os.lstat, os.stat) if state.startswith("file ") else () if state == "folder" else (os.lstat,)
                 if any(self.is_young(ask(path)) for ask in asking):
                     self.doubt(located)
@@ -193,7 +180,7 @@ class Collector:
                 continue
             times = self.present.time(located)
             if times and not path.startswith(self.installed):
-                self.times[located] = times
+                self.inputs.times[located] = times
                 if self.is_young(os.stat(path)):
                     self.doubt(located)
 
@@ -201,7 +188,7 @@ class Collector:
         """Return whether the import system tries a path in every package: `importable` tells of those."""
         folder, _, name = located.rpartition("/")
         stem, _, suffix = name.partition(".")
-        return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.importable
+        return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.inputs.importable
 
     def add_listings(self) -> None:
         observed = self.observations
@@ -219,7 +206,7 @@ class Collector:
             status = os.stat(folder)
             if self.is_young(status) or self.was_exchanged(folder, status):
                 self.doubt(located)
-            self.listings[located] = names
+            self.inputs.listings[located] = names
         entries = frozenset(map(str, self.roots.search_path))
         for folder in observed.listed_by_import:
             located = self.roots.locate(folder)
@@ -229,7 +216,7 @@ class Collector:
                 self.doubt(located)
             installed = not located.startswith("project") and (folder in entries or self.owners.below(folder))
             if not installed:
-                self.importable[located] = self.present.importable(located)
+                self.inputs.importable[located] = self.present.importable(located)
                 self.look_for_new_modules(folder)
 
     def look_for_new_modules(self, folder: str) -> None:
@@ -246,7 +233,7 @@ class Collector:
                 continue
             place = self.present.module(name)
             owners = (owner for portion in place.split(PORTIONS) for owner in self.owners_of_module(portion))
-            self.modules[name] = self.present.module(name, tuple(owners))
+            self.inputs.modules[name] = self.present.module(name, tuple(owners))
 
     def owners_of_module(self, place: str) -> list[str]:
         path = self.roots.find(place) if place.startswith(("site/", "/", "home/")) else None
@@ -256,8 +243,8 @@ class Collector:
         return [owner] if owner is not None else sorted(self.owners.below(str(path)))
 
     def add_distribution(self, name: str) -> None:
-        if name not in self.distributions:
-            self.distributions[name] = self.present.distribution(name)
+        if name not in self.inputs.distributions:
+            self.inputs.distributions[name] = self.present.distribution(name)
 
     def add_commands(self) -> None:
         for path in self.observations.asked.executed:
@@ -267,7 +254,7 @@ class Collector:
                 continue
             # by name where `PATH` finds the same one: another machine has it in another place
             if located is None or self.present.tool(name) == self.present.file(located):
-                self.tools[name] = self.present.tool(name)
+                self.inputs.tools[name] = self.present.tool(name)
             else:
                 self.add_files([path])
 

@@ -29,26 +29,26 @@ COMMON = ("/bin/", "/etc/", "/lib/", "/lib64/", "/opt/", "/sbin/", "/usr/")
 class RecordedInputs(Frozen):
     """What one export read. Digests are sha256 in hexadecimal; tuples are sorted."""
 
-    files: Mapping[str, str]  # located path → digest of its contents
+    files: dict[str, str]  # located path → digest of its contents
     absent: tuple[str, ...]  # located paths that were looked for and were not there
     # located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`; of a link also
     # where it leads: `folder through v2`
-    looks: Mapping[str, str]
+    looks: dict[str, str]
     # located path of which the time was asked → the times of modification and of change, in nanoseconds
-    times: Mapping[str, str]
-    listings: Mapping[str, str]  # located folder that the model's code listed → digest of its sorted names
+    times: dict[str, str]
+    listings: dict[str, str]  # located folder that the model's code listed → digest of its sorted names
     # located project folder that the import system listed → digest of its importable names
-    importable: Mapping[str, str]
+    importable: dict[str, str]
     # top-level module name → where it is found: `project/<folder>`, `dist <name>`, `python`, `site`, or nowhere
-    modules: Mapping[str, str]
+    modules: dict[str, str]
     # normalised name → `<version> <digest of RECORD>`, of the project itself of its METADATA; empty if it is not
     # installed
-    distributions: Mapping[str, str]
+    distributions: dict[str, str]
     # Variable → what `variables.mark_of` makes of its value. A glob → nothing: all variables that match it were asked
     # for, and those that are not named were not set.
-    environment: Mapping[str, str]
-    tools: Mapping[str, str]  # command → digest of the executable that `PATH` finds
-    globs: Mapping[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
+    environment: dict[str, str]
+    tools: dict[str, str]  # command → digest of the executable that `PATH` finds
+    globs: dict[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
     # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
 
