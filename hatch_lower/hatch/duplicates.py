@@ -33,9 +33,6 @@ Kind = tuple[str, int]  # dtype and size: what two tensors must have in common b
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
-    packaged = [file for file in files if file.distributed.endswith(SUFFIX)]
-    if not packaged:
-        return ()
     kinds: dict[Kind, list[memoryview]] = {}
     for constants in payload:
         if constants.path.endswith(CONSTANTS_FILES):
@@ -45,7 +42,9 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     # transposed one is not recognised.
     digests_of = cache(lambda kind: {sha256_bytes(constant) for constant in kinds[kind]})
     repeated = []
-    for file in packaged:
+    for file in files:
+        if not file.distributed.endswith(SUFFIX):
+            continue
         tensors = [(kind, data) for kind, data in larger_tensors(file.path) if kind in kinds]
         size = sum(len(data) for kind, data in tensors if sha256_bytes(data) in digests_of(kind))
         if size:
@@ -67,7 +66,10 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
 
 def larger_tensors(path: Path) -> Iterator[tuple[Kind, memoryview]]:
     """Yield the larger tensors of a safetensors or constants file; nothing for a file that is not one."""
-    file = read_tensor_file(map_part(path, 0, path.stat().st_size))
+    try:
+        file = read_tensor_file(map_part(path, 0, path.stat().st_size))
+    except (OSError, ValueError):  # its file system maps none, or somebody cuts it off: nothing is said then
+        return
     if file is None:
         return
     for name, entry in file.entries.items():
