@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from hatch_lower.config.requirements import distributions_required, read_requirement
@@ -13,12 +13,11 @@ CACHED = ".pyc"  # Python writes them when modules are imported, and an installe
 Sizes = dict[str, int | None]  # bytes by normal name; `None` for what is not installed here, and may bring others
 
 
-def installed_sizes(requirements: Iterable[str], known: Sizes) -> Sizes:
+def installed_sizes(requirements: Collection[str], known: Sizes) -> Sizes:
     """Return what the distributions weigh that requirements bring, the heaviest first; `known` grows meanwhile."""
-    texts = list(requirements)
     # a wheel that is looked at may say anything
-    unreadable = [text for text in texts if read_requirement(text) is None]
-    names = distributions_required(text for text in texts if text not in unreadable)
+    unreadable = [text for text in requirements if read_requirement(text) is None]
+    names = distributions_required(text for text in requirements if text not in unreadable)
     known.update((name, installed_size(name)) for name in names if name not in known)
     sizes = {name: known[name] for name in sorted(names, key=lambda name: (-(known[name] or 0), name))}
     return {**sizes, **dict.fromkeys(unreadable)}

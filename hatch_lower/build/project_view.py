@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from hatch_lower.config.settings import Settings
@@ -58,11 +58,10 @@ def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
     return tuple(sorted(top for top in tops if top.isidentifier()))
 
 
-def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]:
+def plan_links(files: Collection[DistributedFile]) -> tuple[tuple[str, Path], ...]:
     """Return the links that make modules with rewritten paths importable under their distributed names."""
     # A directory is linked whole where all that is packaged below it comes from one place: so the code finds files that
     # are not packaged (weights, say) beside its module, as in the source tree.
-    files = tuple(files)
     tops = {file.top() for file in files if file.is_python() and file.root() is None}
     folders: dict[str, set[Path]] = {}
     renamed: dict[str, Path] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,8 @@ def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | N
     return f"py3-none-{platform_tag(files)}"
 
 
-def platform_tag(files: Iterable[NativeFile]) -> str:
+def platform_tag(files: Collection[NativeFile]) -> str:
     """Return the lowest platform on which all `files` can be loaded: `manylinux_2_35_x86_64`."""
-    files = tuple(files)
     machines = sorted({file.machine for file in files})
     if len(machines) > 1:
         what = "the native code in the payload is for different machines, and a wheel can be for one only"

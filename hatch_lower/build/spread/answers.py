@@ -16,7 +16,7 @@ what signatures are for.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hatch_lower.build.spread.entries import LENGTH_BYTES, Entries, Entry, read_entries, write_entries
 from hatch_lower.build.spread.protocol import UnitAnswer, UnitRequest, WrongAnswerError, read_json
@@ -29,7 +29,7 @@ MAC = len(HEAD) + DIGEST_BYTES
 CONTENTS = MAC + DIGEST_BYTES
 
 
-def write_answer(answer: UnitAnswer, entries: Iterable[Entry], secret: str, beside: Iterable[bytes] = ()) -> bytes:
+def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str, beside: Iterable[bytes] = ()) -> bytes:
     """Return an answer with the entries that it brings; `beside` are the blobs of what it needs."""
     text = canonical_json(encode(answer))
     bundle = write_entries(entries, beside)

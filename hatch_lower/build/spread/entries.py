@@ -10,7 +10,7 @@ blobs        each once, in the order of the index
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -96,9 +96,8 @@ def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> E
     return Entry(write_envelope(shared_entry(key, record, blobs), signing_key), blobs)
 
 
-def write_entries(entries: Iterable[Entry], beside: Iterable[bytes] = ()) -> bytes:
+def write_entries(entries: Collection[Entry], beside: Iterable[bytes] = ()) -> bytes:
     """Return entries as bytes; `beside` are blobs that no entry refers to."""
-    entries = tuple(entries)
     paths = {digest: path for entry in entries for digest, path in entry.blobs.items()}
     blobs = {digest: read_file(path) for digest, path in paths.items()} | {sha256_bytes(data): data for data in beside}
     sizes = tuple((digest, len(data)) for digest, data in blobs.items())

@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from packaging.utils import canonicalize_name
 
@@ -31,16 +31,14 @@ COMPILER, LINKER = "C++ compiler", "linker"
 SECONDS = 20.0  # that a compiler may take to say its version
 
 
-def facts_wanted(backends: Iterable[str]) -> tuple[str, ...]:
+def facts_wanted(backends: Collection[str]) -> tuple[str, ...]:
     """Return the names of the facts on which units depend that use some backends."""
-    backends = tuple(backends)
     compilers = (COMPILER, LINKER) if COMPILING.intersection(backends) else ()
     return (*MACHINE.values(), OWN_NAME, *sorted(distributions_of(backends)), *compilers)
 
 
-def facts_here(names: Iterable[str], environment: Mapping[str, str], stats: StatCache) -> Facts:
+def facts_here(names: Collection[str], environment: Mapping[str, str], stats: StatCache) -> Facts:
     """Return what this machine is for a child process in an environment; facts that it has not are left out."""
-    names = tuple(names)
     known = {MACHINE[name]: text for name, text in machine_facts().items()}
     known[SETS] = " ".join(sorted(ALIKE)) if set(known[SETS].split()) >= ALIKE else known[SETS]
     known[OWN_NAME] = f"{__version__} (code {own_digest(stats)[:16]})"

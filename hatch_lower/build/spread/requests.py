@@ -63,14 +63,13 @@ class Asked(Frozen):
         return {other: data for other, data in self.attachments.items() if other != role}
 
 
-def requests_of(context: BuildContext, units: Iterable[Unit]) -> list[Asked]:
+def requests_of(context: BuildContext, units: Collection[Unit]) -> list[Asked]:
     """Return a request for each of some recipes; the snapshot is one object that all of them share."""
     settings, store = context.settings, context.store
     snapshot = take_snapshot(settings, context.view, context.files())
     known = b"" if store.remote is not None else known_keys(store)
     attachments = {SNAPSHOT: snapshot.data, **({KNOWN: known} if known else {})}
     attached = tuple(attach(role, data) for role, data in attachments.items())
-    units = tuple(units)
     facts = facts_of(context, {unit.recipe for unit in units})
     models = {model.name: model for model in settings.models}
     environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
@@ -99,12 +98,12 @@ def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts
     """Return for each recipe what a worker must be; it is looked up once, for there may be thousands of units."""
     stats = open_stats(context.store)
     chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]
-    names = {recipe.name: facts_wanted(choice.name for choice in recipe.backends) for recipe in chosen}
+    names = {recipe.name: facts_wanted([choice.name for choice in recipe.backends]) for recipe in chosen}
     known = {wanted: facts_here(wanted, context.environment, stats) for wanted in set(names.values())}
     return {recipe: known[wanted] for recipe, wanted in names.items()}
 
 
-def ask_again(asked: Asked, entries: Iterable[Entry] = ()) -> Asked:
+def ask_again(asked: Asked, entries: Collection[Entry] = ()) -> Asked:
     """Return a request for the same unit with results that it needs; all that it comes to is to be brought."""
     # known keys are left out: what the build was believed to have, it may have lost
     attachments = {**asked.without(KNOWN), ENTRIES: write_entries(entries)}
