@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -47,23 +48,18 @@ def remembered(method: Callable[Concatenate[Present, Subject], str]) -> Callable
     return answer
 
 
+@dataclass(eq=False, repr=False)
 class Present:
-    """What the inputs of an export are at the moment; `project` is what `marks_of_project` returned."""
+    """What the inputs of an export are at the moment."""
 
-    def __init__(
-        self,
-        roots: Roots,
-        environment: Mapping[str, str],
-        secret: bytes,
-        stats: StatCache,
-        project: Mapping[str, str] = {},
-    ) -> None:
-        self.project = project
-        self.roots = roots
-        self.environment = environment
-        self.secret = secret
-        self.stats = stats
-        self._entries = tuple(map(str, roots.search_path))
+    roots: Roots
+    environment: Mapping[str, str]
+    secret: bytes
+    stats: StatCache
+    project: Mapping[str, str] = field(default_factory=dict)  # what `marks_of_project` returned
+
+    def __post_init__(self) -> None:
+        self._entries = tuple(map(str, self.roots.search_path))
         self._import_folders = frozenset(map(os.path.realpath, self._entries))
         self._library = frozenset(prefix for folder in standard_library() for prefix in spellings(folder))
         self._list = cache(list_entry)
