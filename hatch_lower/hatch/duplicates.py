@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.build.contents import map_part
 from hatch_lower.build.diff.tensors import read_tensor_file
 from hatch_lower.build.project_view import DistributedFile
 from hatch_lower.canonical import sha256_bytes
@@ -67,9 +67,11 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
 def larger_tensors(path: Path) -> Iterator[tuple[Kind, memoryview]]:
     """Yield the larger tensors of a safetensors or constants file; nothing for a file that is not one."""
     try:
-        file = read_tensor_file(map_part(path, 0, path.stat().st_size))
-    except (OSError, ValueError):  # its file system maps none, or somebody cuts it off: nothing is said then
+        with path.open("rb") as opened:
+            data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):  # it is empty, or its file system maps none: nothing is said then
         return
+    file = read_tensor_file(data)
     if file is None:
         return
     for name, entry in file.entries.items():
