@@ -19,7 +19,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from hatch_lower.cli.measure.figures import Figures, Subject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.plan import read_plan
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
 REQUEST = "request.json"
@@ -52,16 +52,14 @@ FIXED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
+class Counter(Frozen):
     tool: Literal["perf", "callgrind"]
     program: str  # `perf` or `valgrind`
     vgdb: str = ""
     prefix: tuple[str, ...] = ()  # what runs a command at addresses that are not random
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Frozen):
     figures: Figures
     reasons: Mapping[Subject, str]  # why something could not be counted
 

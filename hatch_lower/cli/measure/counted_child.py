@@ -15,7 +15,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from hatch_lower.cli.measure.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, N
 from hatch_lower.cli.measure.opened import open_model
 from hatch_lower.errors import LowerError
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.check import call_arguments, input_leaves
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
@@ -205,8 +205,7 @@ class Run:
         del result  # it is freed outside of the range
 
 
-@dataclass(frozen=True, slots=True)
-class MethodCall:
+class MethodCall(Frozen):
     loaded: LoadedModel
     name: str
     method: MethodPlan

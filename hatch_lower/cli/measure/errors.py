@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hatch_lower.cli.measure.command import run_limited
 from hatch_lower.cli.measure.figures import Subject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 NO_CHECK = "no check inputs are packaged with it"
@@ -33,8 +33,7 @@ ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # what
 HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
+class Errors(Frozen):
     figures: Mapping[Subject, dict[str, float]]  # `error` of model/recipe/method; infinite where no number says it
     skipped: Mapping[Subject, str]  # why there is no figure of a model, recipe or method
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from hatch_lower.frozen import Frozen
+
 # `build`: numbers of the build that was made for this, which depend on what the cache had
 Tier: TypeAlias = Literal["exact", "build", "counted", "timed"]
 TIERS: tuple[Tier, ...] = ("exact", "counted", "timed")  # how far a measurement goes
@@ -38,8 +40,7 @@ class Subject:
         return method, Subject(self.model, self.recipe), Subject(self.model), Subject()
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Frozen):
     tier: Tier
     unit: str  # `s`, `B`, or empty for a count or a share
     words: str  # what people are shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
 from hatch_lower.cli.measure.command import Tell
@@ -30,14 +30,14 @@ from hatch_lower.cli.measure.verdict import Row, exact_row, is_settled, timed_ro
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.frozen import Frozen
 
 OWN = ("greatest", "least", "ratio to eager")  # kinds of limits that need no B
 OF_INPUTS = ("error", "call-instructions")  # metrics that depend on the packaged check inputs
 OTHER_INPUTS = "both sides are timed with those of A, and errors and instructions are not compared"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Frozen):
     first: Side
     second: Side | None = None
     table: BenchTable = field(default_factory=BenchTable)
@@ -71,8 +71,7 @@ class Task:
         return TIERS.index(tier) <= TIERS.index(self.tier)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Frozen):
     rows: tuple[Row, ...]
     notes: tuple[str, ...]  # what was not measured, or not compared, and why
     figures: Mapping[str, Figures]  # side to its exact figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.format.expression import symbols_in
 from hatch_lower.format.inputs import Symbol, TensorInput, expressions_in
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.frozen import Frozen
 
 Kind: TypeAlias = Literal["ratio to B", "ratio to eager", "loss against B", "growth against B", "greatest", "least"]
 Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific one first, each with its dotted name
@@ -24,8 +25,7 @@ Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific one 
 SIZE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Frozen):
     """What a limit is about: metrics of A, and what it says of their values."""
 
     kind: Kind
@@ -52,8 +52,7 @@ LIMITS: Mapping[str, Judged] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Frozen):
     """A limit of one metric, as it holds for one subject."""
 
     name: str  # `max-call-ratio`
@@ -86,8 +85,7 @@ class Limit:
         return judged >= bound if self.kind == "least" else judged <= bound
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Frozen):
     """What limits may name of one model."""
 
     recipes: Collection[str]

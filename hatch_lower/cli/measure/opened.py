@@ -6,13 +6,13 @@ They are called with the check inputs, or others of the sizes that are asked for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.format.expression import evaluate
 from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, read_plan
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def refusal(path: Path, model: str, recipe: str) -> str | None:
     return refusal_reason(entry, DelegateKinds(), str(path / MANIFEST))
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Frozen):
     """A model whose plan and check inputs have been read, but which is not loaded."""
 
     folder: PackagedFolder

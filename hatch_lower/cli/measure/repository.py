@@ -8,12 +8,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.build.signals import undisturbed
 from hatch_lower.cli.measure.temporary import PREFIX
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
+from hatch_lower.frozen import Frozen
 
 # Variables that lead git away from the repository of its folder; a git hook that runs a benchmark has them
 LEADING_AWAY = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
@@ -21,8 +22,7 @@ MOST_NAMES = 8  # that a message lists
 LONGEST_SUBJECT = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(Frozen):
     program: str  # git's path
     top: Path  # of the working tree, links followed
     environment: Mapping[str, str]
@@ -52,8 +52,7 @@ class Repository:
         return "" if done.returncode else done.stdout.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Frozen):
     sha: str
     short: str
     subject: str

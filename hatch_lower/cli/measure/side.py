@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -20,17 +20,16 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import signature_text
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
 
-@dataclass(frozen=True, slots=True)
-class BuildFacts:
+class BuildFacts(Frozen):
     levels: Mapping[str, int]  # model to the level of reuse of its build: 0 where it was lowered
     compilations: Mapping[str, int]  # model to the number of partitions that a backend lowered
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Frozen):
     title: str  # `digits-1.0.0-py3-none-any.whl`, or what else names it to people
     contents: tuple[Contents, ...]  # as `diff` reads them
     folders: Mapping[str, PackagedFolder]  # model to the folder that it is loaded from; a wheel's is unpacked

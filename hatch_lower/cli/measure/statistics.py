@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hatch_lower.errors import ConfigError
+from hatch_lower.frozen import Frozen
 
 LEVEL = 0.99  # many figures are judged, each several times: 0.95 would cry wolf
 FEWEST = 8  # pairs before anything is decided: a bootstrap reaches no further than the outermost of them
@@ -24,8 +24,7 @@ RESAMPLES = 10_000
 TRIMMED = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Frozen):
     """A value, and between what it lies with a confidence of `LEVEL`."""
 
     value: float

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.cli.measure.timed import SHORTEST, undisturbed
 from hatch_lower.cli.measure.verdict import breach_text, exact_row
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
+from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import UnusedHookError, open_project
 from hatch_lower.runtime.files import open_folder
 
@@ -44,8 +45,7 @@ JUDGED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Frozen):
     """A method that is called in one way: with sizes of its dynamic dimensions, and a number of threads."""
 
     subject: Subject
@@ -66,8 +66,7 @@ class Case:
         return self.name.replace("/", "-").replace("[", "-").replace(", ", "-").removesuffix("]")
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleInputs:
+class ExampleInputs(Frozen):
     """Inputs of one call of a method: the packaged check inputs, or others of the sizes that were asked for."""
 
     args: tuple[object, ...]
@@ -77,8 +76,7 @@ class ExampleInputs:
     renew: Callable[[], tuple[tuple[object, ...], dict[str, object]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Frozen):
     opened: Opened
     model: LoadedModel
 

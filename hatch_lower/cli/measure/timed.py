@@ -17,6 +17,7 @@ from hatch_lower.cli.measure.project import build_wheel
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.cli.measure.statistics import FEWEST
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.frozen import Frozen
 
 SECONDS = 0.3  # for which one process measures the calls of a subject
 SHORTEST = 30.0  # seconds that a request may take, however small the budget
@@ -26,16 +27,14 @@ LOAD_METRICS = ("load-seconds", "memory-bytes")
 BUILD_METRICS = ("cold-build-seconds", "warm-build-seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class Eager:
+class Eager(Frozen):
     """The module that a model was exported from: where it is imported from, and its entry point."""
 
     paths: tuple[str, ...]
     export: str
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Frozen):
     """What the same processes measure: calls of one recipe of a model, with a number of threads."""
 
     model: str
@@ -123,8 +122,7 @@ def measure(
     return run.measured
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Frozen):
     hosts: Callable[[int], Host]  # the process that measures with a number of threads
     is_decided: IsDecided
     limit: float  # seconds of one request
@@ -139,8 +137,7 @@ class Run:
         self.measured.setdefault((subject, metric), Observations()).add(processes)
 
 
-@dataclass(frozen=True, slots=True)
-class CallTask:
+class CallTask(Frozen):
     run: Run
     work: Work
 
@@ -185,8 +182,7 @@ def common(work: Work) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTask:
+class LoadTask(Frozen):
     """Loads of one recipe, each side in a process of its own."""
 
     run: Run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hatch_lower.cli.measure.figures import METRICS, Subject
@@ -12,14 +11,14 @@ from hatch_lower.cli.measure.limits import Limit
 from hatch_lower.cli.measure.statistics import Interval, interval_of
 from hatch_lower.cli.measure.timed import Observations, has_enough
 from hatch_lower.errors import size_text
+from hatch_lower.frozen import Frozen
 
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 Outcome: TypeAlias = Literal["better", "same", "worse", "not decided", ""]
 
 
-@dataclass(frozen=True, slots=True)
-class Breach:
+class Breach(Frozen):
     """A limit that is broken, or of which that is not decided."""
 
     limit: Limit
@@ -28,8 +27,7 @@ class Breach:
     is_certain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Frozen):
     subject: Subject
     metric: str
     first: float

@@ -14,14 +14,14 @@ from hatch_lower.cli.page.sources import looks_for, texts_of
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
+from hatch_lower.frozen import Frozen
 
 DATA_SCHEMA = 1
 
 Strings = dict[str, int]  # texts, each of which a graph repeats many times, and their numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(Frozen):
     sources: Path | None = None  # folder with the sources
     profiles: Sequence[Facts] = ()  # of `read_profile`
     checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` where nothing was run

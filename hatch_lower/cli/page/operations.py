@@ -9,6 +9,7 @@ from hatch_lower.build.contents import LoweredRecipe
 from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
 from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall, arguments_of, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import references_to_values
 
 BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names of nested graphs; of the others: `body`
@@ -23,8 +24,7 @@ class Operation:
     reads: tuple[int, ...]  # positions of other operations, and of inputs as `input_number` gives them
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(Frozen):
     inputs: tuple[str, ...]  # `image: float32[batch, 64]`
     nodes: tuple[Operation, ...]
     flows: bool  # whether the edges in delegates are known

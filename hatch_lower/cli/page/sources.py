@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hatch_lower.build.contents import Contents, read_member, wheel_members
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import read_path
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.classes import editable_folder
 
 MOST_BYTES = 1 << 22  # of a file that is read
@@ -22,8 +22,7 @@ AROUND = 12
 Look = Callable[[str], bytes | None]  # returns the contents at a relative path
 
 
-@dataclass(frozen=True, slots=True)
-class SourceText:
+class SourceText(Frozen):
     """A source file, or as much of it as is shown."""
 
     state: str  # `same` as when it was lowered, `changed` since, `unknown` where no digest says, or `missing`

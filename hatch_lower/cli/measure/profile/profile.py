@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower.cli.measure.command import Tell
@@ -19,14 +19,14 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_DEBUG, MethodDebug
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.plan import Plan
+from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.project import Project
 from hatch_lower.runtime.editable import changed_sources, stale_text
 
 LOAD_LIMIT = 600.0  # seconds for loading twice and the calls that are made in any case
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileTask:
+class ProfileTask(Frozen):
     side: Side
     model: str
     method: str

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from hatch_lower.format.debug_map import Origin
+from hatch_lower.frozen import Frozen
 
 PROFILE_SCHEMA = 1
 PLAN = "plan"  # the engine of instructions that the plan runs itself
@@ -37,8 +38,7 @@ class Span:
     parts: tuple[Span, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeProfile:
+class RecipeProfile(Frozen):
     calls: int  # that were measured
     seconds: float  # of a call with timers; rows and `unattributed` add up to it
     overhead: float  # the share by which a call with timers is longer than one without
@@ -57,8 +57,7 @@ class RecipeProfile:
         return sum(row.seconds for row in self.rows if row.source) / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Frozen):
     model: str
     method: str
     threads: int
