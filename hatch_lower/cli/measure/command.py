@@ -29,23 +29,8 @@ def run_command(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: Tell | None = None
 ) -> tuple[int, list[str]]:
     """Run a command to its end; return its status and the lines of both its outputs, of which `tell` hears at once."""
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ProcessError(
-            "a command could not be started",
-            where=f"`{command[0]}`",
-            found=f"{type(error).__name__}: {error}",
-            hint="end other programs, or raise the limits of memory and processes",
-        ) from error
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = started(command, "a command", cwd=folder, env=dict(environment), **pipes)
     lines = []
     try:
         assert process.stdout is not None
@@ -68,6 +53,7 @@ def started(command: Sequence[str], what: str, **options: Any) -> subprocess.Pop
     except OSError as error:
         raise ProcessError(
             f"{what} could not be started",
+            where=f"`{command[0]}`",
             found=f"{type(error).__name__}: {error}",
             hint="end other programs, or raise the limits of memory and processes that this runs under",
         ) from error
