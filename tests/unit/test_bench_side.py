@@ -133,7 +133,8 @@ def common(tmp_path: Path, first: dict[str, Recipes], second: dict[str, Recipes]
     """Return what is comparable of two folders with these models."""
     folders = [write_models(tmp_path / name, models) for name, models in (("a", first), ("b", second))]
     with open_side(folders[0]) as one, open_side(folders[1]) as other:
-        return comparable(one, other)
+        methods, lines = comparable(one, other)
+        return [(each.model, each.recipe, each.method) for each in methods], lines
 
 
 def test_equal_sides_have_everything_in_common(tmp_path: Path) -> None:

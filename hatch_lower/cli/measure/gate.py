@@ -96,9 +96,8 @@ class Result(Frozen):
 
 def run(task: Task, tell: Tell) -> Result:
     """Measure one side, or two beside each other."""
-    notes: list[str] = []
     refused: list[str] = []
-    methods = common_methods(task, notes)
+    methods, notes = comparable(task.first, task.second or task.first)
     plans = {subject: plan_of(task.first, subject) for subject in methods}
     check_names(task.table, names_of(task.first), task.table_path)
     differing = [
@@ -121,13 +120,6 @@ def run(task: Task, tell: Tell) -> Result:
     rows += [timed_row(*key, found, task.limits(*key)) for key, found in measured.items()]
     unjudged = [*refused, *unjudged_limits(task, methods, rows, notes)]
     return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
-
-
-def common_methods(task: Task, notes: list[str]) -> list[Subject]:
-    """Return the methods to measure: those of A, and of B if there is one; what only one has becomes a note."""
-    rows, lines = comparable(task.first, task.second or task.first)
-    notes += lines
-    return [Subject(*row) for row in rows]
 
 
 def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict[str, Figures]:

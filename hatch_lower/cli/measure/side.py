@@ -111,14 +111,14 @@ def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -
     return Side(title, tuple(contents), folders)
 
 
-def comparable(first: Side, second: Side) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Return the methods (model, recipe, name) that two sides have in common, and a line for each thing that differs.
+def comparable(first: Side, second: Side) -> tuple[list[Subject], list[str]]:
+    """Return the methods that two sides have in common, and a line for each thing that differs.
 
     What only one side has is said once: a model without its recipes, a recipe without its methods. A method that is
     called in another way is another method.
     """
     mine, theirs = entries_of(first), entries_of(second)
-    common: list[tuple[str, str, str]] = []
+    common: list[Subject] = []
     lines = only_in_one(mine, theirs, "model")
     for model in sorted(mine.keys() & theirs.keys()):
         (contents, entry), (others, other) = mine[model], theirs[model]
@@ -130,7 +130,7 @@ def comparable(first: Side, second: Side) -> tuple[list[tuple[str, str, str]], l
             lines += only_in_one(here, there, place)
             for method in sorted(here.keys() & there.keys()):
                 if here[method] == there[method]:
-                    common.append((model, recipe, method))
+                    common.append(Subject(model, recipe, method))
                 else:
                     lines.append(f"{place} `{method}` is `{here[method]}` in A, `{there[method]}` in B")
     if not common:

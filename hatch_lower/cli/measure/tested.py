@@ -17,14 +17,16 @@ from hatch_lower.build.unpack import unpack
 from hatch_lower.cli.measure.errors import Errors, measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
-from hatch_lower.cli.measure.gate import Task, common_methods, names_of, plan_of
+from hatch_lower.cli.measure.gate import names_of, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
 from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
 from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
-from hatch_lower.cli.measure.side import Side, newest, side_of, wheels_in
+from hatch_lower.cli.measure.side import Side, comparable, newest, side_of, wheels_in
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.cli.measure.timed import SHORTEST, undisturbed
 from hatch_lower.cli.measure.verdict import breach_text, exact_row
+from hatch_lower.config.bench_tables import BenchTable
+from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import UnusedHookError, open_project
@@ -101,17 +103,18 @@ class LoweredModels:
     """The methods of one wheel; the project's limits may name no others."""
 
     def __init__(self, side: Side, project: Project | None) -> None:
-        task = Task(side) if project is None else Task(side, None, project.settings.bench, project.table)
+        table, path = (BenchTable(), HOOK_PATH) if project is None else (project.settings.bench, project.table)
         self._side = side
-        self._table = task.table
+        self._table = table
         self._imports = {} if project is None else {each.name: each.imports for each in project.settings.recipes}
         self._last: tuple[tuple[str, str, int], Loaded] | None = None
-        plans = {subject: plan_of(side, subject) for subject in common_methods(task, [])}
-        check_names(task.table, names_of(side), task.table_path)
+        methods, _ = comparable(side, side)
+        plans = {subject: plan_of(side, subject) for subject in methods}
+        check_names(table, names_of(side), path)
         cases = [
             Case(subject.called(sizes, threads), sizes)
             for subject, plan in plans.items()
-            for sizes, threads in ways(task.table, subject, [symbol.name for symbol in dimensions_of(plan)])
+            for sizes, threads in ways(table, subject, [symbol.name for symbol in dimensions_of(plan)])
         ]
         self.cases = {case.name: case for case in cases}
 
