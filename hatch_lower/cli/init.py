@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP, __version__
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
+from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.hatch.outside import read_pyproject
 
-OWN_NAME = "hatch-lower"
 TORCH = "torch>=2.13"
 TORCH_FREE = frozenset({"onnxruntime", "openvino"})  # backends whose run halves take NumPy's arrays
 
@@ -148,8 +147,7 @@ def next_steps(table: Mapping[str, Any], export: str, backends: Sequence[str]) -
 
 def is_covered(needed: str, given: str) -> bool:
     """Return whether a requirement names the same distribution with the same extras; a build looks at the versions."""
-    try:
-        wanted, found = Requirement(needed), Requirement(given)
-    except InvalidRequirement:
+    wanted, found = read_requirement(needed), read_requirement(given)
+    if wanted is None or found is None:
         return False
     return canonicalize_name(wanted.name) == canonicalize_name(found.name) and wanted.extras <= found.extras

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
@@ -15,6 +14,7 @@ from hatch_lower.build.contents import Contents
 from hatch_lower.build.diff.native import MAGIC, read_library
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.side import BuildFacts, Side
+from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, walk
@@ -93,10 +93,8 @@ def recipe_figures(
 
 
 def distribution_of(requirement: str) -> str:
-    try:
-        return canonicalize_name(Requirement(requirement).name)
-    except InvalidRequirement:
-        return requirement
+    known = read_requirement(requirement)
+    return requirement if known is None else canonicalize_name(known.name)
 
 
 def copied_constants(

@@ -34,6 +34,7 @@ from hatch_lower.cli.measure.repository import (
 )
 from hatch_lower.cli.measure.side import BuildFacts, Side, open_wheel
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.config.requirements import is_installed
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder
@@ -202,14 +203,12 @@ def copy_ignored(repository: Repository, root: Path, source: Path, title: str, t
 @contextmanager
 def released(name: str, version: str | None, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
     """Download the wheel of a distribution's release, the newest that pip takes if no version is given; open it."""
-    try:
-        importlib.metadata.distribution("pip")
-    except importlib.metadata.PackageNotFoundError:
+    if not is_installed("pip"):
         raise ConfigError(
             "pip is not installed here, which finds and downloads releases",
             where=sys.executable,
             hint="run `python -m ensurepip` or `uv pip install pip`, or name a wheel with `--against`",
-        ) from None
+        )
     wanted = name if version is None else f"{name}=={version}"
     with work_folder() as work:
         wheel = download(wanted, work, environment, tell)
