@@ -23,10 +23,9 @@ from hatch_lower.cache.remote.envelope import (
     SharedEntry,
     Signature,
     is_native,
-    is_native_blob,
+    is_native_file,
     is_signed,
     read_envelope,
-    read_head,
     shared_entry,
     unsigned_text,
     write_envelope,
@@ -114,7 +113,7 @@ class RemoteClient:
                     raise RefusedError("a blob of it is larger than the disk")
                 if not self._blob(name, size, file):
                     return False
-                if not signed and not self._policy.unsigned and is_native_blob(read_head(file)):
+                if not signed and not self._policy.unsigned and is_native_file(file):
                     raise RefusedError(unsigned_text(signature, "holds native code"))
                 return True
 

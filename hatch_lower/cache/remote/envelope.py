@@ -58,7 +58,7 @@ class Signature(Frozen):
 def shared_entry(key: str, record: Record, blobs: Mapping[str, Path]) -> SharedEntry:
     """Return what is said of a record whose blobs are in the given files."""
     sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
-    native = is_native(record["value"]) or any(is_native_blob(read_head(blobs[name])) for name in sizes)
+    native = is_native(record["value"]) or any(is_native_file(blobs[name]) for name in sizes)
     listed = tuple((name, sizes[name]) for name in record["blobs"])
     return SharedEntry(key, record["value"], record["components"], listed, native)
 
@@ -114,11 +114,6 @@ def is_native(value: object) -> bool:
     return isinstance(value, list) and any(is_native(member) for member in value)
 
 
-def is_native_blob(head: bytes) -> bool:
-    # a record may say less than the truth
-    return head.startswith(NATIVE_HEADS)
-
-
 def is_signed(entry: SharedEntry, signature: Signature | None, known: VerifyingKeys) -> bool:
     """Return whether one of the known keys signed an entry; an entry that only says so is refused."""
     if signature is None or not known.knows(signature.key_id):
@@ -136,6 +131,7 @@ def unsigned_text(signature: Signature | None, why: str) -> str:
     return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
 
 
-def read_head(file: Path) -> bytes:
+def is_native_file(file: Path) -> bool:
+    # a record may say less than the truth
     with file.open("rb") as stream:
-        return stream.read(HEAD_BYTES)
+        return stream.read(HEAD_BYTES).startswith(NATIVE_HEADS)
