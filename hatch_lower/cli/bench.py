@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.cli.arguments import OUTPUT, find_project, path_option, target_of
-from hatch_lower.cli.output import printable, show, show_error
+from hatch_lower.cli.output import printable, show, show_error, write_document
 from hatch_lower.errors import ConfigError, LowerError, PackageError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def bench(
             texts = report_texts(task, result, root or Path(), json_file, markdown_file)
         titles = [side.title for side in task.sides.values()]
         show(report_lines(titles, result))
-        for path, mode, text in texts:
-            write_report(path, mode, text)
+        for path, text, append in texts:
+            write_document(path, text, "report", append=append)
     except LowerError as error:
         show_error(error)
         context.exit(UNMEASURED)
@@ -156,27 +156,19 @@ def check_folders(*files: Path | None) -> None:
 
 def report_texts(
     task: Task, result: Result, root: Path, json_file: Path | None, markdown_file: Path | None
-) -> list[tuple[Path, str, str]]:
-    """Return the files to write, each with how it is opened and its text."""
+) -> list[tuple[Path, str, bool]]:
+    """Return the files to write, each with its text and whether that is appended."""
     from hatch_lower.cli.bench_text import markdown_text
     from hatch_lower.cli.measure.json_report import report_text
 
     texts = []
     if json_file is not None:
         figures = {name: result.figures_of(name) for name in task.sides}
-        texts.append((json_file, "w", report_text(task.sides, figures, result.measured, result.rows, root)))
+        texts.append((json_file, report_text(task.sides, figures, result.measured, result.rows, root), False))
     if markdown_file is not None:
         titles = [side.title for side in task.sides.values()]
-        texts.append((markdown_file, "a", markdown_text(titles, result, difference_lines(task))))
+        texts.append((markdown_file, markdown_text(titles, result, difference_lines(task)), True))
     return texts
-
-
-def write_report(path: Path, mode: str, text: str) -> None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise PackageError("the report cannot be written", where=str(path), found=str(error)) from error
 
 
 def required(project: Project | None, option: str) -> Project:

@@ -51,14 +51,13 @@ def show_error(error: Exception) -> None:
     click.echo("\n".join([f"{click.style('error:', fg='red', bold=True)} {first}", *rest]), err=True)
 
 
-def write_document(path: Path, text: str, noun: str) -> int:
-    """Write a file, and return how many bytes it has."""
-    data = text.encode("utf-8", "backslashreplace")
+def write_document(path: Path, text: str, noun: str, *, append: bool = False) -> int:
+    """Write a file, or append to it; return how many bytes were written."""
     try:
-        path.write_bytes(data)
+        with path.open("ab" if append else "wb") as file:
+            return file.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise PackageError(f"the {noun} cannot be written", where=str(path), found=str(error.strerror)) from error
-    return len(data)
 
 
 def page(lines: Iterable[str]) -> None:

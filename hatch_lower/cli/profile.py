@@ -19,8 +19,8 @@ from hatch_lower.cli.arguments import (
     path_option,
     target_of,
 )
-from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress, write_report
-from hatch_lower.cli.output import count, page, show_json
+from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress
+from hatch_lower.cli.output import count, page, show_json, write_document
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.hatch.terminal import table_lines
 
@@ -109,7 +109,7 @@ def profile(
         if not found.notes:  # of an editable install it is known which sources have changed
             found = replace(found, notes=tuple(changed_lines(place, contents, entry, found, project)))
     if export is not None:
-        write_report(export, "w", export_text(found, form or format_of(export)))
+        write_document(export, export_text(found, form or format_of(export)), "report")
     if as_json:
         show_json(found.to_json())
     else:
