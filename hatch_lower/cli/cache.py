@@ -20,7 +20,7 @@ from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.arguments import find_project, json_option, open_here
 from hatch_lower.cli.arguments import root_option as project_option
-from hatch_lower.cli.output import Report, count, show, show_json, show_report
+from hatch_lower.cli.output import Report, count, show, show_report
 from hatch_lower.config.tables import CacheSettings
 from hatch_lower.errors import CacheError, LowerError, size_text
 from hatch_lower.hatch.outside import open_project
@@ -118,23 +118,18 @@ def list_entries(as_json: bool) -> None:
     from hatch_lower.cache.contents import survey
 
     entries = survey(open_here().directory).entries
-    if as_json:
-        show_json([asdict(entry) for entry in entries])
+    show_report([asdict(entry) for entry in entries], as_json, lambda _: list_lines(entries))
+
+
+def list_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    if not entries:
+        yield "the cache is empty"
         return
-    rows: list[Sequence[str]] = [("kind", "of", "size", "blobs", "last used", "key", "state")]
-    rows += [
-        (
-            entry.kind,
-            entry.subject,
-            size_text(entry.size),
-            str(entry.blobs),
-            time_text(entry.used),
-            entry.key[:16],
-            "" if entry.whole else "damaged",
-        )
-        for entry in entries
-    ]
-    show(table_lines(rows, right=[2, 3]) if entries else ["the cache is empty"])
+    rows = [("kind", "of", "size", "blobs", "last used", "key", "state")]
+    for entry in entries:
+        numbers = (size_text(entry.size), str(entry.blobs), time_text(entry.used))
+        rows.append((entry.kind, entry.subject, *numbers, entry.key[:16], "" if entry.whole else "damaged"))
+    yield from table_lines(rows, right=[2, 3])
 
 
 @cache.command()
@@ -187,14 +182,18 @@ def repair(context: click.Context, as_json: bool) -> None:
     directory = open_here().directory
     damages = repair_store(directory)
     contents = survey(directory)
-    if as_json:
-        removed = [asdict(damage) for damage in damages]
-        show_json({"damaged": removed, "entries": len(contents.entries), "blobs": contents.blobs})
-    else:
-        lines = [f"removed {damage.path}: {damage.found}" for damage in damages]
-        show([*lines, f"{count(len(contents.entries), 'result')} and {count(contents.blobs, 'blob')} are whole"])
-    if damages:
-        context.exit(1)
+    report = {
+        "damaged": [asdict(damage) for damage in damages],
+        "entries": len(contents.entries),
+        "blobs": contents.blobs,
+    }
+    show_report(report, as_json, repair_lines)
+    context.exit(1 if damages else 0)
+
+
+def repair_lines(report: Report) -> Iterator[str]:
+    yield from (f"removed {damage['path']}: {damage['found']}" for damage in report["damaged"])
+    yield f"{count(report['entries'], 'result')} and {count(report['blobs'], 'blob')} are whole"
 
 
 @cache.command()

@@ -12,7 +12,7 @@ import click
 
 from hatch_lower.build.unpack import Place, places_of
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import count, show, show_json
+from hatch_lower.cli.output import count, show_report
 from hatch_lower.config.settings import resolve_tolerances
 from hatch_lower.config.tables import FLOATS
 from hatch_lower.errors import ProgramError, nearest
@@ -79,10 +79,7 @@ def check(
         from hatch_lower.runtime.numbers import Tolerance
 
         rows = check_all(chosen, recipe, Tolerance(**resolve_tolerances(rtol, atol)), name)
-    if as_json:
-        show_json([row_json(row) for row in rows])
-    else:
-        show(row_lines(rows))
+    show_report([row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     context.exit(1 if any(row.is_wrong for row in rows) else 0)
 
 
