@@ -14,11 +14,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hatch_lower.build.signals import ending_on_sigterm, undisturbed
-from hatch_lower.cache.locks import make_held_folder, remove_abandoned
+from hatch_lower.cache.locks import held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
 
 PREFIX = "hatch-lower-bench-"
@@ -29,15 +29,12 @@ FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills
 def work_folder() -> Iterator[Path]:
     """Make a private folder, without links in its path, that is there until the block ends."""
     with ending_on_sigterm():
-        made, descriptor = make_held_folder(PREFIX)
+        held = ExitStack()
         try:
-            remove_abandoned(made.parent, f"{PREFIX}*")
-            yield made.resolve()
+            yield held.enter_context(held_folder(PREFIX)).resolve()
         finally:
             with undisturbed():
-                shutil.rmtree(made, ignore_errors=True)
-                if descriptor is not None:
-                    os.close(descriptor)
+                held.close()
 
 
 @contextmanager
