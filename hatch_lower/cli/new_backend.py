@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
@@ -21,16 +20,14 @@ TEMPLATE = Path(__file__).with_name("template")
 # What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 # File of the template, which is about a backend called `demo`, to its place in the new folder
-FILES: Mapping[str, str] = MappingProxyType(
-    {
-        "README.md.in": "README.md",
-        "__init__.py.in": "demo_backend/__init__.py",
-        "compile.py.in": "demo_backend/compile.py",
-        "pyproject.toml.in": "pyproject.toml",
-        "run.py.in": "demo_backend/run.py",
-        "test_backend.py.in": "tests/test_demo.py",
-    }
-)
+FILES: Mapping[str, str] = {
+    "README.md.in": "README.md",
+    "__init__.py.in": "demo_backend/__init__.py",
+    "compile.py.in": "demo_backend/compile.py",
+    "pyproject.toml.in": "pyproject.toml",
+    "run.py.in": "demo_backend/run.py",
+    "test_backend.py.in": "tests/test_demo.py",
+}
 
 
 @click.command("new-backend")
