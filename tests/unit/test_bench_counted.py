@@ -18,8 +18,8 @@ from support.plans import c, constant, method, op, plan_value, tensor_input, v
 from support.processes import is_running, wait_for
 
 import hatch_lower.cli.measure.counted as counted
-from hatch_lower.cli.measure.counted import CALL, LOAD, NOTHING, Counter, Counts, count, count_parts, find_counter
-from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.counted import CALL, LOAD, NOTHING, Counter, count, count_parts, find_counter
+from hatch_lower.cli.measure.figures import METRICS, Found, Subject
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
@@ -195,7 +195,7 @@ def fake_counts(
     return Counter(tool, str(write_program(path / "bin", "counts", text)))
 
 
-def run_count(counter: Counter, folder: PackagedFolder, limit_seconds: float = 60.0) -> Counts:
+def run_count(counter: Counter, folder: PackagedFolder, limit_seconds: float = 60.0) -> Found:
     return count(counter, folder, "digits", "portable", os.environ, limit_seconds)
 
 
@@ -208,7 +208,7 @@ def test_what_counting_costs_is_taken_off(
 ) -> None:
     table = {NOTHING: [100, 100, 118], LOAD: [5000], FORWARD: [1000, 1100, 1500], EMBED: [90]}
     counts = run_count(fake_counts(tmp_path, tool, table), folder)
-    assert counts == Counts(
+    assert counts == Found(
         {
             Subject("digits", "portable"): {"load-instructions": load},
             Subject("digits", "portable", "forward"): {"call-instructions": call},
@@ -224,7 +224,7 @@ def test_what_counting_costs_is_taken_off(
 def test_what_was_counted_before_the_process_died_stays(tmp_path: Path, folder: PackagedFolder) -> None:
     counter = fake_counts(tmp_path, "callgrind", {NOTHING: [10], LOAD: [30]}, end="import os; os.kill(os.getpid(), 4)")
     why = "valgrind does not know an instruction that it needs (it has no AVX-512)"
-    assert run_count(counter, folder) == Counts(
+    assert run_count(counter, folder) == Found(
         {Subject("digits", "portable"): {"load-instructions": 20}},
         {Subject("digits", "portable", name): why for name in ("forward", "embed")},
     )

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from hatch_lower.cli.measure.figures import Figures, Subject, thread_variables
+from hatch_lower.cli.measure.figures import Found, Subject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.plan import read_plan
@@ -57,11 +57,6 @@ class Counter(Frozen):
     program: str  # `perf` or `valgrind`
     vgdb: str = ""
     prefix: tuple[str, ...] = ()  # what runs a command at addresses that are not random
-
-
-class Counts(Frozen):
-    figures: Figures
-    reasons: Mapping[Subject, str]  # why something could not be counted
 
 
 def find_counter(environment: Mapping[str, str], *, slow: bool = True) -> Counter | str:
@@ -138,7 +133,7 @@ def count(
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
     imports: Sequence[str] = (),
-) -> Counts:
+) -> Found:
     """Count the instructions of a load of a recipe, and of a call of each of its methods.
 
     What takes a process longer than the limit is not counted; `imports` are modules that the project's settings name.
@@ -148,7 +143,7 @@ def count(
         file = folder.manifest.models[model].recipes[recipe].plan
         methods = read_plan(folder.read(file), str(folder.path / file.path)).methods
     except LowerError as error:
-        return Counts({}, {subjects[LOAD]: error.what})
+        return Found({}, {subjects[LOAD]: error.what})
     subjects |= {f"{CALL}{method}": Subject(model, recipe, method) for method in methods}
     request = {"installed": folder.installed, "model": model, "recipe": recipe, "imports": list(imports)}
     numbers: dict[str, float] = {}
@@ -162,13 +157,13 @@ def count(
         numbers |= found
         reasons |= wrong
     if NOTHING not in numbers:
-        return Counts({}, {subject: reasons.get(part, reasons[NOTHING]) for part, subject in subjects.items()})
+        return Found({}, {subject: reasons.get(part, reasons[NOTHING]) for part, subject in subjects.items()})
     base = numbers.pop(NOTHING)
     figures = {
         subjects[part]: {"load-instructions" if part == LOAD else "call-instructions": max(0, number - base)}
         for part, number in numbers.items()
     }
-    return Counts(figures, {subjects[part]: reason for part, reason in reasons.items() if part != NOTHING})
+    return Found(figures, {subjects[part]: reason for part, reason in reasons.items() if part != NOTHING})
 
 
 def count_parts(

@@ -20,10 +20,9 @@ from typing import Any
 
 from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.cli.measure.command import run_limited
-from hatch_lower.cli.measure.figures import Subject, thread_variables
+from hatch_lower.cli.measure.figures import Found, Subject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
-from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 NO_CHECK = "no check inputs are packaged with it"
@@ -33,18 +32,13 @@ ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # what
 HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
 
 
-class Errors(Frozen):
-    figures: Mapping[Subject, dict[str, float]]  # `error` of model/recipe/method; infinite where no number says it
-    skipped: Mapping[Subject, str]  # why there is no figure of a model, recipe or method
-
-
 def measure_errors(
     folders: Mapping[str, PackagedFolder], title: str, seconds: float, imports: Sequence[str] = ()
-) -> Errors:
+) -> Found:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
-    Messages call the folders `title`. All of it may take so many `seconds`. A program from a folder imports nothing
-    itself: `imports` are the modules that the project's own settings name.
+    It is infinite where no number says it. Messages call the folders `title`. All of it may take so many `seconds`. A
+    program from a folder imports nothing itself: `imports` are the modules that the project's own settings name.
     """
     skipped = {
         Subject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
@@ -76,7 +70,7 @@ def measure_errors(
             # all finite differences are within the tolerance: what differs nevertheless is of another kind
             largest = math.inf if row["status"] == "differs" else row["largest_error"]
             figures[subject] = {"error": rounded(largest)}
-    return Errors(figures, skipped)
+    return Found(figures, skipped)
 
 
 def rounded(value: float) -> float:

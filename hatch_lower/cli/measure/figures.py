@@ -84,6 +84,13 @@ METRICS: Mapping[str, Metric] = {
 Figures: TypeAlias = Mapping[Subject, Mapping[str, float]]  # metric's name to value; what is not known is not there
 
 
+class Found(Frozen):
+    """What a run of a child process found."""
+
+    figures: Figures
+    reasons: Mapping[Subject, str]  # why something has no figure
+
+
 def thread_variables(count: int) -> dict[str, str]:
     """Return the variables that give a process a number of threads, whichever library makes them."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(count))

@@ -124,14 +124,14 @@ def run(task: Task, tell: Tell) -> Result:
 
 def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
-    errors: dict[Subject, dict[str, float]] = {}
+    errors: Figures = {}
     for name, side in task.sides.items():
         if name == "A" or not all(task.is_equal(subject) for subject in methods):
             imports = sorted({module for modules in task.imports.values() for module in modules})
             measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST), imports)
-            errors = dict(measured.figures)
-            skipped = measured.skipped.items()
-            notes += [f"no largest error of {subject}, {name}: {reason}" for subject, reason in skipped]
+            errors = measured.figures
+            reasons = measured.reasons.items()
+            notes += [f"no largest error of {subject}, {name}: {reason}" for subject, reason in reasons]
         figures = exact_figures(side)
         found[name] = {subject: {**each, **errors.get(subject, {})} for subject, each in figures.items()}
     return found

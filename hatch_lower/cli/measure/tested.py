@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.build.contents import find_contents
 from hatch_lower.build.unpack import unpack
-from hatch_lower.cli.measure.errors import Errors, measure_errors
+from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
+from hatch_lower.cli.measure.figures import METRICS, Figures, Found, Subject
 from hatch_lower.cli.measure.gate import names_of, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
 from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
@@ -188,7 +188,7 @@ class LoweredModels:
         return exact_figures(self._side)
 
     @functools.cached_property
-    def _errors(self) -> Errors:
+    def _errors(self) -> Found:
         imports = sorted({module for modules in self._imports.values() for module in modules})
         return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
 
