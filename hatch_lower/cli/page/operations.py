@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hatch_lower.build.contents import LoweredRecipe
 from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
-from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall, arguments_of, nested_graphs
+from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall, arguments_of, walk
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import references_to_values
-
-BRANCHES = {"cond": ("true", "false"), "while": ("condition", "body")}  # names of nested graphs; of the others: `body`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
     """Return the graph of a method. What the wheel does not say of operations, their instructions stand for."""
     plan, debug = recipe.plan.methods[method], recipe.method_debug(method)
     reasons = {node.handle: node.reason for node in debug.undelegated}
-    calls = list(calls_in(recipe.plan, plan.graph, ""))
+    calls = [(path, each, engine_of(recipe.plan, each)) for path, each in walk(plan.graph)]
     # what an instruction of the plan shares with a delegate is the delegate's
     owners = {handle: path for path, _, engine in calls if engine for handle in debug.instructions.get(path, ())}
     places: dict[int, int] = {}  # handle to position
@@ -62,14 +60,8 @@ def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
     return Operations(inputs, linked, bool(debug.reads))
 
 
-def calls_in(plan: Plan, graph: Graph, prefix: str) -> Iterator[tuple[str, Instruction, str]]:
-    for number, instruction in enumerate(graph.instructions):
-        path = f"{prefix}{number}"
-        engine = plan.delegates[instruction.delegate].backend if isinstance(instruction, DelegateCall) else ""
-        yield path, instruction, engine
-        names = BRANCHES.get(getattr(instruction, "kind", ""), ("body",))
-        for name, nested in zip(names, nested_graphs(instruction), strict=False):
-            yield from calls_in(plan, nested, f"{path}.{name}.")
+def engine_of(plan: Plan, instruction: Instruction) -> str:
+    return plan.delegates[instruction.delegate].backend if isinstance(instruction, DelegateCall) else ""
 
 
 def is_plumbing(instruction: Instruction) -> bool:
