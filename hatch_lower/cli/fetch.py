@@ -11,7 +11,7 @@ from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.errors import ProgramError, nearest, size_text
-from hatch_lower.format.weights import Source, read_weights
+from hatch_lower.format.weights import Source
 from hatch_lower.hatch.terminal import table_lines
 
 
@@ -57,9 +57,8 @@ def sources_of(folders: Sequence[Contents], model: str | None, name: str) -> Ite
         )
     for contents in folders:
         for each in contents.models:
-            entry = contents.manifest.models[each].weights
-            if entry is not None and model in (None, each):
-                yield from read_weights(contents.read(entry), f"{contents.place}/{entry.path}").sources
+            if model in (None, each) and (weights := contents.weights(each)) is not None:
+                yield from weights.sources
 
 
 def summary_lines(files: Sequence[Report], to: Path | None) -> Iterator[str]:
