@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hatch_lower.cli.measure.opened import check_tensors, input_values, load, open_model, refusal
+from hatch_lower.cli.measure.profile.measure import measure_profile
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 
@@ -240,12 +241,6 @@ def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -
         latest, earlier = rounds[-4:], rounds[-8:-4]
         if len(earlier) == 4 and statistics.median(latest) > STABLE * statistics.median(earlier):
             return
-
-
-def measure_profile(request: Request) -> Mapping[str, object]:
-    from hatch_lower.cli.measure.profile.measure import measure
-
-    return measure(request)
 
 
 KINDS: Mapping[str, Callable[[Request], Mapping[str, object]]] = {

@@ -22,7 +22,7 @@ FEWEST, MOST = 10, 500  # calls that are measured
 Request = Mapping[str, Any]
 
 
-def measure(request: Request) -> Mapping[str, object]:
+def measure_profile(request: Request) -> Mapping[str, object]:
     """Return the nanoseconds of calls of one method on two sides, and what of these was in which instruction."""
     name = request["method"]
     opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
