@@ -20,8 +20,8 @@ from support.venv import run
 
 from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, Subject
-from hatch_lower.cli.measure.side import BuildFacts, Side
+from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
+from hatch_lower.cli.measure.side import Side
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
@@ -48,8 +48,8 @@ print(report_text({}, {"A": figures}, {}, (), wheel.parent))
 """
 
 
-def side_of(path: Path, build: BuildFacts | None = None) -> Side:
-    return Side(path.name, tuple(find_contents(path)), {}, path if path.suffix == ".whl" else None, None, build)
+def side_of(path: Path, build: Figures | None = None) -> Side:
+    return Side(path.name, tuple(find_contents(path)), {}, path if path.suffix == ".whl" else None, None, build or {})
 
 
 def delegate(backend: str, file: str) -> dict[str, Any]:
@@ -136,7 +136,8 @@ def test_a_method_without_operations_has_no_share(tmp_path: Path) -> None:
 def test_a_build_that_is_known_gives_its_level_and_compilations(tmp_path: Path) -> None:
     folder = tmp_path / "_lowered"
     models = {name: lowered_model(folder, name, {"default": {"plan": plan_of()}}) for name in ("net", "other")}
-    figures = exact_figures(side_of(write_lowered(folder, models), BuildFacts({"net": 0}, {"net": 3})))
+    build = {Subject("net"): {"level": 0, "compilations": 3}}
+    figures = exact_figures(side_of(write_lowered(folder, models), build))
     assert figures[Subject("net")] == {"constants-bytes": 0, "compilations": 3, "level": 0}
     assert figures[Subject("other")] == {"constants-bytes": 0}
 

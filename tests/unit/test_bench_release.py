@@ -54,7 +54,7 @@ def test_the_newest_release_or_the_one_that_is_named(index: Path) -> None:
         assert list(side.folders) == ["digits"]
         assert side.wheel is not None
         assert side.wheel.read_bytes() == (index / side.wheel.name).read_bytes()
-        assert (side.source, side.build) == (None, None)
+        assert (side.source, side.build) == (None, {})
     with release_of(index, "1.2") as side:
         assert side.title == "digits-1.2-py3-none-any.whl (released)"
 

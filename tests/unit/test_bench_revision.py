@@ -20,8 +20,9 @@ from support.venv import child_environment
 from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cli.measure import project
+from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.project import built_project, built_revision, is_project
-from hatch_lower.cli.measure.side import BuildFacts, Side
+from hatch_lower.cli.measure.side import Side
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 
@@ -389,15 +390,15 @@ def test_the_facts_of_a_build_are_what_the_cache_has_written_down(place: Workpla
         write_history(place.cache / "v1", folder, BuildHistory("tiny", "1.0", models))
 
     place.do = build
-    lowered = BuildFacts({"tiny": 0}, {"tiny": 3})
+    lowered = {Subject("tiny"): {"level": 0, "compilations": 3}}
     assert place.open(place.project()).build == lowered
     assert place.open(place.revision("main")).build == lowered
     (kept,) = (place.cache / "v1" / "history").iterdir()  # of the project, and none of the worktree
     place.do = lambda folder: None  # a build that exports nothing leaves the history
-    assert place.open(place.project()).build == BuildFacts({"tiny": 1}, {"tiny": 0})
-    assert place.open(place.revision("main")).build is None
+    assert place.open(place.project()).build == {Subject("tiny"): {"level": 1, "compilations": 0}}
+    assert place.open(place.revision("main")).build == {}
     place.environment["HATCH_LOWER_CACHE"] = "off"
-    assert place.open(place.project()).build is None
+    assert place.open(place.project()).build == {}
     assert kept.is_file()
 
 
@@ -446,10 +447,10 @@ def test_what_the_working_tree_has_lowered_is_not_lowered_for_a_revision(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
-    assert place.open(place.project()).build == BuildFacts({"tiny": 0}, {"tiny": 1})
+    assert place.open(place.project()).build == {Subject("tiny"): {"level": 0, "compilations": 1}}
     (place.root / "README.md").write_text("Words.\n")
     commit(place.repository, "Documentation")
     for name in ("HEAD", "HEAD~1"):
         with place.revision(name) as side:
-            assert side.build == BuildFacts({"tiny": 1}, {"tiny": 0})
+            assert side.build == {Subject("tiny"): {"level": 1, "compilations": 0}}
             assert list(side.folders) == ["tiny"]

@@ -34,7 +34,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_wheel_is_unpacked_while_it_is_looked_at(tmp_path: Path, temporary: Path) -> None:
     wheel = write_wheel(tmp_path / WHEEL, {"digits": PLAIN})
     with open_side(wheel) as side:
-        assert (side.title, side.wheel, side.source, side.build) == (WHEEL, wheel, None, None)
+        assert (side.title, side.wheel, side.source, side.build) == (WHEEL, wheel, None, {})
         assert [each.place for each in side.contents] == [f"{WHEEL}: digits/_lowered"]
         folder = side.folders["digits"]
         assert (folder.path / "digits" / "default.json").is_file()

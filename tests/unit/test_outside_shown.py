@@ -78,5 +78,5 @@ def test_diff_names_sources_that_differ_and_tensors(write: Write) -> None:
 
 def test_weights_that_are_not_aligned_count_as_copied(write: Write) -> None:
     (contents,) = find_contents(write("folder", EVEN, ODD, d=floats(7.0, 8.0)))
-    figures = dict(model_figures(contents, "digits", None))
+    figures = dict(model_figures(contents, "digits", {}))
     assert figures[Subject("digits", "default")]["copied-constants"] == 1

@@ -13,7 +13,7 @@ from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
 from hatch_lower.build.contents import Contents
 from hatch_lower.build.diff.native import MAGIC, read_library
 from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.side import BuildFacts, Side
+from hatch_lower.cli.measure.side import Side
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
@@ -35,7 +35,7 @@ def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
         subject: found
         for contents in side.contents
         for name in contents.models
-        for subject, found in model_figures(contents, name, side.build)
+        for subject, found in model_figures(contents, name, side.build.get(Subject(name), {}))
     }
     if side.wheel is not None:
         figures[Subject()] = {"wheel-bytes": side.wheel.stat().st_size}
@@ -43,14 +43,10 @@ def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
 
 
 def model_figures(
-    contents: Contents, name: str, build: BuildFacts | None
+    contents: Contents, name: str, build: Mapping[str, float]
 ) -> Iterator[tuple[Subject, dict[str, float]]]:
     model = contents.manifest.models[name]
-    figures: dict[str, float] = {"constants-bytes": 0 if model.constants is None else model.constants.size}
-    if build is not None:
-        known = {"compilations": build.compilations.get(name), "level": build.levels.get(name)}
-        figures |= {metric: value for metric, value in known.items() if value is not None}
-    yield Subject(name), figures
+    yield Subject(name), {"constants-bytes": 0 if model.constants is None else model.constants.size, **build}
     for recipe in model.order:
         for subject, found in recipe_figures(contents, model.recipes[recipe], contents.weights(name)):
             yield Subject(name, recipe, subject.method), found

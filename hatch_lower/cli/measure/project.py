@@ -22,6 +22,7 @@ from hatch_lower.build.inputs.present import files_matching
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.measure.command import Tell, last_lines, run_command
+from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.repository import (
     Commit,
     Repository,
@@ -32,7 +33,7 @@ from hatch_lower.cli.measure.repository import (
     without_guidance,
     worktree,
 )
-from hatch_lower.cli.measure.side import BuildFacts, Side, open_wheel
+from hatch_lower.cli.measure.side import Side, open_wheel
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.config.requirements import is_installed
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
@@ -108,16 +109,18 @@ def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, 
     return wheels[0]
 
 
-def read_facts(store: Store, root: Path, models: Iterable[str], *, unchanged: bool) -> BuildFacts | None:
+def read_facts(store: Store, root: Path, models: Iterable[str], *, unchanged: bool) -> Figures:
     """Return what the cache knows of the build of a project; `unchanged`: the build did not write that down again."""
     history = read_history(store.directory, root) if store.writes else None
     if history is None:
-        return None
+        return {}
     built = {name: history.models[name] for name in models if name in history.models}
     if unchanged:  # only a build that exports nothing leaves the history as it was
-        return BuildFacts(dict.fromkeys(built, 1), dict.fromkeys(built, 0))
-    lowered = {name: sum(row.partitions - row.reused for row in model.rows) for name, model in built.items()}
-    return BuildFacts({name: model.level for name, model in built.items()}, lowered)
+        return {Subject(name): {"level": 1, "compilations": 0} for name in built}
+    return {
+        Subject(name): {"level": model.level, "compilations": sum(row.partitions - row.reused for row in model.rows)}
+        for name, model in built.items()
+    }
 
 
 def state_of_file(path: Path) -> tuple[int, int] | None:

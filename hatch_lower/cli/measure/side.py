@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from hatch_lower.build.contents import MANIFEST, Contents, find_contents
 from hatch_lower.build.unpack import Place, places_in, unpack
-from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
@@ -24,18 +24,13 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
 
-class BuildFacts(Frozen):
-    levels: Mapping[str, int]  # model to the level of reuse of its build: 0 where it was lowered
-    compilations: Mapping[str, int]  # model to the number of partitions that a backend lowered
-
-
 class Side(Frozen):
     title: str  # `digits-1.0.0-py3-none-any.whl`, or what else names it to people
     contents: tuple[Contents, ...]  # as `diff` reads them
     folders: Mapping[str, PackagedFolder]  # model to the folder that it is loaded from; a wheel's is unpacked
     wheel: Path | None = None
     source: Path | None = None  # the project's folder that it was built from, if that is at hand
-    build: BuildFacts | None = None
+    build: Figures = field(default_factory=dict)  # those of its build, as far as they are known
 
     @property
     def distributions(self) -> tuple[str, ...]:
