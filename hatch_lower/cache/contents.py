@@ -132,12 +132,6 @@ class Survey(Frozen):
     leftovers: int  # those that are being written among them
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    path: str  # below the store's directory
-    found: str
-
-
 def survey(directory: Path) -> Survey:
     """Return what a store's directory holds; contents of blobs are not read."""
     contents = read_contents(directory)
@@ -172,8 +166,8 @@ def kind_of(components: Mapping[str, object]) -> str:
     return next((kind for name, kind in KINDS if name in components), "other")
 
 
-def repair(directory: Path) -> list[Damage]:
-    """Hash every record, blob and preloaded library again, remove what is damaged, and return it."""
+def repair(directory: Path) -> dict[str, str]:
+    """Hash every record, blob and preloaded library again, and remove what is damaged; return its paths and why."""
     contents = read_contents(directory)
     # a record goes with its damaged blob; a blob that no record refers to is no damage
     wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
@@ -190,7 +184,7 @@ def repair(directory: Path) -> list[Damage]:
     for path in problems:
         with contextlib.suppress(OSError):
             path.unlink()
-    return [Damage(path.relative_to(directory).as_posix(), problems[path]) for path in sorted(problems)]
+    return {path.relative_to(directory).as_posix(): problems[path] for path in sorted(problems)}
 
 
 def problem_of(path: Path, digest: str) -> str | None:

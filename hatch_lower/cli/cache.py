@@ -183,7 +183,7 @@ def repair(context: click.Context, as_json: bool) -> None:
     damages = repair_store(directory)
     contents = survey(directory)
     report = {
-        "damaged": [asdict(damage) for damage in damages],
+        "damaged": [{"path": path, "found": found} for path, found in damages.items()],
         "entries": len(contents.entries),
         "blobs": contents.blobs,
     }

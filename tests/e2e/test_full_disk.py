@@ -150,7 +150,7 @@ def is_right_or_explained(place: Place, known: Known, finished: Finished, when: 
         assert wheels == [], f"{when}: {finished.output}"
     assert place.left() == [], f"{when}: {finished.output}"
     assert tree(place.project.root) == known.sources
-    assert repair(place.project.cache / "v1") == [], when
+    assert repair(place.project.cache / "v1") == {}, when
     assert list(place.project.cache.rglob("*.part")) == [], when
 
 

@@ -174,7 +174,7 @@ def kill_one(place: Place, state: State, kill: Kill) -> None:
         killed = None if late else strike(place, process, kill.victim)
         _, errors = process.communicate(timeout=PATIENCE)
         wait_for(lambda: not place.processes(), "every process of the build to end")
-        assert repair(place.project.cache / "v1") == [], "what is there is whole"
+        assert repair(place.project.cache / "v1") == {}, "what is there is whole"
         if process.returncode == 0:
             assert sha256(only(place.project.dist, "*.whl")) == state.wheel
         if late or killed == "the child":

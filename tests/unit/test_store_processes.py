@@ -168,7 +168,7 @@ def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path
     assert found.entries
     assert all(entry.whole for entry in found.entries)
     assert found.leftovers >= 2
-    assert repair(directory) == []
+    assert repair(directory) == {}
     store = Store(directory, "read-only", pytest.fail)
     assert all(store.find(entry.key) is not None for entry in found.entries)
     trim(directory, Limits(10**12, 10**9), time.time() + 2 * 3600)

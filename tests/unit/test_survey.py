@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import Damage, kind_of, repair, survey
+from hatch_lower.cache.contents import kind_of, repair, survey
 from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
@@ -59,7 +59,7 @@ def test_repair_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
     store.put(KEYS[1], {}, 2, [b"def"])
     store.put(KEYS[2], {}, 3, [b"ghi", b"def"])
     store.put(KEYS[3], {}, 4)
-    assert repair(store.directory) == []
+    assert repair(store.directory) == {}
     store.blob_path(sha256_bytes(b"abc")).write_bytes(b"abd")
     store.blob_path(sha256_bytes(b"ghi")).unlink()
     store.record_path(KEYS[3]).write_bytes(store.record_path(KEYS[1]).read_bytes())
@@ -69,12 +69,12 @@ def test_repair_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
         store.record_path(KEYS[2]): "1 of its 2 blobs are damaged or not there",
         store.record_path(KEYS[3]): "it is no record of its key",
     }
-    assert repair(store.directory) == [
-        Damage(path.relative_to(store.directory).as_posix(), expected[path]) for path in sorted(expected)
-    ]
+    assert repair(store.directory) == {
+        path.relative_to(store.directory).as_posix(): expected[path] for path in sorted(expected)
+    }
     assert not any(path.exists() for path in expected)
     assert [store.find(key) for key in KEYS] == [None, 2, None, None]
-    assert repair(store.directory) == []
+    assert repair(store.directory) == {}
 
 
 def test_repair_reports_pipes_and_damaged_preloaded_libraries(store: Store) -> None:
@@ -88,7 +88,7 @@ def test_repair_reports_pipes_and_damaged_preloaded_libraries(store: Store) -> N
     whole, damaged = (preload / f"{name * 64}-{sha256_bytes(b'library')}.so" for name in "ab")
     whole.write_bytes(b"library")
     damaged.write_bytes(b"librari")
-    assert [each.path for each in repair(store.directory)] == [
+    assert list(repair(store.directory)) == [
         path.relative_to(store.directory).as_posix() for path in (blob, damaged, record)
     ]
     assert [path.exists() for path in (blob, record, damaged, whole)] == [False, False, False, True]
