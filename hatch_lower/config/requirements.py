@@ -25,11 +25,6 @@ class Extra(Frozen):
     dependencies: tuple[str, ...]
 
 
-class Unmet(Frozen):
-    requirement: str
-    reason: str
-
-
 def read_requirement(text: str) -> Requirement | None:
     try:
         return Requirement(text)
@@ -67,12 +62,12 @@ def requirements_to_add(
     return added
 
 
-def refuse_unmet_in_extra(recipe: str, extra: Extra, lacks: Sequence[Unmet]) -> NoReturn:
-    texts = ", ".join(f'"{lack.requirement}"' for lack in lacks)
+def refuse_unmet_in_extra(recipe: str, extra: Extra, lacks: Mapping[str, str]) -> NoReturn:
+    texts = ", ".join(f'"{requirement}"' for requirement in lacks)
     raise ConfigError(
         f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
         where=f"project.optional-dependencies.{extra.name}",
-        found="\n".join(f"`{lack.requirement}`: {lack.reason}" for lack in lacks),
+        found="\n".join(f"`{requirement}`: {reason}" for requirement, reason in lacks.items()),
         hint=f"let it contain {texts}",
     )
 
@@ -80,18 +75,19 @@ def refuse_unmet_in_extra(recipe: str, extra: Extra, lacks: Sequence[Unmet]) -> 
 def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
     unmet = find_unmet(required, declared)
     if mode == "check" and unmet:
-        lines = "".join(f'\n    "{lack.requirement}",' for lack in unmet)
+        lines = "".join(f'\n    "{requirement}",' for requirement in unmet)
         raise ConfigError(
             "the project's dependencies do not imply what its lowered programs need at run time",
             where="project.dependencies",
-            found="\n".join(f"`{lack.requirement}`: {lack.reason}" for lack in unmet),
+            found="\n".join(f"`{requirement}`: {reason}" for requirement, reason in unmet.items()),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
             'or set `runtime-requirements` of the build hook `lower` to "add" or "off"',
         )
-    return tuple(missing.requirement for missing in unmet)
+    return tuple(unmet)
 
 
-def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet, ...]:
+def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, str]:
+    """Return the requirements that are not implied, each with a reason."""
     # Careful rather than clever: a dependency with an environment marker, or one that names a URL, implies nothing,
     # since neither says which version there will be. An extra of hatch-lower stands for what it consists of here:
     # `hatch-lower[openvino]` implies OpenVINO.
@@ -99,14 +95,14 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
     for dependency in tuple(dependencies):
         if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
             dependencies += own_requirements(dependency.extras)
-    unmet = []
+    unmet = {}
     for text in required:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
         alike = [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
         if reason := reason_unmet(requirement, alike):
-            unmet.append(Unmet(text, reason))
-    return tuple(unmet)
+            unmet[text] = reason
+    return unmet
 
 
 def own_requirements(extras: Iterable[str]) -> Iterator[Requirement]:
