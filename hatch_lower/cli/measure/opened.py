@@ -13,20 +13,23 @@ from hatch_lower.format.expression import evaluate
 from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.check import as_dtype, literal_value, read_tensors
+from hatch_lower.runtime.executor import holds_state
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.requirements import import_modules
+from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+from hatch_lower.runtime.timing import Timing
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
-
-    from hatch_lower.runtime.timing import Timing
 
 SEED = 0
 GUESS = 2  # of a dynamic dimension whose example size is not packaged, within its range
 
 
 def refusal(path: Path, model: str, recipe: str) -> str | None:
-    from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
-
     entry = open_folder(path).manifest.models[model].recipes[recipe]
     return refusal_reason(entry, DelegateKinds(), str(path / MANIFEST))
 
@@ -46,10 +49,6 @@ class Opened(Frozen):
 
 
 def open_model(path: str, model: str, recipe: str) -> Opened:
-    from hatch_lower.runtime.check import read_tensors
-    from hatch_lower.runtime.executor import holds_state
-    from hatch_lower.runtime.torch_arrays import ARRAYS
-
     folder = open_folder(Path(path))
     entry = folder.manifest.models[model]
     files = entry.recipes[recipe]
@@ -58,10 +57,6 @@ def open_model(path: str, model: str, recipe: str) -> Opened:
 
 
 def load(opened: Opened, request: Mapping[str, Any], timing: Timing | None = None) -> Any:
-    from hatch_lower.runtime.load import load_model
-    from hatch_lower.runtime.requirements import import_modules
-    from hatch_lower.runtime.selection import DelegateKinds
-
     import_modules(request["imports"], str(opened.folder.path / MANIFEST), installed=True)
     return load_model(opened.folder, request["model"], request["recipe"], DelegateKinds(timing=timing), verify=False)
 
@@ -80,9 +75,6 @@ def input_values(
     `wanted` are sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
     """
     import torch
-
-    from hatch_lower.runtime.check import as_dtype, literal_value
-    from hatch_lower.runtime.torch_arrays import ARRAYS
 
     stored: dict[int, Tensor] = {}
     for index, entry in enumerate(method.inputs):

@@ -1,7 +1,8 @@
 """The process that measures: `python -m hatch_lower.cli.measure.worker`, which `host` starts and asks.
 
-It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so loads
-are those of a fresh process, and a crash ends nothing else. Once stdin is closed, it ends with all that it started.
+It imports torch, and what every load needs, once. Each request, a line of JSON, is answered by a fork of it, which has
+loaded nothing yet: so loads are those of a fresh process, and a crash ends nothing else. Once stdin is closed, it ends
+with all that it started.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from hatch_lower.cli.measure.opened import check_tensors, input_values, load, op
 from hatch_lower.cli.measure.profile.measure import measure_profile
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.check import call_arguments
+from hatch_lower.runtime.eager import make_eager
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 BLOCK = 0.001  # seconds for which one side is called before the others have their turn
 FEWEST_ROUNDS = 5
@@ -40,9 +44,6 @@ Call = Callable[[int], float]  # calls a method so many times, returns the secon
 
 def main() -> None:
     import torch
-
-    import hatch_lower.runtime.check
-    import hatch_lower.runtime.load  # noqa: F401  # what every load needs is no part of any load
 
     # what a model prints goes to stderr, and is no answer
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -166,8 +167,6 @@ def measure_calls(request: Request) -> Mapping[str, object]:
 
 
 def load_eager(model: str, paths: Sequence[str], export: str) -> object:
-    from hatch_lower.runtime.eager import make_eager
-
     sys.path[:0] = paths
     return make_eager(model, export)
 
@@ -177,9 +176,6 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
 
     If a call `changes` its inputs or the model's state, each gets those of the first, made before the clock runs.
     """
-    from hatch_lower.runtime.check import call_arguments
-    from hatch_lower.runtime.torch_arrays import ARRAYS
-
     function = owner.methods[name]
     args, kwargs = call_arguments(method, leaves, ARRAYS)
 

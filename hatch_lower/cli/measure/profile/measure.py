@@ -14,7 +14,10 @@ from hatch_lower.cli.measure.opened import check_tensors, input_values, load, op
 from hatch_lower.errors import SampleError
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.check import call_arguments
+from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
 from hatch_lower.runtime.timing import REST, RESULTS, Clock, Timing
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 WARM_SECONDS, WARM_CALLS = 0.5, 3  # for which, and how often, a method is called before anything is measured
 FEWEST, MOST = 10, 500  # calls that are measured
@@ -64,8 +67,6 @@ def measure_profile(request: Request) -> Mapping[str, object]:
 
 def samples_of(path: Path, name: str, methods: Mapping[str, MethodPlan]) -> list[list[object]]:
     """Return the flat inputs of each case that a sample file has for a method."""
-    from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
-
     samples = read_samples(path, {each: sample_paths(plan) for each, plan in methods.items()})[name]
     if not samples:
         raise SampleError(
@@ -81,9 +82,6 @@ class Way:
     """Calls a method with each case in turn; if a call `changes` inputs or state, each one gets those of the first."""
 
     def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
-        from hatch_lower.runtime.check import call_arguments
-        from hatch_lower.runtime.torch_arrays import ARRAYS
-
         self._model, self._function, self._changes = model, model.methods[name], changes
         self._make = [partial(call_arguments, method, leaves, ARRAYS) for leaves in cases]
         self._given = [make() for make in self._make]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.host import Host, RefusedError
-from hatch_lower.cli.measure.opened import refusal
 from hatch_lower.cli.measure.profile.attribute import attribute
 from hatch_lower.cli.measure.profile.instrumented import built_with_timers, needs_timers, refuse_other
 from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile
@@ -64,6 +63,8 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
 
 
 def refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
+    from hatch_lower.cli.measure.opened import refusal  # imports torch
+
     path = task.side.folders[task.model].path
     return {recipe: reason for recipe in entry.order if (reason := refusal(path, task.model, recipe)) is not None}
 
