@@ -147,12 +147,9 @@ def forget_lost(repository: Repository) -> None:
     """Remove the registrations of benchmarks that were killed: `git worktree prune` would take a user's own, too."""
     for line in repository.says("worktree", "list", "--porcelain").splitlines():
         key, _, path = line.partition(" ")
-        if key == "worktree" and is_lost(Path(path).parent):
+        work = Path(path).parent
+        if key == "worktree" and work.name.startswith(PREFIX) and not work.exists():
             forget(repository, Path(path))
-
-
-def is_lost(work: Path) -> bool:
-    return work.name.startswith(PREFIX) and not work.exists()
 
 
 def forget(repository: Repository, folder: Path) -> None:
