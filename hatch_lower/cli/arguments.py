@@ -13,7 +13,7 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.hatch.outside import find_project, open_project
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
@@ -41,16 +41,9 @@ def target_of(text: str, is_path: bool) -> str | Path:
     return text
 
 
-def find_project(root: Path | None) -> Project | None:
+def project_here(root: Path | None) -> Project | None:
     """Return the project at `root`; or the one in this folder, if there is one that uses hatch-lower."""
-    if root is None and not Path("pyproject.toml").is_file():
-        return None
-    try:
-        return open_project(root or Path())
-    except UnusedHookError:
-        if root is not None:
-            raise
-        return None
+    return find_project(Path()) if root is None else open_project(root)
 
 
 def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:

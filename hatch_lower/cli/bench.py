@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import OUTPUT, find_project, path_option, target_of
+from hatch_lower.cli.arguments import OUTPUT, path_option, project_here, target_of
 from hatch_lower.cli.output import printable, show, show_error, write_document
 from hatch_lower.errors import ConfigError, LowerError, PackageError
 
@@ -106,7 +106,7 @@ def bench(
             statistics.libraries()  # says what is missing before minutes have passed
         with ending_on_sigterm(), ExitStack() as stack:
             tell = stack.enter_context(progress())
-            project = find_project(root)
+            project = project_here(root)
             task = Task(
                 first=stack.enter_context(open_target(target_of(target, is_path), tell)),
                 tier=tier,  # type: ignore[arg-type]  # click has checked it

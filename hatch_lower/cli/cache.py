@@ -18,7 +18,7 @@ import click
 
 from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import find_project, json_option, open_here
+from hatch_lower.cli.arguments import json_option, open_here, project_here
 from hatch_lower.cli.arguments import root_option as project_option
 from hatch_lower.cli.output import Report, count, show, show_report
 from hatch_lower.config.tables import CacheSettings
@@ -255,7 +255,7 @@ def keygen() -> None:
 def limits_here(root: Path | None) -> CacheSettings:
     """Return the settings of a project's cache; the defaults where no project is named and there is none here."""
     try:
-        project = find_project(root)
+        project = project_here(root)
     except LowerError:
         if root is not None:
             raise

@@ -16,11 +16,11 @@ from hatch_lower.cli.arguments import (
     FOLDER,
     choose_model,
     choose_recipe,
-    find_project,
     json_option,
     model_option,
     open_here,
     path_option,
+    project_here,
     recipe_option,
     target_of,
 )
@@ -119,7 +119,7 @@ def find_sources(
 ) -> tuple[Project, str, Contents | None]:
     """Return the project, the name of its model, and what is installed or in a wheel, if that was named."""
     target = target_of(name, is_path)
-    here = find_project(project)
+    here = project_here(project)
     if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
         return here, target, None
     contents, model_name, _ = choose_model(find_contents(target), model)

@@ -76,3 +76,13 @@ def open_project(root: Path) -> Project:
         )
     build_data["build_hooks"] = tuple(hooks)  # none of which runs: what they write is as the last build left it
     return read_project(hooks[HOOK], build_data)
+
+
+def find_project(root: Path) -> Project | None:
+    """Return the project in a folder, or `None` if there is none that uses hatch-lower."""
+    if not (root / "pyproject.toml").is_file():
+        return None
+    try:
+        return open_project(root)
+    except UnusedHookError:
+        return None

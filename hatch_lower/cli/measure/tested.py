@@ -29,7 +29,7 @@ from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
-from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.hatch.outside import find_project, open_project
 from hatch_lower.runtime.files import open_folder
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
     Unless somebody `is_asked` for the project, a wheel may come without one. All processes that name a `run` share what
     is built.
     """
-    project = find_project(root, required=is_asked or wheel is None)
+    project = required_project(root) if is_asked or wheel is None else find_project(root)
     if wheel is not None and wheel.is_dir() and (wheels := wheels_in(wheel)):
         wheel = newest(wheels)
 
@@ -219,22 +219,15 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
     return LoweredModels(side_of(taken.name, contents, places), project)
 
 
-def find_project(root: Path, *, required: bool) -> Project | None:
+def required_project(root: Path) -> Project:
     if not (root / PROJECT_FILE).is_file():
-        if not required:
-            return None
         raise ConfigError(
             "there is no project to test",
             where=str(root),
             found=f"no file `{PROJECT_FILE}`",
             hint="name the project's folder with `--hatch-lower-root`, or a wheel with `--hatch-lower-wheel`",
         )
-    try:
-        return open_project(root)
-    except UnusedHookError:
-        if required:
-            raise
-        return None
+    return open_project(root)
 
 
 def built_wheel(root: Path, folder: Path) -> Path:

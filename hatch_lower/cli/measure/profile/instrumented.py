@@ -26,7 +26,7 @@ from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.manifest import Manifest, ModelEntry
-from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.hatch.outside import find_project, open_project
 from hatch_lower.hatch.project import Project
 
 TIMERS: Mapping[str, Mapping[str, object]] = {"aoti": {"timers": True}}  # the option of each such backend
@@ -43,13 +43,8 @@ def find_sources(asked: Path | None, target: str | Path, manifest: Manifest) -> 
     if asked is not None:
         return open_project(asked)
     folder = editable_project(manifest.distribution) if isinstance(target, str) else None
-    if folder is None and not Path("pyproject.toml").is_file():
-        return None
-    try:
-        project = open_project(folder or Path())
-    except UnusedHookError:
-        return None
-    return project if project.settings.name == manifest.distribution else None
+    project = find_project(folder or Path())
+    return project if project is not None and project.settings.name == manifest.distribution else None
 
 
 @contextmanager
