@@ -56,14 +56,19 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
             source = unpack_sdist(sdist, work / LONGER)
         variation = vary(environment, work, source)
         log = build(source, work / "made", variation)
-        wheels = sorted((work / "made").glob("*.whl"))
-        if len(wheels) != 1:
-            raise ProcessError(
-                "the build made no wheel" if not wheels else "the build made more than one wheel",
-                where=str(project if sdist is None else sdist),
-                found=", ".join(path.name for path in wheels),
-            )
-        yield Rebuilt(wheels[0], log, variation)
+        yield Rebuilt(only_wheel(work / "made", str(project if sdist is None else sdist)), log, variation)
+
+
+def only_wheel(folder: Path, where: str) -> Path:
+    """Return the one wheel that a build has made in a folder; `where` is what was built."""
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ProcessError(
+            "the build made no wheel" if not wheels else "the build made more than one wheel",
+            where=where,
+            found=", ".join(path.name for path in wheels),
+        )
+    return wheels[0]
 
 
 def build(source: Path, target: Path, variation: Variation) -> str:

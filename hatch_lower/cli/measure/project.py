@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hatch_lower.build.explain import read_history
 from hatch_lower.build.inputs.present import files_matching
+from hatch_lower.build.reproduce.rebuild import only_wheel
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.measure.command import Tell, last_lines, run_command
@@ -99,14 +100,7 @@ def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, 
             found=last_lines(lines),
             hint="see that it can be built in this environment, with all that its `[build-system] requires` names",
         )
-    wheels = sorted(target.glob("*.whl"))
-    if len(wheels) != 1:
-        raise ProcessError(
-            "the build made no wheel" if not wheels else "the build made more than one wheel",
-            where=title,
-            found=", ".join(path.name for path in wheels),
-        )
-    return wheels[0]
+    return only_wheel(target, title)
 
 
 def read_facts(store: Store, root: Path, models: Iterable[str], *, unchanged: bool) -> Figures:
