@@ -14,7 +14,7 @@ from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.figures import METRICS, TIERS, Figures, Subject, Tier
 from hatch_lower.cli.measure.host import Host
 from hatch_lower.cli.measure.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
-from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, runs_equal
+from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, run_digests
 from hatch_lower.cli.measure.statistics import interval_of
 from hatch_lower.cli.measure.timed import (
     BUILD_METRICS,
@@ -65,7 +65,7 @@ class Task(Frozen):
         return is_settled(metric, found, self.limits(subject, metric))
 
     def is_equal(self, subject: Subject) -> bool:
-        return self.second is not None and runs_equal(self.first, self.second, subject)
+        return self.second is not None and run_digests(self.first, subject) == run_digests(self.second, subject)
 
     def measures(self, tier: Tier) -> bool:
         return TIERS.index(tier) <= TIERS.index(self.tier)

@@ -151,11 +151,8 @@ def signatures_of(contents: Contents, recipe: RecipeEntry) -> dict[str, str]:
     return {name: signature_text(name, method) for name, method in contents.plan(recipe).methods.items()}
 
 
-def runs_equal(first: Side, second: Side, subject: Subject) -> bool:
-    return run_digests(first, subject) == run_digests(second, subject)
-
-
 def run_digests(side: Side, subject: Subject) -> list[object]:
+    """Return what is equal on two sides if the same runs there."""
     model = side.folders[subject.model].manifest.models[subject.model]
     recipe = model.recipes[subject.recipe]
     # the check inputs are what is called with, and a plan names its delegates' files
