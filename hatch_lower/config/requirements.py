@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -56,20 +55,15 @@ def requirements_to_add(
     added = find_added(mode, common, declared)
     for recipe, extra in extras.items():
         # an extra cannot be appended to
-        lacks = find_unmet(sorted(required.get(recipe, ())), [*declared, *added, *extra.dependencies])
-        if lacks:
-            refuse_unmet_in_extra(recipe, extra, lacks)
+        if lacks := find_unmet(sorted(required.get(recipe, ())), [*declared, *added, *extra.dependencies]):
+            texts = ", ".join(f'"{requirement}"' for requirement in lacks)
+            raise ConfigError(
+                f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
+                where=f"project.optional-dependencies.{extra.name}",
+                found=unmet_lines(lacks),
+                hint=f"let it contain {texts}",
+            )
     return added
-
-
-def refuse_unmet_in_extra(recipe: str, extra: Extra, lacks: Mapping[str, str]) -> NoReturn:
-    texts = ", ".join(f'"{requirement}"' for requirement in lacks)
-    raise ConfigError(
-        f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
-        where=f"project.optional-dependencies.{extra.name}",
-        found="\n".join(f"`{requirement}`: {reason}" for requirement, reason in lacks.items()),
-        hint=f"let it contain {texts}",
-    )
 
 
 def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
@@ -79,11 +73,15 @@ def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> t
         raise ConfigError(
             "the project's dependencies do not imply what its lowered programs need at run time",
             where="project.dependencies",
-            found="\n".join(f"`{requirement}`: {reason}" for requirement, reason in unmet.items()),
+            found=unmet_lines(unmet),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
             'or set `runtime-requirements` of the build hook `lower` to "add" or "off"',
         )
     return tuple(unmet)
+
+
+def unmet_lines(unmet: Mapping[str, str]) -> str:
+    return "\n".join(f"`{requirement}`: {reason}" for requirement, reason in unmet.items())
 
 
 def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, str]:
