@@ -147,9 +147,10 @@ def measure_calls(request: Request) -> Mapping[str, object]:
     tensors = check_tensors(request)
     loaded = {side: load(opened[side], request) for side in request["order"]}
     refusal = ""
-    if request["eager"] is not None:
+    if (eager := request["eager"]) is not None:
+        sys.path[:0] = eager["paths"]
         try:
-            loaded["eager"] = load_eager(model, **request["eager"])
+            loaded["eager"] = make_eager(model, eager["export"])
         except LowerError as error:  # the sides are compared without it
             refusal = ": ".join(filter(None, [error.what, error.found]))
     series = []
@@ -164,11 +165,6 @@ def measure_calls(request: Request) -> Mapping[str, object]:
         }
         series.append(timed_rounds(ways, request["order"], request["seconds"]))
     return {"calls": series, "no eager": refusal}
-
-
-def load_eager(model: str, paths: Sequence[str], export: str) -> object:
-    sys.path[:0] = paths
-    return make_eager(model, export)
 
 
 def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool) -> Call:
