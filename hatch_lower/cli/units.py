@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def shared_cache(settings: Settings) -> RemotePolicy | None:
     from hatch_lower.cache.remote.policy import read_policy
 
-    policy, _ = read_policy(os.environ, settings.cache.remote, settings.cache.public_keys)
-    return policy
+    return read_policy(os.environ, settings.cache.remote, settings.cache.public_keys, lambda line: None)
 
 
 def is_sent(settings: Settings) -> bool:

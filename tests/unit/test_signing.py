@@ -138,14 +138,14 @@ NAMES = "HATCH_LOWER_REMOTE_CACHE"
 
 
 def policy_of(environment: dict[str, str], remote: str | None = None, keys: tuple[str, ...] = ()) -> RemotePolicy:
-    policy, _ = read_policy(environment, remote, keys)
+    policy = read_policy(environment, remote, keys, lambda line: None)
     assert policy is not None
     return policy
 
 
 def test_no_remote_unless_it_is_named() -> None:
-    assert read_policy({}, None, ()) == (None, [])
-    assert read_policy({NAMES: "off"}, HTTPS, ()) == (None, [])
+    assert read_policy({}, None, (), pytest.fail) is None
+    assert read_policy({NAMES: "off"}, HTTPS, (), pytest.fail) is None
     assert policy_of({NAMES: ""}, HTTPS).url == HTTPS
     assert policy_of({NAMES: "https://other.example.org/"}, HTTPS).url == "https://other.example.org"
 
@@ -160,7 +160,8 @@ ALL = {
 
 
 def test_a_remote_that_only_the_project_names_is_told_nothing() -> None:
-    policy, warnings = read_policy(ALL, HTTPS, ())
+    warnings: list[str] = []
+    policy = read_policy(ALL, HTTPS, (), warnings.append)
     assert policy == RemotePolicy(HTTPS)
     assert warnings == [
         "nothing is sent to the remote cache cache.example.org: only `pyproject.toml` names it;"
@@ -203,7 +204,7 @@ def test_a_remote_that_the_environment_names_gets_its_credentials() -> None:
 @pytest.mark.parametrize("url", ["http://cache.example.org", "http://10.0.0.1:8080", "http://127.0.0.1.example.org"])
 def test_credentials_are_not_sent_in_the_clear(url: str) -> None:
     with pytest.raises(CacheError, match="credentials are not sent over a connection that anyone can read"):
-        read_policy({**ALL, NAMES: url}, None, ())
+        read_policy({**ALL, NAMES: url}, None, (), pytest.fail)
     assert policy_of({NAMES: url}).authorization == ""
 
 
@@ -214,7 +215,7 @@ def test_loopback_may_have_credentials(url: str) -> None:
 
 def test_a_token_with_a_line_break_is_refused() -> None:
     with pytest.raises(CacheError, match="characters that cannot be in a header") as caught:
-        read_policy({NAMES: HTTPS, "HATCH_LOWER_REMOTE_TOKEN": "to\r\nken"}, None, ())
+        read_policy({NAMES: HTTPS, "HATCH_LOWER_REMOTE_TOKEN": "to\r\nken"}, None, (), pytest.fail)
     assert "ken" not in str(caught.value).replace("token", "").replace("TOKEN", "")
 
 
@@ -223,10 +224,10 @@ def test_a_token_with_a_line_break_is_refused() -> None:
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="a remote cache's URL holds credentials") as caught:
-        read_policy({}, url, ())
+        read_policy({}, url, (), pytest.fail)
     assert "hidden" not in str(caught.value)
     with pytest.raises(CacheError, match="a remote cache's URL holds credentials"):
-        read_policy({NAMES: url}, None, ())
+        read_policy({NAMES: url}, None, (), pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_policy({}, url, ())
+        read_policy({}, url, (), pytest.fail)
     assert str(caught.value).startswith(
         "a remote cache needs a URL\n  where: `tool.hatch.build.hooks.lower.cache.remote`\n  found: `"
     )
@@ -260,7 +261,7 @@ def test_an_object_store_that_only_the_project_names_is_read_anonymously(url: st
 @pytest.mark.parametrize("url", ["ssh://host/x", "hf://datasets/x", "github://o:r@main", "simplecache::s3://b"])
 def test_a_project_may_not_name_a_file_system_that_uses_my_credentials(url: str) -> None:
     with pytest.raises(ConfigError):
-        read_policy({}, url, ())
+        read_policy({}, url, (), pytest.fail)
 
 
 def test_keys_of_the_environment_stand_in_the_place_of_the_projects() -> None:

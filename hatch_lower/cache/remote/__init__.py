@@ -13,7 +13,5 @@ def open_remote(
     environment: Mapping[str, str], settings: CacheSettings, warn: Callable[[str], None]
 ) -> RemoteClient | None:
     """Return the remote cache that the environment or the project names, or `None`; nothing is connected yet."""
-    policy, warnings = read_policy(environment, settings.remote, settings.public_keys)
-    for line in warnings:
-        warn(line)
+    policy = read_policy(environment, settings.remote, settings.public_keys, warn)
     return None if policy is None else RemoteClient(policy, warn)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from urllib.parse import SplitResult, urlsplit
 
@@ -59,13 +59,13 @@ class RemotePolicy(Frozen):
 
 
 def read_policy(
-    environment: Mapping[str, str], remote: str | None, public_keys: Sequence[str]
-) -> tuple[RemotePolicy | None, list[str]]:
-    """Return which remote cache to use, if any, and warnings; `remote` and `public_keys` are the project's settings."""
+    environment: Mapping[str, str], remote: str | None, public_keys: Sequence[str], warn: Callable[[str], None]
+) -> RemotePolicy | None:
+    """Return which remote cache to use, if any; `remote` and `public_keys` are the project's settings."""
     from_environment = environment.get(CACHE, "").strip()
     url = (from_environment or remote or "").rstrip("/")
     if from_environment == "off" or not url:
-        return None, []
+        return None
     where = f"environment variable `{CACHE}`" if from_environment else f"`{PROJECT_KEY}.remote`"
     parts = check_url(url, where, ConfigError if not from_environment else CacheError)
     named = bool(from_environment) or names_host(environment.get(HOST, "").strip(), parts)
@@ -78,8 +78,6 @@ def read_policy(
             + ", ".join(f"`{scheme}`" for scheme in (*PORTS, *ANONYMOUS)),
         )
     wants_push = environment.get(PUSH, "") == "1"
-    place = parts.netloc or url
-    warning = f"nothing is sent to the remote cache {place}: only `pyproject.toml` names it; set `{CACHE}` to push"
     policy = RemotePolicy(
         url=url,
         push=wants_push and named,
@@ -89,7 +87,10 @@ def read_policy(
         trusted=trusted_keys(environment, public_keys),
         unsigned=environment.get(UNSIGNED, "") == "1",
     )
-    return policy, [warning] if wants_push and not named else []
+    if wants_push and not named:
+        place = parts.netloc or url
+        warn(f"nothing is sent to the remote cache {place}: only `pyproject.toml` names it; set `{CACHE}` to push")
+    return policy
 
 
 def trusted_keys(environment: Mapping[str, str], public_keys: Sequence[str]) -> VerifyingKeys:
