@@ -119,9 +119,6 @@ class Arrays(ABC):
         """Return pieces of code; one of them is true for an array that is not on the CPU, or not strided."""
         return []
 
-    @abstractmethod
-    def rank_test(self, rank: int, variable: str) -> str: ...
-
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
         """Return the lines after which the elements in memory are an array's values."""
         # `of_caller`: it is an argument, of which nothing but the values counts; `in_place`: it has to keep its memory
@@ -130,12 +127,6 @@ class Arrays(ABC):
     @abstractmethod
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
         """Return the lines that lay out an array as it was exported; without `strides` contiguous."""
-
-    @abstractmethod
-    def copy_code(self, code: str) -> str: ...
-
-    @abstractmethod
-    def assign_code(self, target: str, code: str) -> str: ...
 
     # Values
 

@@ -126,7 +126,7 @@ class InputWriter:
         plain = self._names.bind("plain", self._refusals.as_array, "as_array")
         tests = [arrays.dtype_test(entry.dtype, leaf, self._names), *arrays.place_tests(leaf, self._names)]
         if any(symbols_in(size) for size in entry.shape):
-            tests.append(arrays.rank_test(len(entry.shape), leaf))
+            tests.append(f"{leaf}.ndim != {len(entry.shape)}")
         else:
             tests.append(f"{leaf}.shape != {tuple_code([str(size) for size in entry.shape])}")
         return [
@@ -170,7 +170,7 @@ def delegate_input_lines(
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
     lines = []
     if any(symbols_in(size) for size in entry.shape):
-        tests.append(arrays.rank_test(len(entry.shape), variable))
+        tests.append(f"{variable}.ndim != {len(entry.shape)}")
         lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
         sizes = [names.fresh("n") for _ in entry.shape]
         lines.append(f"{', '.join(sizes)}, = {variable}.shape")

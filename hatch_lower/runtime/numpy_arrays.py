@@ -118,9 +118,6 @@ class NumpyArrays(Arrays):
         # not `is`: the same dtype may be another object
         return f"{variable}.dtype != {names.bind(dtype, border_dtype(dtype), ('dtype', dtype))}"
 
-    def rank_test(self, rank: int, variable: str) -> str:
-        return f"{variable}.ndim != {rank}"
-
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
         if strides is None:
             bound = names.bind("contiguous", contiguous, contiguous)
@@ -132,12 +129,6 @@ class NumpyArrays(Arrays):
         if is_contiguous(entry):
             wrong = f"not {variable}.flags.carray"
         return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {wanted})"]
-
-    def copy_code(self, code: str) -> str:
-        return f"{code}.copy()"
-
-    def assign_code(self, target: str, code: str) -> str:
-        return f"{target}[...] = {code}"
 
     # Values
 

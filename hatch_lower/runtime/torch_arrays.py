@@ -104,9 +104,6 @@ class TorchArrays(Arrays):
         strided = names.bind("strided", torch.strided, "strided")
         return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}"]
 
-    def rank_test(self, rank: int, variable: str) -> str:
-        return f"{variable}.dim() != {rank}"
-
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
         # off the autograd tape; native code does not see a lazy conjugation or negation
         kind = getattr(torch, dtype)
@@ -125,12 +122,6 @@ class TorchArrays(Arrays):
         wanted = tuple_code(strides)
         wrong = f"not {variable}.is_contiguous()" if is_contiguous(entry) else f"{variable}.stride() != {wanted}"
         return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {wanted})"]
-
-    def copy_code(self, code: str) -> str:
-        return f"{code}.clone()"
-
-    def assign_code(self, target: str, code: str) -> str:
-        return f"{target}.copy_({code})"
 
     # Values
 

@@ -5,7 +5,7 @@ For a method with one delegate the source reads like this (identifiers shortened
     def method(image=missing, *rest, **extra):
         if image is missing or rest or extra: refuse_call(…)
         if type(image) is not Tensor: image = plain(0, image)
-        if image.dtype is not float32 or not image.is_cpu or … or image.dim() != 2: check_value(0, image)
+        if image.dtype is not float32 or not image.is_cpu or … or image.ndim != 2: check_value(0, image)
         n0, n1, = image.shape
         if n1 != 64 or n0 > 1024: refuse_values(image)
         if image.requires_grad: image = image.detach()
@@ -262,33 +262,34 @@ class MethodWriter:
         # model, and every other instance.
         method, names = self._method, self.names
         aliasing = Aliasing(method.graph, self._plan.constants, self._operators)
-        targets: list[tuple[str, str, Argument, Root]] = []
+        targets: list[tuple[str, Argument, Root]] = []
         for name, source in method.mutations:
             if source != ConstantName(name):
-                targets.append((names.constant(name), f"m{len(targets)}", source, aliasing.constant_root(name)))
+                targets.append((names.constant(name), source, aliasing.constant_root(name)))
         for index, source in method.input_mutations:
             if source != Value(method.graph.inputs[index]):
-                targets.append((leaves[index], f"m{len(targets)}", source, Root(False, index)))
+                targets.append((leaves[index], source, Root(False, index)))
         changed = {root for *_, root in targets}
+        copy = names.bind("copy", partial(copy_array, self._arrays), "copy")
+        assign = names.bind("assign", self._arrays.assign, "assign")
         lines: list[str] = []
-        codes: list[str] = []
+
+        def copied(code: str) -> str:
+            variable = names.fresh("o")
+            lines.append(f"{variable} = {copy}({code})")
+            return variable
+
+        codes = []
         for argument in method.graph.outputs:
             code = self._argument(argument, scope)
             roots = aliasing.roots_of(argument)
-            if isinstance(argument, Value | ConstantName) and (
-                any(root.is_constant for root in roots) or roots & changed
-            ):
-                copy = names.bind("copy", partial(copy_array, self._arrays), "copy")
-                lines.append(f"{names.local(f'o{len(codes)}')} = {copy}({code})")
-                code = names.local(f"o{len(codes)}")
-            codes.append(code)
+            is_shared = any(root.is_constant for root in roots) or roots & changed
+            codes.append(copied(code) if is_shared and isinstance(argument, Value | ConstantName) else code)
         copies = []
-        for target, text, source, _ in targets:
+        for target, source, _ in targets:
             code = self._argument(source, scope)
-            if aliasing.roots_of(source) & changed:
-                lines.append(f"{names.local(text)} = {self._arrays.copy_code(code)}")
-                code = names.local(text)
-            copies.append(self._arrays.assign_code(target, code))
+            code = copied(code) if aliasing.roots_of(source) & changed else code
+            copies.append(f"{assign}({target}, {code})")
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
     def _keywords(self, call: OpCall, scope: GraphScope) -> Iterator[str]:
