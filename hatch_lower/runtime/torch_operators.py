@@ -46,7 +46,10 @@ class TorchOperators:
         return operator.__name__.partition(".")[0], function_of(name, operator)
 
     def may_alias(self, name: str) -> bool:
-        return may_return_alias(self._overloads[name])
+        # the schema says so, except for composites (`dropout` returns its argument at inference)
+        operator = self._overloads[name]
+        has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
+        return has_alias or has_composite_kernel(operator)
 
 
 def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
@@ -127,10 +130,3 @@ def check_indices(operator: Callable[..., object], *args: object, **kwargs: obje
     # torch compares the indices of a sparse tensor with its sizes only if it is told to
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)
-
-
-def may_return_alias(operator: OpOverload[..., Any]) -> bool:
-    # the schema says so, except for composites (`dropout` returns its argument at inference)
-    if any(result.alias_info is not None for result in schema_of(operator).returns):
-        return True
-    return has_composite_kernel(operator)
