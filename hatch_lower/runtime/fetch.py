@@ -11,7 +11,7 @@ from hatch_lower.format.weights import Weights
 from hatch_lower.runtime.files import PackagedFolder, folder_at
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model, models_of, normal_name, recording
 from hatch_lower.runtime.obtain import Fetched, fetch_sources
-from hatch_lower.runtime.outside import read_packaged
+from hatch_lower.runtime.outside import read_listed
 
 
 def fetch(
@@ -49,8 +49,8 @@ def weights_named(name_or_path: str | os.PathLike[str]) -> Iterator[Weights]:
             "`fetch` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
         )
     for folder, model in chosen:
-        if (weights := read_packaged(folder, folder.manifest.models[model])) is not None:
-            yield weights
+        if (file := folder.manifest.models[model].weights) is not None:
+            yield read_listed(folder, file)
 
 
 def models_named(name: str) -> list[InstalledModel]:

@@ -11,7 +11,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Storage
-from hatch_lower.format.manifest import FileEntry, ModelEntry
+from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligned, read_weights, spans_outside
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
@@ -133,10 +133,6 @@ def open_outside(
         f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
         find,
     )
-
-
-def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
-    return None if entry.weights is None else read_listed(folder, entry.weights)
 
 
 def read_listed(folder: PackagedFolder, file: FileEntry) -> Weights:
