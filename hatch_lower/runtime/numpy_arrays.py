@@ -133,7 +133,17 @@ class NumpyArrays(Arrays):
     # Values
 
     def plain(self, value: object) -> Array | None:
-        return as_array(value)
+        if isinstance(value, np.ndarray):
+            # what is masked counts as missing: its values are not meant
+            return None if isinstance(value, np.ma.MaskedArray) else value.view(np.ndarray)
+        if isinstance(value, np.generic):
+            found = np.asarray(value)
+            found.flags.writeable = False  # a copy: what is written into it would be lost
+            return found
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return of_tensor(torch, value)
+        return of_dlpack(value)
 
     def foreign_reason(self, value: object) -> str:
         if isinstance(value, np.ma.MaskedArray):
@@ -202,22 +212,7 @@ def restride(array: Array, steps: tuple[int, ...]) -> Array:
     return whole
 
 
-# Arguments that are no plain arrays: subclasses, scalars, tensors, and whatever speaks DLPack.
-
-
-def as_array(value: object) -> Array | None:
-    """Return a value as a plain array over the same memory; `None` for what is none, or does not lie on the CPU."""
-    if isinstance(value, np.ndarray):
-        # what is masked counts as missing: its values are not meant
-        return None if isinstance(value, np.ma.MaskedArray) else value.view(np.ndarray)
-    if isinstance(value, np.generic):
-        found = np.asarray(value)
-        found.flags.writeable = False  # a copy: what is written into it would be lost
-        return found
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return of_tensor(torch, value)
-    return of_dlpack(value)
+# Arguments of other libraries: tensors, and whatever speaks DLPack. `None` for what does not lie on the CPU.
 
 
 def of_tensor(torch: Any, tensor: Any) -> Array | None:
