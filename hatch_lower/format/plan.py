@@ -160,7 +160,12 @@ def signature_text(name: str, method: MethodPlan) -> str:
     return "; ".join([f"{name}({', '.join(texts)})", *range_texts(method.inputs, method.symbols)])
 
 
+def input_paths(method: MethodPlan) -> list[str]:
+    """Return how a Python programmer reaches each of a method's inputs: `image`, `boxes[0]`."""
+    return [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
+
+
 def input_texts(method: MethodPlan) -> dict[str, str]:
-    """Return a method's inputs in words, by the paths that lead to them: `image`, `boxes[0]`."""
-    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
-    return {path: input_text(value, method.symbols) for path, value in zip(paths, method.inputs, strict=True)}
+    """Return a method's inputs in words, by the paths that lead to them."""
+    named = zip(input_paths(method), method.inputs, strict=True)
+    return {path: input_text(value, method.symbols) for path, value in named}

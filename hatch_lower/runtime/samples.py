@@ -1,7 +1,7 @@
 """Sample files: real inputs for methods, in safetensors.
 
 A tensor's key is `METHOD/CASE/PATH`; `CASE/PATH` gives it to every method that has such an input, and `PATH` alone is
-of case 0. `CASE` is a number, `PATH` leads to the input as in `format.plan.input_texts`: `image`, `boxes[0]`. An input
+of case 0. `CASE` is a number, `PATH` leads to the input as in `format.plan.input_paths`: `image`, `boxes[0]`. An input
 that is an integer is a 0-d tensor of int64. What the graph was specialised for (numbers, `None`) is not in the file.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hatch_lower.errors import InputError, ProgramError, SampleError, nearest
 from hatch_lower.format.inputs import LiteralInput
-from hatch_lower.format.plan import MethodPlan, input_texts
+from hatch_lower.format.plan import MethodPlan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.check import input_leaves, stored_arrays
@@ -35,7 +35,7 @@ class Sample(Frozen):
 
 def sample_paths(method: MethodPlan) -> list[str]:
     """Return the paths of a method's inputs that a sample has: tensors and integers."""
-    paths = zip(input_texts(method), method.inputs, strict=True)
+    paths = zip(input_paths(method), method.inputs, strict=True)
     return [path for path, entry in paths if not isinstance(entry, LiteralInput)]
 
 
@@ -102,8 +102,8 @@ def methods_with(where: str, method: str | None, leaf: str, methods: Mapping[str
 
 def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]:
     """Return the flat inputs of one call of a packaged method; a `SampleError` if they do not fit it."""
-    stored = zip(input_texts(method), range(len(method.inputs)), strict=True)
-    tensors = {f"{name}/input/{index}": sample.values[path] for path, index in stored if path in sample.values}
+    paths = enumerate(input_paths(method))
+    tensors = {f"{name}/input/{index}": sample.values[path] for index, path in paths if path in sample.values}
     leaves, reason = input_leaves(name, method, tensors, ARRAYS)
     if reason:
         raise misfit(sample.name, reason, "give it as the method was exported for it")
@@ -112,7 +112,7 @@ def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]
 
 
 def check_leaves(name: str, method: MethodPlan, leaves: Sequence[object], where: str) -> None:
-    refusals = Refusals(name, method, ARRAYS, tuple(input_texts(method)), bind_symbols(method.inputs))
+    refusals = Refusals(name, method, ARRAYS, input_paths(method), bind_symbols(method.inputs))
     try:
         refusals.check_values(*leaves)
     except InputError as error:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from hatch_lower.format.arguments import Special, constants_in, literal_text
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, arguments_in, arguments_of, outputs_in, walk
 from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
-from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.format.tree import leaf_paths
+from hatch_lower.format.plan import MethodPlan, Plan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
@@ -43,8 +42,7 @@ def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequenc
 
 
 def reasons_of_inputs(method: MethodPlan) -> Iterator[str]:
-    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
-    for path, entry in zip(paths, method.inputs, strict=True):
+    for path, entry in zip(input_paths(method), method.inputs, strict=True):
         if isinstance(entry, LiteralInput) and isinstance(entry.value, Special):
             yield f"the input `{path}`, which is {literal_text(entry.value)}"
         if isinstance(entry, TensorInput) and entry.dtype == UNKNOWN:

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.format.inputs import Input, TensorInput
-from hatch_lower.format.plan import Plan
-from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
+from hatch_lower.format.plan import Plan, input_paths
+from hatch_lower.format.tree import Leaf, count_leaves
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
@@ -81,9 +81,8 @@ class MethodWriter:
 
     def write(self) -> list[str]:
         method, names = self._method, self.names
-        paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
         bindings = bind_symbols(method.inputs)
-        refusals = Refusals(self._name, method, self._arrays, paths, bindings)
+        refusals = Refusals(self._name, method, self._arrays, input_paths(method), bindings)
         opening, leaves = self._open_parameters(refusals)
         checks = InputWriter(method, self._arrays, names, refusals, leaves, bindings)
         body = checks.write()
