@@ -9,6 +9,7 @@ from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, argument
 from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, Plan, input_paths
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.numpy_dtypes import OTHERS
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
 NUMPY = "numpy>=1.26"
@@ -16,7 +17,6 @@ ML_DTYPES = "ml_dtypes>=0.5"  # the first with all of torch's types of 8 bits
 TORCH = "torch>=2.13"
 
 UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has
-OF_ML_DTYPES = ("bfloat16", "float8_")  # how the names begin of those that only `ml_dtypes` has
 
 
 class TorchReason(Frozen):
@@ -69,7 +69,7 @@ def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
     if needs_torch:  # beside it nothing but a delegate's own library calls NumPy, and requires it
         return (TORCH,)
     dtypes = {dtype for method in plan.methods.values() for dtype in dtypes_of(method, plan)}
-    return (ML_DTYPES, NUMPY) if any(dtype.startswith(OF_ML_DTYPES) for dtype in dtypes) else (NUMPY,)
+    return (NUMPY,) if OTHERS.isdisjoint(dtypes) else (ML_DTYPES, NUMPY)
 
 
 def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
