@@ -177,8 +177,13 @@ class Scan(Frozen):
 
 Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map | Scan
 
-# parts of control flow, as debug maps name them; of others it is a body
-PARTS: Mapping[type, tuple[str, ...]] = {Cond: ("true", "false"), While: ("condition", "body")}
+# the fields of control flow that are graphs; debug maps call them so, too
+PARTS: Mapping[type, tuple[str, ...]] = {
+    Cond: ("true", "false"),
+    While: ("condition", "body"),
+    Map: ("body",),
+    Scan: ("body",),
+}
 
 
 class Graph(Frozen):
@@ -208,19 +213,15 @@ def arguments_of(instruction: Instruction) -> Iterator[Argument]:
 
 
 def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
-    if isinstance(instruction, Cond):
-        return (instruction.true, instruction.false)
-    if isinstance(instruction, While):
-        return (instruction.condition, instruction.body)
-    return (instruction.body,) if isinstance(instruction, Map | Scan) else ()
+    return tuple(getattr(instruction, part) for part in PARTS.get(type(instruction), ()))
 
 
 def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
     """Yield every instruction, at any depth, with its path in a debug map."""
     for index, instruction in enumerate(graph.instructions):
         yield f"{path}{index}", instruction
-        for part, nested in zip(PARTS.get(type(instruction), ("body",)), nested_graphs(instruction), strict=False):
-            yield from walk(nested, f"{path}{index}.{part}.")
+        for part in PARTS.get(type(instruction), ()):
+            yield from walk(getattr(instruction, part), f"{path}{index}.{part}.")
 
 
 def outputs_in(graph: Graph) -> Iterator[Argument]:
