@@ -42,11 +42,10 @@ class Flow:
                 makers[node] = NONE
             elif node.target is operator.getitem and node.args[0] in results:
                 makers[node] = results[node.args[0]][node.args[1]]
+            elif node.target is executorch_call_delegate:
+                results[node] = self._follow_delegate(module, node, makers)
+                makers[node] = union(results[node])
             else:
-                if node.target is executorch_call_delegate:
-                    results[node] = self._follow_delegate(module, node, makers)
-                    makers[node] = union(results[node])
-                    continue
                 before = union(makers[argument] for argument in node.all_input_nodes)
                 if node.target in CONTROL_FLOW:
                     before |= self._follow_nested(module, node, makers)
