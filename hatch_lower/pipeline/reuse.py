@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
 
 import torch
 
@@ -201,6 +200,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
         return None
     try:
         used = decode(tuple[UsedVersions, ...], value["used"], "a report")
+        anchors = decode(Mapping[str, Anchors], value["anchors"], "a report")
     except ProgramError:
         return None
     if not is_current(used):
@@ -216,7 +216,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
             debug = read_debug(files[path].source.read_bytes(), path)
         except (OSError, ProgramError):
             return None
-        fresh = re_anchor(debug, read_anchors(value["anchors"][name]), export.programs, export.sources)
+        fresh = re_anchor(debug, anchors[name], export.programs, export.sources)
         entry = packager.write(PurePath(path).name, write_debug(fresh))
         recipes[name] = replace(recipe, debug=entry)
         files.update((file.path, file) for file in packager.files() if file.path == path)
@@ -256,7 +256,7 @@ def keep_report(
         return ""
     stored = {
         "report": value,
-        "anchors": {recipe: write_anchors(places) for recipe, places in anchors.items()},
+        "anchors": encode(anchors),
         "used": encode(tuple(versions.values())),
     }
     components = {"kind": "export", "subject": report.model, **export.key.components()}
@@ -272,11 +272,3 @@ def line_in_reasons(debug: DebugMap) -> str:
             if any(name in node.reason for name in files):
                 return node.reason
     return ""
-
-
-def write_anchors(anchors: Anchors) -> dict[str, list[list[int | None]]]:
-    return {name: [[handle, position] for handle, position in places.items()] for name, places in anchors.items()}
-
-
-def read_anchors(value: Mapping[str, Any]) -> Anchors:
-    return {name: dict(places) for name, places in value.items()}
