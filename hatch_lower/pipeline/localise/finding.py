@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hatch_lower.format.debug_map import Origin
+
 FINDINGS = "findings.json"  # in the folder of a child process
 
 Verdict = Literal[
@@ -35,20 +37,13 @@ class Localisation:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    op: str  # as in debug maps: `aten.conv2d.default`
-    module: str
-    source: str  # `digits/model.py:31`, empty if unknown
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     model: str
     method: str
     recipe: str
     verdict: Verdict
     case: str = ""  # the inputs that show it, and the call, if it is not the first one
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[Origin, ...] = ()
     backend: str = ""
     partition: int = 0  # counted from 1 over the delegate calls of the method
     agree: float = 0.0  # by how much the inputs of the operation were off
@@ -109,6 +104,6 @@ def difference_text(finding: Finding) -> str:
     return f"its inputs {agree}, its output is {off}, on {finding.case}"
 
 
-def operation_text(operation: Operation) -> str:
+def operation_text(operation: Origin) -> str:
     name = operation.op.removeprefix("aten.").partition(".")[0]
     return f"{name} at {operation.source or 'an unknown line'}" + (f" ({operation.module})" * bool(operation.module))

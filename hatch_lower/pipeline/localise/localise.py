@@ -26,8 +26,9 @@ from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.format.debug_map import Origin
 from hatch_lower.pipeline.localise.distance import Distance, Measure
-from hatch_lower.pipeline.localise.finding import Finding, Operation, Verdict
+from hatch_lower.pipeline.localise.finding import Finding, Verdict
 from hatch_lower.pipeline.localise.partition import (
     LEAST_ROOM,
     Call,
@@ -72,7 +73,7 @@ class Subject:
     tolerance: Tolerance
     store: Store
     folder: Path
-    origin: Callable[[Node], Operation]
+    origin: Callable[[Node], Origin]
     reproduce: Callable[[Piece, Sequence[object], LoweredBackendModule, Finding], str] | None = None
 
 

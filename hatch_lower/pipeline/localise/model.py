@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, ProgramError, VerificationError, nearest
@@ -21,7 +20,7 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import eager_factory, random_operators, tolerance_of
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory
-from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, Operation, finding_lines
+from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
 from hatch_lower.pipeline.localise.localise import Case, Subject, localise_method
 from hatch_lower.pipeline.localise.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
@@ -70,6 +69,7 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
         tempfile.TemporaryDirectory(prefix="localise-", dir=build.folder) as folder,
     ):
         program = lowered.programs[method.name]
+        sources = SourceRoots([Path(entry) for entry in sys.path if entry])
         tolerance = tolerance_of(method, tolerance_in(recipe))
         subject = Subject(
             name,
@@ -80,7 +80,7 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
             tolerance,
             build.store,
             Path(folder),
-            origin_of(),
+            lambda node: sources.origin(node, str(node.target)),
             None if wanted.reproduction is None else write_reproduction(wanted.reproduction, tolerance),
         )
         plan = lowered.emitted.plan.methods[method.name]
@@ -94,16 +94,6 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
         finding = localise_method(subject, cases, wanted.seconds)
         describe(f"{finding.verdict}, {finding.lowerings} lowerings")
     return finding
-
-
-def origin_of() -> Callable[[Node], Operation]:
-    sources = SourceRoots([Path(entry) for entry in sys.path if entry])
-
-    def origin(node: Node) -> Operation:
-        found = sources.origin(node, str(node.target))
-        return Operation(found.op, found.module, found.source)
-
-    return origin
 
 
 def usable_cases(
