@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -109,10 +110,8 @@ def is_copy(node: Node) -> bool:
 
 def bytes_of(node: Node) -> int:
     value = node.meta["val"]
-    count = 1
-    for size in value.shape:
-        count *= size if isinstance(size, int) else size.node.hint or 1
-    return int(count * value.element_size())
+    sizes = (size if isinstance(size, int) else size.node.hint or 1 for size in value.shape)
+    return math.prod(sizes) * int(value.element_size())
 
 
 @dataclass(slots=True)
@@ -175,8 +174,7 @@ class PartitionProbe:
             return Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)(self.inputs_of(piece))
 
     def inputs_of(self, piece: Piece) -> list[object]:
-        values = values_at(self.program, self.call.inputs, self.call.state, piece.inputs)
-        return [values[node] for node in piece.inputs]
+        return values_at(self.program, self.call.inputs, self.call.state, piece.inputs)
 
     def compare(self, piece: Piece, given: list[object], outputs: Sequence[int]) -> frozenset[int]:
         number = {value: index for index in outputs for value in self.steps[index].values}

@@ -98,17 +98,16 @@ def user_results(program: ExportedProgram, result: Sequence[Any], state: State) 
 
 
 def values_at(
-    program: ExportedProgram, inputs: Sequence[object], state: Mapping[str, torch.Tensor], wanted: Collection[Node]
-) -> dict[Node, object]:
-    missing = set(wanted)
+    program: ExportedProgram, inputs: Sequence[object], state: Mapping[str, torch.Tensor], nodes: Sequence[Node]
+) -> list[object]:
+    wanted = set(nodes)
     found: dict[Node, object] = {}
     for node, value in evaluate(program, inputs, dict(state)):
-        if node in missing:
+        if node in wanted:
             found[node] = value
-            missing.discard(node)
-        if not missing:
+        if len(found) == len(wanted):
             break
-    return found
+    return [found[node] for node in nodes]
 
 
 def user_values(program: ExportedProgram) -> list[object]:
