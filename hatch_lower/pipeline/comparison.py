@@ -30,10 +30,9 @@ FAST_PATH_HINT = (
 class Verification:
     cases: tuple[str, ...]  # names of the inputs on which both agree
     notes: tuple[str, ...]  # what was left out, and why
-    largest_error: float  # the largest absolute difference of any floating-point output
-    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point ones, by path
-    left_out: int = 0  # how many generated inputs were left out, for eager refuses them
-    generated: int = 0  # of how many
+    outputs: Mapping[str, OutputMetrics]  # of floating-point ones, by path
+    left_out: int  # how many generated inputs were left out, for eager refuses them
+    generated: int  # of how many
 
 
 class Leaf:
@@ -53,7 +52,6 @@ class Sides:
     reset: Callable[[], object]  # gives the lowered method fresh state
     tolerance: Tolerance
     hint: str  # what to do about a mismatch
-    largest_error: float = 0.0
     most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
 
@@ -142,12 +140,10 @@ class Sides:
         return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
 
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
-        difference, largest = number_difference(expected, given, self.tolerance)
-        if not difference:
-            plain = replace(self.tolerance, quantised=False)
-            if self.tolerance.quantised and wrong_places(expected, given, plain).any():
-                self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
-            self.largest_error = max(self.largest_error, largest)
+        difference, _ = number_difference(expected, given, self.tolerance)
+        plain = replace(self.tolerance, quantised=False)
+        if not difference and self.tolerance.quantised and wrong_places(expected, given, plain).any():
+            self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
         return difference
 
 
@@ -221,7 +217,7 @@ def verify_method(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
-    return Verification(tuple(cases), tuple(notes), sides.largest_error, outputs, left_out, generated)
+    return Verification(tuple(cases), tuple(notes), outputs, left_out, generated)
 
 
 def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:

@@ -103,7 +103,6 @@ def test_every_case_is_compared() -> None:
     assert result == Verification(
         ("example inputs", "example inputs, second call", "random inputs, seed 1", "batch = 3"),
         (),
-        0.0,
         {"output": OutputMetrics(0.0, 0.0, None, pytest.approx(1.0), 1.0)},
         0,
         2,
@@ -113,7 +112,7 @@ def test_every_case_is_compared() -> None:
 def test_the_largest_error_within_the_tolerance_is_told() -> None:
     module = Function(lambda x: x * 1)
     result = verify(captured(module, torch.ones(3)), Lowered(module, lambda y: y + 5e-6))
-    assert result.largest_error == pytest.approx(5e-6, rel=0.1)
+    assert result.outputs["output"].largest_error == pytest.approx(5e-6, rel=0.1)
 
 
 def test_state_of_both_sides_starts_fresh_and_goes_on() -> None:
@@ -309,7 +308,7 @@ def test_numbers_that_are_no_tensors() -> None:
 
 def test_equal_nan_and_infinity_agree() -> None:
     module = Function(lambda x: torch.stack((x.sqrt(), 1 / (x - x))))
-    assert verify(captured(module, torch.tensor([-1.0, 4.0])), Lowered(module)).largest_error == 0
+    assert verify(captured(module, torch.tensor([-1.0, 4.0])), Lowered(module)).outputs["output"].largest_error == 0
 
 
 def test_inputs_that_are_changed_in_place_are_compared() -> None:
@@ -325,7 +324,8 @@ def test_inputs_that_are_changed_in_place_are_compared() -> None:
 def test_half_precision_has_wider_tolerances() -> None:
     module = Function(lambda x: (x * 3).float())
     example = torch.ones(4, dtype=torch.bfloat16)
-    assert verify(captured(module, example), Lowered(module, lambda y: y * 1.01)).largest_error > 0.01
+    result = verify(captured(module, example), Lowered(module, lambda y: y * 1.01))
+    assert result.outputs["output"].largest_error > 0.01
     message = changed(module, lambda y: y * 1.1, example)
     assert "(allowed: atol 0.004, rtol 0.04)" in message
 
