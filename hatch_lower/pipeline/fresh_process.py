@@ -30,7 +30,8 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.check import check_method, stored_arrays
-from hatch_lower.runtime.executor import Executor, execute_plan
+from hatch_lower.runtime.executor import Executor
+from hatch_lower.runtime.load import executor_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
@@ -158,13 +159,8 @@ def load_written(
 ) -> tuple[Plan, Executor]:
     """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
-    file = open_written(constants, outside)
-    contents, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
-    arrays = find_arrays(library)
-    spans = tuple(map(arrays.span, plan.storages, contents))
-    kinds = DelegateKinds()
-    delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
-    return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True, arrays=arrays)
+    file, kinds = open_written(constants, outside), DelegateKinds(checks_outputs=True)
+    return plan, executor_of(plan, file, kinds, find_arrays(library), folder)
 
 
 def libraries_of(packaged: Packaged) -> tuple[str, ...]:

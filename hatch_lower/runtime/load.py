@@ -18,7 +18,7 @@ from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.editable import warn_if_stale
-from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
@@ -170,17 +170,6 @@ def load_recipe(
     check_delegates(folder, plan, files)
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
-    contents = constants.spans(plan.storages) if constants is not None else ()
-    executor = execute_plan(
-        plan,
-        tuple(map(arrays.span, plan.storages, contents)),
-        {backend: kinds.load(backend) for backend in dict.fromkeys(entry.backend for entry in plan.delegates)},
-        folder.path,
-        places=constants.places(plan.storages) if constants is not None else (),
-        checks_outputs=kinds.checks_outputs,
-        arrays=arrays,
-        timing=kinds.timing,
-    )
     provenance = Provenance(
         model,
         chosen,
@@ -191,7 +180,23 @@ def load_recipe(
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
         arrays.name,
     )
-    return LoadedModel(executor, provenance)
+    return LoadedModel(executor_of(plan, constants, kinds, arrays, folder.path), provenance)
+
+
+def executor_of(
+    plan: Plan, constants: ConstantsFile | OutsideWeights | None, kinds: DelegateKinds, arrays: Arrays, folder: Path
+) -> Executor:
+    contents = constants.spans(plan.storages) if constants is not None else ()
+    return execute_plan(
+        plan,
+        tuple(map(arrays.span, plan.storages, contents)),
+        {backend: kinds.load(backend) for backend in dict.fromkeys(entry.backend for entry in plan.delegates)},
+        folder,
+        places=constants.places(plan.storages) if constants is not None else (),
+        checks_outputs=kinds.checks_outputs,
+        arrays=arrays,
+        timing=kinds.timing,
+    )
 
 
 def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
