@@ -14,13 +14,13 @@ from hatch_lower.format.codec import decode, parse_json
 from hatch_lower.format.constants import TensorEntry, header_span
 from hatch_lower.format.values import DTYPES
 from hatch_lower.format.weights import Source
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.mapped import map_file
 
 SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored.safetensors is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSource:
+class LocalSource(Frozen):
     url: str
     size: int  # bytes
     sha256: str
@@ -30,8 +30,7 @@ class LocalSource:
         return Source(self.url, self.size, self.sha256)
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideFiles:
+class OutsideFiles(Frozen):
     """`weights.json` as it was written, and where the files of its sources are on this machine, in its order."""
 
     weights: Path
@@ -47,8 +46,7 @@ class CheckpointTensor:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Frozen):
     content: memoryview  # of the whole file, mapped copy-on-write
     tensors: tuple[CheckpointTensor, ...]  # in the order of their bytes
 

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
 from hatch_lower.format.delegates import DataLayout
 from hatch_lower.format.values import DTYPES
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.data_map import NamedPlace, data_map_head
 
 # bytes: the data begin at a multiple of this, and in them each tensor at a multiple of the greatest power of two, up to
@@ -25,8 +25,7 @@ ALIGNMENT = 64
 PIECE = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenConstants:
+class WrittenConstants(Frozen):
     """What the manifest says of the constants file: bytes, sha256 of all and of the part before the data."""
 
     size: int
@@ -34,8 +33,7 @@ class WrittenConstants:
     header_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class NamedStorage:
+class NamedStorage(Frozen):
     """A storage that delegates find by a name."""
 
     key: str

@@ -7,7 +7,6 @@ only thing behind it is a safetensors file, in which the segments lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.format.constants import DATA_MAP_HEADER, DATA_MAP_MAGIC
 from hatch_lower.format.delegates import DataLayout
+from hatch_lower.frozen import Frozen
 
 HEADER_BYTES = 48  # of ExecuTorch's header inside the flatbuffer, with its padding
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPlace:
+class NamedPlace(Frozen):
     """A name for bytes of a file, and how they are a tensor."""
 
     name: str

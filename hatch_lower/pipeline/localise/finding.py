@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hatch_lower.format.debug_map import Origin
+from hatch_lower.frozen import Frozen
 
 FINDINGS = "findings.json"  # in the folder of a child process
 
@@ -25,8 +25,7 @@ Verdict = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Localisation:
+class Localisation(Frozen):
     """Where to look for something wrong, and with what."""
 
     seconds: float
@@ -36,8 +35,7 @@ class Localisation:
     reproduction: Path | None = None  # a new folder for a project that shows it
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Frozen):
     model: str
     method: str
     recipe: str
@@ -59,8 +57,7 @@ class Finding:
         return self.verdict not in ("none", "random")
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Frozen):
     findings: tuple[Finding, ...]
     delegates: tuple[str, ...]  # paths of the delegates that were looked at; they have the digests
 

@@ -27,6 +27,7 @@ from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.finding import Finding, Verdict
 from hatch_lower.pipeline.localise.partition import (
@@ -56,15 +57,13 @@ VERDICTS: Mapping[Kind, Verdict] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Frozen):
     name: str
     leaves: tuple[object, ...]
     new_eager: Callable[[], Callable[[], object]]  # returns what calls a fresh eager module with them, again and again
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Frozen):
     model: str
     method: str
     recipe: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
+
+from hatch_lower.frozen import Frozen
 
 # Values that one probe looks at, at most. Fewer where the fault vanishes, as each keeps a backend from fusing what is
 # before it with what is behind it, or where the backend refuses the program.
@@ -31,14 +32,12 @@ class Kind(Enum):
     UNSEEN = "unseen"  # sub-programs do not show it
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Frozen):
     kind: Kind
     operations: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Frozen):
     sources: tuple[tuple[int, ...], ...]  # of each, those whose values it takes; all smaller than itself
     comparable: frozenset[int]  # those whose values can be looked at
     views: frozenset[int]  # those that compute nothing; they are looked at when nothing else is left to look at
