@@ -203,23 +203,20 @@ def without_renaming(method: object) -> object:
 
 def object_maker(kind: type, keys: list[str]) -> Maker:
     base = base_of(kind)
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    fields = [field for field in dataclasses.fields(kind) if field.init] if dataclasses.is_dataclass(kind) else []
     is_output = is_output_class(kind)
 
     def make(*children: object) -> object:
         made = base.__new__(kind)
         given = dict(zip(keys, children, strict=True))
-        for field in fields:
-            if field.name not in given and field.init:
-                given[field.name] = default_of(field)
         if not fields:
             for key, value in given.items():
                 base.__setitem__(made, key, value)
         for field in fields:
-            if field.name in given:
-                object.__setattr__(made, field.name, given[field.name])
-                if is_output and given[field.name] is not None:
-                    base.__setitem__(made, field.name, given[field.name])
+            value = given[field.name] if field.name in given else default_of(field)
+            object.__setattr__(made, field.name, value)
+            if is_output and value is not None:
+                base.__setitem__(made, field.name, value)
         return made
 
     return make
