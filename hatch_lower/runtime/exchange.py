@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,19 +19,7 @@ from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16, is_comm
 BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an element that only one library knows
 
 
-class Exchange(ABC):
-    @abstractmethod
-    def given(self, array: Array) -> Array:
-        """Return an array of the program as one of the delegate's."""
-
-    @abstractmethod
-    def given_code(self, entry: TensorInput, code: str, names: Names) -> str: ...
-
-    @abstractmethod
-    def returned_code(self, entries: Sequence[TensorInput | None], code: str, names: Names) -> str: ...
-
-
-class ToNumpy(Exchange):
+class ToNumpy:
     """A program of tensors, and a delegate of NumPy's arrays."""
 
     def given(self, array: Tensor) -> Array:
@@ -48,7 +35,7 @@ class ToNumpy(Exchange):
         return f"{names.bind('tensors', partial(tensors_of_dtypes, dtypes))}({code})"
 
 
-class ToTorch(Exchange):
+class ToTorch:
     """A program of NumPy's arrays, and a delegate of tensors."""
 
     def given(self, array: Array) -> Tensor:
@@ -59,6 +46,9 @@ class ToTorch(Exchange):
 
     def returned_code(self, entries: Sequence[TensorInput | None], code: str, names: Names) -> str:
         return f"{names.bind('arrays', arrays_of, arrays_of)}({code})"
+
+
+Exchange: TypeAlias = ToNumpy | ToTorch
 
 
 def array_of(tensor: Tensor) -> Array:
