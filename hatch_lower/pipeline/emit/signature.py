@@ -84,8 +84,8 @@ def tree_of(spec: trees.TreeSpec, where: str) -> Tree:
         return Container("object", children, tuple(context), "collections:OrderedDict")
     if kind in (dict, OrderedDict) or issubclass_of(kind, torch.fx.immutable_collections.immutable_dict):
         return Container("dict", children, dict_keys(context, where))
+    named = context if kind is namedtuple else kind
     if kind is namedtuple or kind.__module__ == "torch.return_types":
-        named = context if kind is namedtuple else kind
         fields = named._fields if kind is namedtuple else named.__match_args__
         if importable(named) and not any(field.startswith("_") for field in fields):
             return Container("namedtuple", children, tuple(fields), qualified_name(named), owner_of(named))
@@ -93,7 +93,6 @@ def tree_of(spec: trees.TreeSpec, where: str) -> Tree:
     if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
         children += (None,) * len(absent)
         return Container("object", children, (*keys, *absent), qualified_name(kind), owner_of(kind))
-    named = context if kind is namedtuple else kind
     raise EdgeError(
         "a method takes or returns a container that a plan cannot describe",
         where=where,
