@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from hatch_lower.format.codec import Damage, read_integer, read_list
+from hatch_lower.format.codec import Damage, read_float, read_integer, read_list
 from hatch_lower.format.values import DTYPES, read_natural, read_text
 
 DEPTH_LIMIT = 8
@@ -70,7 +70,7 @@ def read_literal(value: object) -> object:
     if isinstance(value, int):
         return read_integer(value)
     if isinstance(value, float):
-        return _read_number(value)
+        return read_float(value)
     if not isinstance(value, dict) or len(value) != 1:
         raise Damage("neither a literal nor a reference")
     ((kind, content),) = value.items()
@@ -110,12 +110,9 @@ def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
 
 def _read_number(value: object) -> float:
     # JSON may also write it as an integer or as `{"float": …}`
-    if isinstance(value, dict):
-        value = read_literal(value)
-    elif type(value) is int:
-        return float(read_integer(value))
-    elif not isinstance(value, float) or not math.isfinite(value):
-        raise Damage(f"{value!r:.40} instead of a finite number")
-    if not isinstance(value, float):
+    if not isinstance(value, dict):
+        return read_float(value)
+    number = read_literal(value)
+    if not isinstance(number, float):
         raise Damage("an object instead of a number")
-    return value
+    return number

@@ -343,7 +343,7 @@ def _read_bool(value: object) -> bool:
     return value
 
 
-def _read_float(value: object) -> float:
+def read_float(value: object) -> float:
     if type(value) is int:
         return float(read_integer(value))
     if not isinstance(value, float) or not math.isfinite(value):
@@ -367,7 +367,7 @@ SCALARS: Mapping[object, Reader] = {
     str: _read_string,
     bool: _read_bool,
     int: read_integer,
-    float: _read_float,
+    float: read_float,
     Path: lambda value: Path(_read_string(value)),
     Any: lambda value: value,
     object: lambda value: value,
