@@ -20,7 +20,7 @@ from hatch_lower.events import Reporter, stage
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.discover import Exports
-from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, message_of, trim, user_line
+from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
 from hatch_lower.pipeline.parameters import dimension_names, positional_names
 from hatch_lower.pipeline.tensor_checks import (
     check_memory,
@@ -119,8 +119,7 @@ def capture_method(
         with torch.no_grad():
             program = torch.export.export(exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
     except Exception as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
+        refuse_out_of_memory(error)
         raise capture_error(model, name, module, declared, call, error, roots) from error
     check_unchanged(model, name, module, before)
     check_no_fakes(model, name, module)

@@ -20,8 +20,8 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.exceptions import (
     describe_exception,
-    is_out_of_memory,
     message_of,
+    refuse_out_of_memory,
     relative_to_roots,
     user_line,
 )
@@ -112,8 +112,7 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
 
 
 def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPointError:
-    if is_out_of_memory(error):
-        raise MemoryError(str(error)) from error
+    refuse_out_of_memory(error)
     files = named_files(error)
     pointer = next((path for path in files if is_lfs_pointer(path)), None)
     missing = next((path for path in files if not path.exists()), None)

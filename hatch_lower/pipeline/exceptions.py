@@ -65,6 +65,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in message_of(error) for words in NO_MEMORY)
 
 
+def refuse_out_of_memory(error: BaseException) -> None:
+    """Raise a `MemoryError` in the place of any other error by which memory ran out."""
+    if is_out_of_memory(error):
+        raise MemoryError(str(error)) from error
+
+
 def trim(text: str) -> str:
     lines = text.strip().splitlines()
     kept = "\n".join(lines[:LINES_KEPT])

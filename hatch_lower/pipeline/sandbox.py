@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from hatch_lower.errors import BackendError, CaptureError, LowerError
 from hatch_lower.exir.lowering.process_state import arithmetic, library_restored, process_restored, torch_restored
-from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory
 
 
 @contextmanager
@@ -27,8 +27,7 @@ def backend_guard(backend: str, where: str) -> Iterator[None]:
             raise
         raise type(error)(error.what, where=f"{where}, {error.where}", found=error.found, hint=error.hint) from error
     except BaseException as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
+        refuse_out_of_memory(error)
         raise BackendError(
             f"the backend `{backend}` failed",
             where=where,

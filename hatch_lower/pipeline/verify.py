@@ -16,7 +16,7 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.eager import tolerance_of
 from hatch_lower.pipeline.emit.constants_file import write_constants
-from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
+from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.real_inputs import RealInputs
@@ -151,8 +151,7 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
         plan = packager.source(lowered.files.plan.path)
         return load_written(plan, constants_of(build, lowered), packager.folder, packager.outside)
     except BaseException as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
+        refuse_out_of_memory(error)
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
         raise VerificationError(
             "what was lowered cannot be loaded",

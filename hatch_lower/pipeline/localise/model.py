@@ -19,7 +19,7 @@ from hatch_lower.format.plan import MethodPlan
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import eager_factory, random_operators, tolerance_of
 from hatch_lower.pipeline.emit.sources import SourceRoots
-from hatch_lower.pipeline.exceptions import is_out_of_memory
+from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
 from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
 from hatch_lower.pipeline.localise.localise import Case, Subject, localise_method
 from hatch_lower.pipeline.localise.reproduction import write_reproduction
@@ -164,8 +164,7 @@ def with_first_wrong(
     except LowerError as other:
         lines = [f"the first wrong operation could not be looked for: {other.what}"]
     except Exception as other:  # the comparison has failed, whatever happens here
-        if is_out_of_memory(other):
-            raise MemoryError(str(other)) from other
+        refuse_out_of_memory(other)
         lines = [f"the first wrong operation could not be looked for: {type(other).__name__}: {other}"]
     else:
         lines = list(finding_lines(finding)) if finding.verdict not in ("none", "random") else []
