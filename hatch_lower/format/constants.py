@@ -35,6 +35,10 @@ class Storage:
             raise Damage(f"a storage of {self.dtype}, which safetensors cannot hold")
 
     @property
+    def nbytes(self) -> int:
+        return self.length * DTYPES[self.dtype].size
+
+    @property
     def may_hold_indices(self) -> bool:
         # elements that say where in memory to read must not be replaced by others
         return self.dtype in ("int32", "int64")
@@ -86,8 +90,7 @@ def check_view(constant: Constant, storages: Sequence[Storage]) -> None:
     storage, shape = storages[constant.storage], constant.shape
     if len(shape) != len(constant.stride):
         raise Damage(f"{len(shape)} sizes and {len(constant.stride)} strides")
-    size = storage.length * DTYPES[storage.dtype].size
-    element = DTYPES[constant.dtype].size
+    size, element = storage.nbytes, DTYPES[constant.dtype].size
     if size % element and constant.dtype != storage.dtype:
         raise Damage(f"a storage of {size} bytes seen as {constant.dtype}")
     last = constant.offset + sum((count - 1) * step for count, step in zip(shape, constant.stride, strict=True))

@@ -13,7 +13,7 @@ from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared, input_text, range_texts
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.tree import Tree, count_leaves, leaf_paths, tree_text
-from hatch_lower.format.values import DTYPES, Identifier, Natural, Text
+from hatch_lower.format.values import Identifier, Natural, Text
 from hatch_lower.frozen import Frozen
 
 PLAN_SCHEMA = 2
@@ -84,8 +84,7 @@ def check_named(entry: DelegateEntry, storages: Sequence[Storage], changing: Set
             raise Damage(f"the name {name!r:.80} for storage {data.storage} of {len(storages)}")
         if data.storage in changing:
             raise Damage(f"the name {name!r:.80} for a constant that the model changes")
-        storage = storages[data.storage]
-        size = storage.length * DTYPES[storage.dtype].size
+        size = storages[data.storage].nbytes
         if not is_whole(data.layout, size):
             raise Damage(f"{size} bytes for another tensor than {name!r:.80}")
 

@@ -87,7 +87,7 @@ def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> 
         span = weights.spans.get(storage.key)
         if span is None:
             continue
-        if span.end - span.begin != storage.length * DTYPES[storage.dtype].size:
+        if span.end - span.begin != storage.nbytes:
             refuse(
                 f"{where}: {storage.key}",
                 f"{span.end - span.begin} bytes for {storage.length} elements of {storage.dtype}",

@@ -96,7 +96,7 @@ class ConstantsFile:
         begin, end = entry.data_offsets
         if end > limit:
             refuse(where, f"the bytes {begin} to {end} of {limit}")
-        if end - begin != storage.length * DTYPES[storage.dtype].size:
+        if end - begin != storage.nbytes:
             refuse(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
         return self._mapping[self._begin + begin : self._begin + end]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -63,15 +64,13 @@ def describe(key: str, tensor: torch.Tensor) -> Storage:
 def used_only(spans: Mapping[str, Span], sources: Sequence[LocalSource]) -> Weights:
     used = sorted({span.source for span in spans.values()})
     numbers = {position: number for number, position in enumerate(used)}
-    renumbered = {
-        key: Span(numbers[span.source], span.begin, span.end, span.sha256) for key, span in sorted(spans.items())
-    }
+    renumbered = {key: replace(span, source=numbers[span.source]) for key, span in sorted(spans.items())}
     return Weights(tuple(sources[position].source() for position in used), renumbered)
 
 
 def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpoint]) -> dict[str, Span]:
     """Return the spans of storages that are a whole tensor of a file: the first that is aligned, or else the first."""
-    kinds = {(DTYPES[storage.dtype].safetensors, size_of(storage)): storage.dtype for storage in storages.values()}
+    kinds = {(DTYPES[storage.dtype].safetensors, storage.nbytes): storage.dtype for storage in storages.values()}
     tensors = [
         (position, checkpoint.content, tensor)
         for position, checkpoint in enumerate(checkpoints)
@@ -89,10 +88,6 @@ def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpo
         ):
             spans[key] = span
     return spans
-
-
-def size_of(storage: Storage) -> int:
-    return storage.length * DTYPES[storage.dtype].size
 
 
 def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
