@@ -156,8 +156,8 @@ class Arrays(ABC):
     def conversion_hint(self, value: object) -> str:
         """Return what to do about an argument that is no array, or an empty string."""
 
-    @abstractmethod
-    def device(self, array: Array) -> str: ...
+    def device(self, array: Array) -> str:
+        return "cpu"
 
     @abstractmethod
     def strides(self, array: Array) -> tuple[int, ...]:

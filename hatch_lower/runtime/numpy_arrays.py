@@ -176,9 +176,6 @@ class NumpyArrays(Arrays):
     def conversion_hint(self, value: object) -> str:
         return "pass `numpy.asarray(...)` of it, of the right dtype" if isinstance(value, list | tuple) else ""
 
-    def device(self, array: Array) -> str:
-        return "cpu"
-
     def strides(self, array: Array) -> tuple[int, ...]:
         # not a multiple where it is a field of a record: then none is right
         size = array.itemsize
