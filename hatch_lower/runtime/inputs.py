@@ -125,10 +125,7 @@ class InputWriter:
         arrays = self._arrays
         plain = self._names.bind("plain", self._refusals.as_array, "as_array")
         tests = [arrays.dtype_test(entry.dtype, leaf, self._names), *arrays.place_tests(leaf, self._names)]
-        if any(symbols_in(size) for size in entry.shape):
-            tests.append(f"{leaf}.ndim != {len(entry.shape)}")
-        else:
-            tests.append(f"{leaf}.shape != {tuple_code([str(size) for size in entry.shape])}")
+        tests.append(shape_test(entry, leaf))
         return [
             f"if {self._type()}({leaf}) is not {self._bound(arrays.kind)}: {leaf} = {plain}({index}, {leaf})",
             f"if {' or '.join(tests)}: {self._refuse_one(index, leaf)}",
@@ -165,13 +162,11 @@ def delegate_input_lines(
 ) -> list[str]:
     """Return the lines that check and lay out a tensor that the graph computed for a delegate."""
     # a symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated
-    tests = [arrays.dtype_test(entry.dtype, variable, names)]
     refuse = names.bind("refuse", partial(refuse_produced, arrays), "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
-    lines = []
+    tests = [arrays.dtype_test(entry.dtype, variable, names), shape_test(entry, variable)]
+    lines = [f"if {' or '.join(tests)}: {refuse}({expected}, {variable})"]
     if any(symbols_in(size) for size in entry.shape):
-        tests.append(f"{variable}.ndim != {len(entry.shape)}")
-        lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
         sizes = [names.fresh("n") for _ in entry.shape]
         lines.append(f"{', '.join(sizes)}, = {variable}.shape")
         tests = []
@@ -182,11 +177,8 @@ def delegate_input_lines(
         for size, expression in zip(sizes, entry.shape, strict=True):
             if symbols_in(expression) <= symbols.keys() and symbols.get(str(expression)) != size:
                 tests.append(f"{size} != {expression_code(expression, symbols, names)}")
-        tests = [test for test in tests if test]
-    else:
-        tests.append(f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}")
-    if tests:
-        lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
+        if tests := [test for test in tests if test]:
+            lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
     lines += arrays.resolve_lines(entry.dtype, variable, of_caller=False)
     if all(symbols_in(stride) <= symbols.keys() for stride in entry.stride):
         return [*lines, *arrays.layout_lines(entry, variable, stride_codes(entry, symbols, names), names)]
@@ -198,6 +190,13 @@ def delegate_input_lines(
             hint="export the method with inputs that are contiguous",
         )
     return [*lines, *arrays.layout_lines(entry, variable, None, names)]
+
+
+def shape_test(entry: TensorInput, variable: str) -> str:
+    """Return the code that is true for an array of another rank, or of other sizes where none depends on a symbol."""
+    if any(symbols_in(size) for size in entry.shape):
+        return f"{variable}.ndim != {len(entry.shape)}"
+    return f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}"
 
 
 def stride_codes(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> list[str]:
