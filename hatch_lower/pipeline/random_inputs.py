@@ -56,6 +56,11 @@ def example_case(method: CapturedMethod) -> InputCase:
     return InputCase("example inputs", method.args, kwargs, method.parameters)
 
 
+def case_of(method: CapturedMethod, name: str, leaves: list[object]) -> InputCase:
+    args, kwargs = trees.tree_unflatten(leaves, method.program.call_spec.in_spec)
+    return InputCase(name, args, kwargs, method.parameters)
+
+
 def random_case(method: CapturedMethod, seed: int) -> InputCase:
     return rebuilt_case(method, f"random inputs, seed {seed}", example_sizes(method), seed)
 
@@ -135,14 +140,8 @@ def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
 
 def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> InputCase:
     generator = torch.Generator().manual_seed(seed)
-    case = example_case(method)
-    leaves, spec = trees.tree_flatten((case.args, case.kwargs))
-    rebuilt = [
-        rebuilt_leaf(leaf, value, sizes, generator)
-        for leaf, value in zip(leaves, user_values(method.program), strict=True)
-    ]
-    args, kwargs = trees.tree_unflatten(rebuilt, spec)
-    return InputCase(name, args, kwargs, method.parameters)
+    pairs = zip(example_case(method).leaves(), user_values(method.program), strict=True)
+    return case_of(method, name, [rebuilt_leaf(leaf, value, sizes, generator) for leaf, value in pairs])
 
 
 def rebuilt_leaf(leaf: object, value: object, sizes: Sizes, generator: torch.Generator) -> object:

@@ -24,7 +24,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.discover import EntryPoint, find_value, raised_error
 from hatch_lower.pipeline.emit.signature import signature_of
-from hatch_lower.pipeline.random_inputs import InputCase, copied_tensor, example_case
+from hatch_lower.pipeline.random_inputs import InputCase, case_of, copied_tensor, example_case
 from hatch_lower.pipeline.sandbox import export_guard
 from hatch_lower.runtime.samples import check_leaves, read_samples, sample_leaves, sample_paths
 from hatch_lower.runtime.torch_private import trees
@@ -90,7 +90,7 @@ def file_cases(path: Path, methods: Sequence[CapturedMethod]) -> dict[str, tuple
     samples = read_samples(path, {name: sample_paths(each) for name, each in signatures.items()})
     return {
         method.name: tuple(
-            as_case(method, sample.name, own_leaves(sample_leaves(method.name, signatures[method.name], sample)))
+            case_of(method, sample.name, own_leaves(sample_leaves(method.name, signatures[method.name], sample)))
             for sample in samples[method.name]
         )
         for method in methods
@@ -135,7 +135,7 @@ def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
     """Return the arguments of one call, checked; what the graph was specialised for may be left out."""
     where, example, known = f"{name}, method `{method.name}`", example_case(method), signature(method)
     arguments = example.named(example.args, example.kwargs)
-    fixed = {name for name, is_fixed in fixed_parameters(known).items() if is_fixed}
+    fixed = fixed_parameters(known)
     given: dict[str, object] = {}
     if isinstance(call, Mapping):
         given = {str(key): value for key, value in call.items()}
@@ -161,7 +161,7 @@ def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
         (tuple(values[name] for name in example.parameters), {name: values[name] for name in example.kwargs})
     )
     check_leaves(method.name, known, leaves, where)
-    return as_case(method, name, own_leaves(leaves))
+    return case_of(method, name, own_leaves(leaves))
 
 
 def own_leaves(leaves: Iterable[object]) -> list[object]:
@@ -169,21 +169,15 @@ def own_leaves(leaves: Iterable[object]) -> list[object]:
     return [copied_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
-def fixed_parameters(signature: MethodPlan) -> dict[str, bool]:
-    """Return which parameters hold nothing but what the graph was specialised for."""
+def fixed_parameters(signature: MethodPlan) -> set[str]:
+    """Return the parameters that hold nothing but what the graph was specialised for."""
     entries = iter(signature.inputs)
     held = {
         parameter.name: list(itertools.islice(entries, count_leaves(parameter.tree)))
         for parameter in signature.parameters
     }
-    return {name: all(isinstance(entry, LiteralInput) for entry in each) for name, each in held.items()}
+    return {name for name, each in held.items() if all(isinstance(entry, LiteralInput) for entry in each)}
 
 
 def signature(method: CapturedMethod) -> MethodPlan:
     return signature_of(method.program, method.parameters, method.dimensions, f"method `{method.name}`")
-
-
-def as_case(method: CapturedMethod, name: str, leaves: Sequence[object]) -> InputCase:
-    example = example_case(method)
-    args, kwargs = trees.tree_unflatten(list(leaves), trees.tree_flatten((example.args, example.kwargs))[1])
-    return InputCase(name, args, kwargs, method.parameters)

@@ -15,7 +15,6 @@ from hatch_lower.errors import LowerError, ProgramError, VerificationError, near
 from hatch_lower.events import stage
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.program._program import lowered_modules
-from hatch_lower.format.plan import MethodPlan
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import eager_factory, random_operators, tolerance_of
 from hatch_lower.pipeline.emit.sources import SourceRoots
@@ -25,9 +24,8 @@ from hatch_lower.pipeline.localise.localise import Case, Subject, localise_metho
 from hatch_lower.pipeline.localise.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.real_inputs import file_cases
 from hatch_lower.pipeline.verify import tolerance_in
-from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
-from hatch_lower.runtime.torch_private import trees
 
 
 def localise_model(
@@ -83,8 +81,7 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
             lambda node: sources.origin(node, str(node.target)),
             None if wanted.reproduction is None else write_reproduction(wanted.reproduction, tolerance),
         )
-        plan = lowered.emitted.plan.methods[method.name]
-        cases = list(usable_cases(build, method, program, plan, wanted.inputs))
+        cases = list(usable_cases(build, method, program, wanted.inputs))
         if not cases:
             raise VerificationError(
                 "the eager module takes none of the inputs, so that there is nothing to compare with",
@@ -97,12 +94,11 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
 
 
 def usable_cases(
-    build: ModelBuild, method: CapturedMethod, program: ExportedProgram, plan: MethodPlan, inputs: Path | None
+    build: ModelBuild, method: CapturedMethod, program: ExportedProgram, inputs: Path | None
 ) -> Iterator[Case]:
     """Yield the inputs that eager takes: those of a sample file, or those that a build compares with."""
     if inputs is not None:
-        samples = read_samples(inputs, {method.name: sample_paths(plan)})[method.name]
-        given = [sample_case(method, sample.name, sample_leaves(method.name, plan, sample)) for sample in samples]
+        given = list(file_cases(inputs, [method])[method.name])
     elif method.has_examples:
         seed = build.settings.seed + 1
         resized = [tries[0] for _, tries in resized_cases(method, seed) if tries]
@@ -116,11 +112,6 @@ def usable_cases(
         usable = prepared(build, method, case, mutable)
         if runs(usable):
             yield usable
-
-
-def sample_case(method: CapturedMethod, name: str, leaves: Sequence[object]) -> InputCase:
-    args, kwargs = trees.tree_unflatten(list(leaves), method.program.call_spec.in_spec)
-    return InputCase(name, args, kwargs, method.parameters)
 
 
 def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase, mutable: frozenset[str]) -> Case:
