@@ -15,7 +15,6 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.pipeline.capture import capture_program
-from hatch_lower.pipeline.emit.constants import merge_storages
 from hatch_lower.pipeline.emit.delegates import names_in_constants
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 from hatch_lower.pipeline.package import Packager
@@ -50,9 +49,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     folder.mkdir(parents=True, exist_ok=True)
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
     files = packager.write_program(RECIPE, emitted)
-    stored = packager.write_storages(
-        merge_storages([emitted.storages]), names_in_constants([(emitted.plan, emitted.storages)])
-    )
+    stored = packager.write_storages(emitted.storages, names_in_constants([(emitted.plan, emitted.storages)]))
     recipe = RecipeEntry(
         plan=files.plan,
         debug=files.debug,
