@@ -135,20 +135,17 @@ def children_of(container: Container, value: Any) -> list[object] | None:
             kind = tuple if container.kind == "tuple" else list
             fits = isinstance(value, kind) and len(value) == len(container.children)
             return list(value) if fits else None
-        case "dict":
-            fits = isinstance(value, Mapping) and len(value) == len(keys) and all(key in value for key in keys)
-            return [value[key] for key in keys] if fits else None
         case "namedtuple":
             fits = isinstance(value, tuple) and getattr(value, "__match_args__", None) == keys
             return list(value) if fits else None
-    if container.type_name != getattr(value, "_type_name", "") and not any(
-        f"{base.__module__}:{base.__qualname__}" == container.type_name for base in type(value).__mro__
-    ):
-        return None
+        case "object" if container.type_name != getattr(value, "_type_name", "") and not any(
+            f"{base.__module__}:{base.__qualname__}" == container.type_name for base in type(value).__mro__
+        ):
+            return None
     if isinstance(value, Mapping):
         fits = len(value) == len(keys) and all(key in value for key in keys)
-        return [value[str(key)] for key in keys] if fits else None
-    fits = all(hasattr(value, str(key)) for key in keys)
+        return [value[key] for key in keys] if fits else None
+    fits = container.kind == "object" and all(hasattr(value, str(key)) for key in keys)
     return [getattr(value, str(key)) for key in keys] if fits else None
 
 
