@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,11 +75,11 @@ class GraphEmitter:
         self._results: dict[object, list[Argument]] = {}
         self._inputs: list[int] = []
         self._instructions: list[Instruction] = []
-        self._slots = 0
+        self._slots = itertools.count()
         self._needed = needed_nodes(module, context.symbols)
 
     def add_input(self, node: Node) -> None:
-        slot = self._new_slot()
+        slot = next(self._slots)
         self._inputs.append(slot)
         self._known[node] = Value(slot)
 
@@ -99,12 +100,8 @@ class GraphEmitter:
     def graph(self, outputs: Sequence[Argument]) -> Graph:
         return Graph(tuple(self._inputs), tuple(self._instructions), tuple(outputs))
 
-    def _new_slot(self) -> int:
-        self._slots += 1
-        return self._slots - 1
-
     def _append(self, make: Callable[[int], Instruction], handles: tuple[int, ...]) -> Value:
-        slot = self._new_slot()
+        slot = next(self._slots)
         if handles:
             self._context.instructions[self._next_path()] = handles
         self._instructions.append(make(slot))
