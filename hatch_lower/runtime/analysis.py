@@ -23,7 +23,7 @@ from hatch_lower.format.graph import (
     walk,
 )
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
-from hatch_lower.runtime.arrays import Operators
+from hatch_lower.runtime.arrays import Operator
 
 SIZE = "<size>"  # stands for what is found; no symbol has this name
 
@@ -145,7 +145,7 @@ NOTHING: Roots = frozenset()
 class Aliasing:
     # it may name too many roots (a branch's or a loop's values: all that goes in), never too few
 
-    def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Operators) -> None:
+    def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Mapping[str, Operator]) -> None:
         self._constants = constants
         self._operators = operators
         self._slots: dict[int, Roots] = {
@@ -162,7 +162,7 @@ class Aliasing:
         return Root(True, self._constants[name].storage)
 
     def _roots_of_instruction(self, instruction: Instruction) -> Roots:
-        if isinstance(instruction, OpCall) and not self._operators.may_alias(instruction.op):
+        if isinstance(instruction, OpCall) and not self._operators[instruction.op].may_alias:
             return NOTHING
         if isinstance(instruction, PythonCall) and instruction.op != "getitem":
             return NOTHING

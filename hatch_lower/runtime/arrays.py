@@ -11,13 +11,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.names import Names
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ LIBRARIES = ("torch", "numpy")
 Array: TypeAlias = Any  # a tensor of torch, or an array of NumPy
 
 
-class Operators(Protocol):
-    def function(self, name: str) -> tuple[str, Callable[..., object]]:
-        """Return what is called in generated code, and a short name for it."""
-
-    def may_alias(self, name: str) -> bool:
-        """Return whether what an operator returns may share memory with its arguments."""
+class Operator(Frozen):
+    function: Callable[..., Any]
+    may_alias: bool = False  # whether what it returns may share memory with its arguments
 
 
 class Arrays(ABC):
@@ -100,8 +98,8 @@ class Arrays(ABC):
     # Generated code
 
     @abstractmethod
-    def operators(self, graph: Graph, where: str) -> Operators:
-        """Return the operators that a graph calls, at any depth; those that are not to be had are refused."""
+    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
+        """Return at least the operators that a graph calls, at any depth; those that are not to be had are refused."""
 
     @abstractmethod
     def special(self, value: Special) -> object:

@@ -15,7 +15,7 @@ from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
-from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
+from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype, extra_dtype, is_common
@@ -25,14 +25,6 @@ from hatch_lower.runtime.operators import calls_in
 Array = np.ndarray[Any, Any]
 CPU = 1  # DLPack's number of the device
 VIEWS = {1: "uint8", 2: "int16"}  # of tensors whose dtype NumPy lacks, by the size of an element
-
-
-class NumpyOperators:
-    def function(self, name: str) -> tuple[str, Any]:
-        return name.split(".")[1], NUMPY_OPERATORS[name].function
-
-    def may_alias(self, name: str) -> bool:
-        return NUMPY_OPERATORS[name].may_alias
 
 
 class NumpyArrays(Arrays):
@@ -100,7 +92,7 @@ class NumpyArrays(Arrays):
 
     # Generated code
 
-    def operators(self, graph: Graph, where: str) -> NumpyOperators:
+    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
         missing = next((call.op for call in calls_in(graph) if call.op not in NUMPY_OPERATORS), None)
         if missing is not None:
             raise ProgramError(
@@ -109,7 +101,7 @@ class NumpyArrays(Arrays):
                 found=f"a call of `{missing}`",
                 hint='install torch, and load the model with `arrays="torch"`, or another recipe of it',
             )
-        return NumpyOperators()
+        return NUMPY_OPERATORS
 
     def special(self, value: Special) -> object:
         return element_dtype(value.name) if value.kind == "dtype" else value

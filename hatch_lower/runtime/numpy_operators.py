@@ -10,22 +10,18 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.format.arguments import Special
+from hatch_lower.runtime.arrays import Operator
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 # orders of dimensions in memory, from the outermost to the innermost
 MEMORY_ORDERS = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
-
-
-class NumpyOperator(NamedTuple):
-    function: Callable[..., Any]
-    may_alias: bool = False  # whether what it returns may share memory with its first argument
 
 
 def view(self: Array, size: Sequence[int]) -> Array:
@@ -250,25 +246,25 @@ VIEWS: Mapping[str, Callable[..., Any]] = {
     "unsqueeze.default": unsqueeze,
 }
 
-NUMPY_OPERATORS: Mapping[str, NumpyOperator] = MappingProxyType(
+NUMPY_OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
-        **{f"aten.{name}": NumpyOperator(function, may_alias=True) for name, function in VIEWS.items()},
-        **{f"aten.{name.replace('.', '_copy.')}": NumpyOperator(copied(function)) for name, function in VIEWS.items()},
-        "aten._assert_async.default": NumpyOperator(assert_array),
-        "aten._assert_async.msg": NumpyOperator(assert_array),
-        "aten._assert_scalar.default": NumpyOperator(assert_scalar),
-        "aten._local_scalar_dense.default": NumpyOperator(item),
-        "aten._unsafe_view.default": NumpyOperator(view, may_alias=True),
-        "aten.clone.default": NumpyOperator(clone),
-        "aten.lift_fresh.default": NumpyOperator(alias, may_alias=True),
-        "aten.lift_fresh_copy.default": NumpyOperator(copied(alias)),
-        "aten.reshape.default": NumpyOperator(reshape, may_alias=True),
-        "aten.sym_constrain_range.default": NumpyOperator(check_range),
-        "aten.sym_constrain_range_for_size.default": NumpyOperator(check_size),
-        "aten.sym_numel.default": NumpyOperator(sym_numel),
-        "aten.sym_size.int": NumpyOperator(sym_size),
-        "aten.sym_stride.int": NumpyOperator(sym_stride),
-        "aten.view.default": NumpyOperator(view, may_alias=True),
-        "aten.view_copy.default": NumpyOperator(copied(reshape)),
+        **{f"aten.{name}": Operator(function, may_alias=True) for name, function in VIEWS.items()},
+        **{f"aten.{name.replace('.', '_copy.')}": Operator(copied(function)) for name, function in VIEWS.items()},
+        "aten._assert_async.default": Operator(assert_array),
+        "aten._assert_async.msg": Operator(assert_array),
+        "aten._assert_scalar.default": Operator(assert_scalar),
+        "aten._local_scalar_dense.default": Operator(item),
+        "aten._unsafe_view.default": Operator(view, may_alias=True),
+        "aten.clone.default": Operator(clone),
+        "aten.lift_fresh.default": Operator(alias, may_alias=True),
+        "aten.lift_fresh_copy.default": Operator(copied(alias)),
+        "aten.reshape.default": Operator(reshape, may_alias=True),
+        "aten.sym_constrain_range.default": Operator(check_range),
+        "aten.sym_constrain_range_for_size.default": Operator(check_size),
+        "aten.sym_numel.default": Operator(sym_numel),
+        "aten.sym_size.int": Operator(sym_size),
+        "aten.sym_stride.int": Operator(sym_stride),
+        "aten.view.default": Operator(view, may_alias=True),
+        "aten.view_copy.default": Operator(copied(reshape)),
     }
 )

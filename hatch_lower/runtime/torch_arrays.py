@@ -14,10 +14,10 @@ from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
-from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
+from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import Names, tuple_code
-from hatch_lower.runtime.torch_operators import TorchOperators
+from hatch_lower.runtime.torch_operators import find_operators
 
 
 class TorchArrays(Arrays):
@@ -86,8 +86,8 @@ class TorchArrays(Arrays):
 
     # Generated code
 
-    def operators(self, graph: Graph, where: str) -> TorchOperators:
-        return TorchOperators(graph, where)
+    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
+        return find_operators(graph, where)
 
     def special(self, value: Special) -> object:
         return torch.device("cpu") if value.kind == "device" else getattr(torch, value.name)

@@ -14,6 +14,7 @@ from torch import Tensor
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import installation_error
 from hatch_lower.format.graph import Graph
+from hatch_lower.runtime.arrays import Operator
 from hatch_lower.runtime.operators import calls_in
 from hatch_lower.runtime.torch_private.operators import (
     REGISTERED_BY,
@@ -37,23 +38,13 @@ UNBOUNDED = re.compile(
 )
 
 
-class TorchOperators:
-    def __init__(self, graph: Graph, where: str) -> None:
-        self._overloads = resolve_operators(graph, where)
-
-    def function(self, name: str) -> tuple[str, Callable[..., object]]:
-        operator = self._overloads[name]
-        return operator.__name__.partition(".")[0], function_of(name, operator)
-
-    def may_alias(self, name: str) -> bool:
-        # the schema says so, except for composites (`dropout` returns its argument at inference)
-        operator = self._overloads[name]
-        has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
-        return has_alias or has_composite_kernel(operator)
+def find_operators(graph: Graph, where: str) -> dict[str, Operator]:
+    """Return every operator that a graph calls, at any depth, by its name in the plan."""
+    overloads = resolve_operators(graph, where)
+    return {name: Operator(function_of(name, each), may_return_alias(each)) for name, each in overloads.items()}
 
 
 def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
-    """Return every overload that a graph calls, at any depth, by its name in the plan."""
     operators: dict[str, OpOverload[..., Any]] = {}
     for call in calls_in(graph):
         if call.op not in operators:
@@ -130,3 +121,9 @@ def check_indices(operator: Callable[..., object], *args: object, **kwargs: obje
     # torch compares the indices of a sparse tensor with its sizes only if it is told to
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)
+
+
+def may_return_alias(operator: OpOverload[..., Any]) -> bool:
+    # the schema says so, except for composites (`dropout` returns its argument at inference)
+    has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
+    return has_alias or has_composite_kernel(operator)

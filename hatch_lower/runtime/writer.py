@@ -159,7 +159,8 @@ class MethodWriter:
                 templates = self._arrays.size_templates if not instruction.kwargs else {}
                 code = size_code(templates, instruction.op, args)
                 if code is None:
-                    function = self.names.bind(*self._operators.function(instruction.op), instruction.op)
+                    op = instruction.op
+                    function = self.names.bind(op.split(".")[1], self._operators[op].function, op)
                     code = f"{function}({', '.join([*args, *self._keywords(instruction, scope)])})"
                 return [f"{out} = {code}"]
             case PythonCall():

@@ -23,8 +23,9 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.fresh_process import Packaged, problem_of
+from hatch_lower.runtime.arrays import Operator
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, NumpyOperator
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
 pytestmark = pytest.mark.torch
 
@@ -182,7 +183,7 @@ def test_a_torch_free_program_is_verified_on_numpys_arrays_too(tmp_path: Path, m
     write_constants(examples, {"forward/input/0": x, "forward/output/0": x.reshape(2, 2)})
     packaged = Packaged(tmp_path, plan, None, (), examples, {"forward": Tolerance()})
     assert problem_of(packaged) == ""
-    wrong = NumpyOperator(lambda self, size: self.reshape(size) + 1)
+    wrong = Operator(lambda self, size: self.reshape(size) + 1)
     monkeypatch.setattr(
         "hatch_lower.runtime.numpy_arrays.NUMPY_OPERATORS", {**NUMPY_OPERATORS, "aten.view.default": wrong}
     )
