@@ -72,28 +72,20 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
     except (AttributeError, RuntimeError):
         operator = None
     if not isinstance(operator, OpOverload) or not is_registered(operator):
-        raise ProgramError(
-            "the program calls an operator that torch does not have here",
-            where=where,
-            found=name,
-            hint="install the torch version that the program requires; if a library registers the operator, name its"
-            " module in `imports` of the recipe, build the wheel again, and until then import it before loading",
+        what = "the program calls an operator that torch does not have here"
+        hint = (
+            "install the torch version that the program requires; if a library registers the operator, name its"
+            " module in `imports` of the recipe, build the wheel again, and until then import it before loading"
         )
-    if any(argument.name == "filename" for argument in schema_of(operator).arguments):
-        raise ProgramError(
-            "the program calls an operator that opens files",
-            where=where,
-            found=name,
-            hint="read the file in the model's own code, before the export",
-        )
-    if UNBOUNDED.fullmatch(name):
-        raise ProgramError(
-            "the program calls an operator that reads memory outside of its arguments'",
-            where=where,
-            found=name,
-            hint="export the model with operators on dense tensors that check their arguments",
-        )
-    return operator
+    elif any(argument.name == "filename" for argument in schema_of(operator).arguments):
+        what = "the program calls an operator that opens files"
+        hint = "read the file in the model's own code, before the export"
+    elif UNBOUNDED.fullmatch(name):
+        what = "the program calls an operator that reads memory outside of its arguments'"
+        hint = "export the model with operators on dense tensors that check their arguments"
+    else:
+        return operator
+    raise ProgramError(what, where=where, found=name, hint=hint)
 
 
 def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., object]:
