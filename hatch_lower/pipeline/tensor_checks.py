@@ -67,16 +67,12 @@ def check_unchanged(
         if now is not None and now[0] is tensor and now[1] == version:
             continue
         if id(tensor) in buffers:
-            raise CaptureError(
-                f"method `{name}` changes the buffer `{key}` through an object that is no module",
-                where=f"model `{model}`",
-                hint="export it with `Method(…, strict=True)`, which sees that this is the buffer",
-            )
-        raise CaptureError(
-            f"method `{name}` changes `{key}`, which is not a buffer",
-            where=f"model `{model}`",
-            hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
-        )
+            what = f"method `{name}` changes the buffer `{key}` through an object that is no module"
+            hint = "export it with `Method(…, strict=True)`, which sees that this is the buffer"
+        else:
+            what = f"method `{name}` changes `{key}`, which is not a buffer"
+            hint = f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`"
+        raise CaptureError(what, where=f"model `{model}`", hint=hint)
 
 
 def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
