@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch.export import ExportedProgram
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.record import Architecture
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.emit.symbols import SYMBOL
 
-SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 WITHOUT_A_NAME = "torch.fx."  # begins the names of classes that torch makes up for a graph that was traced before
 
 
