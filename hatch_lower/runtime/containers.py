@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -46,16 +47,10 @@ class Record(Mapping[str, Any]):
         return f"{self._type_name.rpartition(':')[2]}({fields})"
 
 
-class Builder:
+def late_builder(container: Container) -> Callable[..., object]:
     # the class is looked for when the first object is needed: its module may take long to import
-    def __init__(self, container: Container) -> None:
-        self._container = container
-        self._build: Callable[..., object] | None = None
-
-    def __call__(self, *children: object) -> object:
-        if self._build is None:
-            self._build = choose_builder(self._container)
-        return self._build(*children)
+    builder = functools.cache(lambda: choose_builder(container))
+    return lambda *children: builder()(*children)
 
 
 def choose_builder(container: Container) -> Callable[..., object]:
@@ -94,7 +89,7 @@ def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
         case "dict":
             keys = [names.bind("key", key, ("key", key)) for key in tree.keys]
             return "{" + ", ".join(f"{key}: {child}" for key, child in zip(keys, children, strict=True)) + "}"
-    return f"{names.bind('build', Builder(tree))}({', '.join(children)})"
+    return f"{names.bind('build', late_builder(tree))}({', '.join(children)})"
 
 
 def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[object]]:
