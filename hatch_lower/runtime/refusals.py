@@ -159,30 +159,26 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
     ) from error
 
 
-class OutputCheck:
-    """Compares the outputs of one delegate call, as far as they follow from known sizes; `None` stands for a number."""
+def check_outputs(
+    arrays: Arrays, where: str, expected: Sequence[TensorInput | None], outputs: object, sizes: Mapping[str, int]
+) -> None:
+    """Compare the outputs of one delegate call, as far as they follow from known sizes; `None` stands for a number."""
+    if not isinstance(outputs, Sequence):
+        raise wrong_outputs(where, f"`{type(outputs).__name__}` instead of a sequence of outputs")
+    if len(outputs) != len(expected):
+        raise wrong_outputs(where, f"{len(outputs)} outputs instead of {len(expected)}")
+    for index, (output, entry) in enumerate(zip(outputs, expected, strict=True)):
+        if entry is not None and (difference := difference_of(arrays, output, entry, sizes)):
+            raise wrong_outputs(f"{where}, output {index}", difference)
 
-    def __init__(self, arrays: Arrays, where: str, expected: Sequence[TensorInput | None]) -> None:
-        self._arrays = arrays
-        self._where = where
-        self._expected = expected
 
-    def __call__(self, outputs: object, sizes: Mapping[str, int]) -> None:
-        if not isinstance(outputs, Sequence):
-            raise self._error(self._where, f"`{type(outputs).__name__}` instead of a sequence of outputs")
-        if len(outputs) != len(self._expected):
-            raise self._error(self._where, f"{len(outputs)} outputs instead of {len(self._expected)}")
-        for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
-            if expected is not None and (difference := difference_of(self._arrays, output, expected, sizes)):
-                raise self._error(f"{self._where}, output {index}", difference)
-
-    def _error(self, where: str, found: str) -> ProgramError:
-        return ProgramError(
-            "a delegate returned something else than it was lowered for",
-            where=where,
-            found=found,
-            hint="this is a fault of the backend: report it to its authors, or leave the backend out of the recipe",
-        )
+def wrong_outputs(where: str, found: str) -> ProgramError:
+    return ProgramError(
+        "a delegate returned something else than it was lowered for",
+        where=where,
+        found=found,
+        hint="this is a fault of the backend: report it to its authors, or leave the backend out of the recipe",
+    )
 
 
 def difference_of(arrays: Arrays, output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:

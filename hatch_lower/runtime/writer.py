@@ -38,7 +38,7 @@ from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
-from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
+from hatch_lower.runtime.refusals import Refusals, call_failed, check_outputs
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
@@ -199,7 +199,7 @@ class MethodWriter:
             f"try: {out} = {call}",
             f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
         ]
-        check = self.names.bind("check_outputs", OutputCheck(self._arrays, where, instruction.outputs))
+        check = self.names.bind("check_outputs", partial(check_outputs, self._arrays, where, instruction.outputs))
         if self._checks_outputs:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
             lines.append(f"{check}({out}, {{{', '.join(known)}}})")
