@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.openvino.claims import (
+    CHOOSE,
+    DEQUANTISE,
+    DEQUANTISE_CHANNELS,
+    DEQUANTISE_CHOSEN,
+    MULTIPLY_INTEGERS,
+    QUANTISE,
+    QUANTISE_CHOSEN,
+    ROUNDING,
+)
+from hatch_lower.backends.openvino.lookups import lookups, points_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 
 Opset: TypeAlias = Any  # OpenVINO's operators
 Value: TypeAlias = Any  # what one of them gives
+
+INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
 
 
 class Direct:
@@ -42,37 +61,38 @@ def write_copy(opset: Opset, value: Value) -> Value:
     return opset.convert(value, value.get_element_type())
 
 
-def write_slices(dim: int, size: int, rank: int) -> Callable[..., Value]:
-    """Return what writes values to the places in one dimension of a table that an index of a rank names."""
+def write_part(place: int, opset: Opset, choice: Value) -> Value:
+    """Write the scale (0) or the zero point (1) of a choice."""
+    return opset.gather(choice, opset.constant([place], dtype="int64"), opset.constant(0, dtype="int64"))
 
-    def write(opset: Opset, table: Value, index: Value, values: Value) -> Value:
-        before, after = sizes_around(opset, table, dim, dim + 1)
-        places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
-        values = opset.broadcast(opset.convert_like(values, table), opset.concat([before, places, after], 0))
-        if not rank:
-            index, values = opset.unsqueeze(index, 0), opset.unsqueeze(values, dim)
+
+def write_slices(node: Node, opset: Opset, table: Value, index: Value, values: Value) -> Value:
+    """Write values to the places in one dimension of a table that an index names."""
+    (used,) = lookups(node)
+    dim, rank = used.dim, used.indices.meta["val"].dim()
+    before, after = sizes_around(opset, table, dim, dim + 1)
+    places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
+    values = opset.broadcast(opset.convert_like(values, table), opset.concat([before, places, after], 0))
+    if not rank:
+        index, values = opset.unsqueeze(index, 0), opset.unsqueeze(values, dim)
+    # a negative index counts from the end
+    index = opset.floor_mod(index, opset.constant(int(used.size), dtype=index.get_element_type()))
+    return opset.scatter_update(table, index, values, opset.constant(dim, dtype="int32"))
+
+
+def write_points(node: Node, opset: Opset, table: Value, *indices: Value) -> Value:
+    """Write the values at points of neighbouring dimensions, which several indices name."""
+    found = points_of(node)
+    dim, sizes = found[0].dim, [int(each.size) for each in found]
+    place = opset.constant(0, dtype="int64")
+    for index, size in zip(indices, sizes, strict=True):
+        length = opset.constant(size, dtype="int64")
         # a negative index counts from the end
-        index = opset.floor_mod(index, opset.constant(size, dtype=index.get_element_type()))
-        return opset.scatter_update(table, index, values, opset.constant(dim, dtype="int32"))
-
-    return write
-
-
-def write_points(dim: int, sizes: Sequence[int]) -> Callable[..., Value]:
-    """Return what gives the values at points of neighbouring dimensions, from `dim` on, which several indices name."""
-
-    def write(opset: Opset, table: Value, *indices: Value) -> Value:
-        place = opset.constant(0, dtype="int64")
-        for index, size in zip(indices, sizes, strict=True):
-            length = opset.constant(size, dtype="int64")
-            # a negative index counts from the end
-            step = opset.floor_mod(opset.convert(index, "i64"), length)
-            place = opset.add(opset.multiply(place, length), step)
-        before, after = sizes_around(opset, table, dim, dim + len(sizes))
-        joined = opset.concat([before, opset.constant([math.prod(sizes)], dtype="int64"), after], 0)
-        return opset.gather(opset.reshape(table, joined, False), place, opset.constant(dim, dtype="int64"))
-
-    return write
+        step = opset.floor_mod(opset.convert(index, "i64"), length)
+        place = opset.add(opset.multiply(place, length), step)
+    before, after = sizes_around(opset, table, dim, dim + len(sizes))
+    joined = opset.concat([before, opset.constant([math.prod(sizes)], dtype="int64"), after], 0)
+    return opset.gather(opset.reshape(table, joined, False), place, opset.constant(dim, dtype="int64"))
 
 
 def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[Value]:
@@ -82,47 +102,46 @@ def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[V
     return [opset.slice(sizes, *(opset.constant([bound], dtype="int64") for bound in span)) for span in spans]
 
 
-def write_windows(dim: int, places: list[list[int]], rank: int) -> Callable[..., Value]:
-    """Return what gives windows along a dimension, which become one dimension more, behind the others."""
-
-    def write(opset: Opset, value: Value) -> Value:
-        # The frontend's own translation fails for some ranks.
-        found = opset.gather(value, opset.constant(places, dtype="int64"), opset.constant(dim, dtype="int64"))
-        order = [*(place for place in range(rank + 1) if place != dim + 1), dim + 1]
-        return opset.transpose(found, opset.constant(order, dtype="int64"))
-
-    return write
-
-
-def write_norm(order: float, dims: Sequence[int], *, keeps: bool) -> Callable[..., Value]:
-    """Return what gives the norm of vectors; without dimensions each number is one."""
-
-    def write(opset: Opset, value: Value) -> Value:
-        # the frontend's translation counts along one dimension only, wants dimensions, and loses a NaN
-        sizes = opset.absolute(value)
-        if order == 0:
-            sizes = opset.convert(opset.not_equal(value, number(opset, 0)), "f32")
-        axes = opset.constant(dims, dtype="int64")
-        if not dims:
-            return sizes
-        if order == 0:
-            return opset.reduce_sum(sizes, axes, keeps)
-        if order in (1, 2):
-            return (opset.reduce_l1 if order == 1 else opset.reduce_l2)(value, axes, keeps)
-        if math.isinf(order):
-            found = (opset.reduce_max if order > 0 else opset.reduce_min)(sizes, axes, keeps)
-            if order < 0:  # the kernel's least of infinities is the greatest number
-                infinite = opset.reduce_logical_and(opset.is_inf(value), axes, keeps)
-                found = opset.select(infinite, number(opset, math.inf), found)
-            undefined = opset.reduce_logical_or(opset.is_nan(value), axes, keeps)
-            return opset.select(undefined, number(opset, math.nan), found)
-        powers = opset.power(sizes, number(opset, order))
-        return opset.power(opset.reduce_sum(powers, axes, keeps), number(opset, 1 / order))
-
-    return write
+def write_windows(node: Node, opset: Opset, value: Value) -> Value:
+    """Write windows along a dimension, which become one dimension more, behind the others."""
+    # The frontend's own translation fails for some ranks.
+    given = arguments_of(node)
+    shape, size = given["self"].meta["val"].shape, given["size"]
+    rank, dim = len(shape), given["dimension"] % len(shape)
+    places = [list(range(start, start + size)) for start in range(0, shape[dim] - size + 1, given["step"])]
+    found = opset.gather(value, opset.constant(places, dtype="int64"), opset.constant(dim, dtype="int64"))
+    order = [*(place for place in range(rank + 1) if place != dim + 1), dim + 1]
+    return opset.transpose(found, opset.constant(order, dtype="int64"))
 
 
-def write_log1p(opset: Opset, value: Value) -> Value:
+def write_norm(node: Node, opset: Opset, value: Value) -> Value:
+    """Write the norm of vectors; without dimensions each number is one."""
+    # the frontend's translation counts along one dimension only, wants dimensions, and loses a NaN
+    given = arguments_of(node)
+    order, keeps, rank = given["ord"], given["keepdim"], given["self"].meta["val"].dim()
+    dims = list(given["dim"] or range(rank)) if rank else []  # a list that is empty or left stands for all
+    sizes = opset.absolute(value)
+    if order == 0:
+        sizes = opset.convert(opset.not_equal(value, number(opset, 0)), "f32")
+    axes = opset.constant(dims, dtype="int64")
+    if not dims:
+        return sizes
+    if order == 0:
+        return opset.reduce_sum(sizes, axes, keeps)
+    if order in (1, 2):
+        return (opset.reduce_l1 if order == 1 else opset.reduce_l2)(value, axes, keeps)
+    if math.isinf(order):
+        found = (opset.reduce_max if order > 0 else opset.reduce_min)(sizes, axes, keeps)
+        if order < 0:  # the kernel's least of infinities is the greatest number
+            infinite = opset.reduce_logical_and(opset.is_inf(value), axes, keeps)
+            found = opset.select(infinite, number(opset, math.inf), found)
+        undefined = opset.reduce_logical_or(opset.is_nan(value), axes, keeps)
+        return opset.select(undefined, number(opset, math.nan), found)
+    powers = opset.power(sizes, number(opset, order))
+    return opset.power(opset.reduce_sum(powers, axes, keeps), number(opset, 1 / order))
+
+
+def write_log1p(node: Node, opset: Opset, value: Value) -> Value:
     # The frontend's log(1 + x) loses the digits of small numbers: what rounding 1 + x took is added here. Of a sum of 1
     # and an exponential OpenVINO would make its softplus, which is 4e-6 where it should be nearly 0.
     x = opset.convert(value, "f32")
@@ -131,84 +150,67 @@ def write_log1p(opset: Opset, value: Value) -> Value:
     return opset.add(opset.log(above), opset.select(opset.is_nan(lost), number(opset, 0), lost))
 
 
-def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Value]:
-    """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
-
-    def write(opset: Opset, value: Value) -> Value:
-        # `fake_quantize` of numbers that are whole before it: by itself it would round others where a number lies
-        # between two, for it rounds to an even number of steps from the least, and eager from zero
-        value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
-        steps = opset.round(opset.multiply(value, number(opset, 1.0 / scale)), "half_to_even")
-        bounds = (least - zero_point, greatest - zero_point, least, greatest)
-        fitted = opset.fake_quantize(steps, *(number(opset, bound) for bound in bounds), greatest - least + 1)
-        return opset.convert(fitted, dtype)
-
-    return write
+def write_quantise(node: Node, opset: Opset, value: Value) -> Value:
+    """Quantise numbers as eager does, so that integers' kernels recognise it."""
+    # `fake_quantize` of numbers that are whole before it: by itself it would round others where a number lies
+    # between two, for it rounds to an even number of steps from the least, and eager from zero
+    given = arguments_of(node)
+    zero_point, least, greatest = given["zero_point"], given["quant_min"], given["quant_max"]
+    value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
+    steps = opset.round(opset.multiply(value, number(opset, 1.0 / given["scale"])), "half_to_even")
+    bounds = (least - zero_point, greatest - zero_point, least, greatest)
+    fitted = opset.fake_quantize(steps, *(number(opset, bound) for bound in bounds), greatest - least + 1)
+    return opset.convert(fitted, INTEGERS[given["dtype"]])
 
 
-def write_dequantise(scale: float, zero_point: int, *, hidden: bool) -> Callable[..., Value]:
-    """Return what gives the numbers of quantised ones; `hidden`: integers' kernels do not recognise it."""
-
-    def write(opset: Opset, value: Value) -> Value:
-        steps = opset.convert(value, "f32")
-        if hidden:
-            steps = opset.maximum(steps, number(opset, float("-inf")))
-        return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, scale))
-
-    return write
+def write_dequantise(node: Node, opset: Opset, value: Value) -> Value:
+    given = arguments_of(node)
+    steps = opset.convert(value, "f32")
+    # integers' kernels do not recognise it then
+    if any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users):
+        steps = opset.maximum(steps, number(opset, float("-inf")))
+    return opset.multiply(opset.subtract(steps, number(opset, given["zero_point"])), number(opset, given["scale"]))
 
 
-def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Value]:
-    def write(opset: Opset, value: Value, scales: Value, zero_points: Value = None) -> Value:
-        shape = opset.constant([-1 if dim == axis % rank else 1 for dim in range(rank)], dtype="int64")
-        steps = opset.convert(value, "f32")
-        if zero_points is not None:
-            steps = opset.subtract(steps, opset.reshape(opset.convert(zero_points, "f32"), shape, False))
-        return opset.multiply(steps, opset.reshape(scales, shape, False))
-
-    return write
-
-
-def write_choice(rank: int, least: int, greatest: int, eps: float) -> Callable[..., Value]:
-    """Return what gives the scale and the zero point that spread integers over the numbers of a tensor, and zero."""
-
-    def write(opset: Opset, value: Value) -> Value:
-        axes = opset.constant(list(range(rank)), dtype="int64")
-        bottom = opset.minimum(opset.reduce_min(value, axes), number(opset, 0))
-        top = opset.maximum(opset.reduce_max(value, axes), number(opset, 0))
-        scale = opset.divide(opset.subtract(top, bottom), number(opset, greatest - least))
-        scale = opset.maximum(scale, number(opset, eps))
-        below = opset.round(opset.divide(bottom, scale), "half_to_even")
-        zero_point = opset.clamp(opset.subtract(number(opset, least), below), least, greatest)
-        first = opset.constant(0, dtype="int64")
-        return opset.concat([opset.unsqueeze(found, first) for found in (scale, zero_point)], 0)
-
-    return write
+def write_dequantise_channels(
+    node: Node, opset: Opset, value: Value, scales: Value, zero_points: Value = None
+) -> Value:
+    rank = node.meta["val"].dim()
+    axis = arguments_of(node)["axis"] % rank
+    shape = opset.constant([-1 if dim == axis else 1 for dim in range(rank)], dtype="int64")
+    steps = opset.convert(value, "f32")
+    if zero_points is not None:
+        steps = opset.subtract(steps, opset.reshape(opset.convert(zero_points, "f32"), shape, False))
+    return opset.multiply(steps, opset.reshape(scales, shape, False))
 
 
-def write_part(place: int) -> Callable[..., Value]:
-    """Return what gives the scale (0) or the zero point (1) of a choice."""
-
-    def write(opset: Opset, choice: Value) -> Value:
-        return opset.gather(choice, opset.constant([place], dtype="int64"), opset.constant(0, dtype="int64"))
-
-    return write
-
-
-def write_quantise_chosen(least: int, greatest: int, dtype: str) -> Callable[..., Value]:
-    def write(opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
-        inverse = opset.divide(number(opset, 1), scale)
-        steps = opset.round(opset.multiply(value, inverse), "half_to_even")
-        return opset.convert(opset.clamp(opset.add(steps, zero_point), least, greatest), dtype)
-
-    return write
+def write_choice(node: Node, opset: Opset, value: Value) -> Value:
+    """Write the scale and the zero point that spread integers over the numbers of a tensor, and zero."""
+    given = arguments_of(node)
+    least, greatest, rank = given["quant_min"], given["quant_max"], given["input"].meta["val"].dim()
+    axes = opset.constant(list(range(rank)), dtype="int64")
+    bottom = opset.minimum(opset.reduce_min(value, axes), number(opset, 0))
+    top = opset.maximum(opset.reduce_max(value, axes), number(opset, 0))
+    scale = opset.divide(opset.subtract(top, bottom), number(opset, greatest - least))
+    scale = opset.maximum(scale, number(opset, given["eps"]))
+    below = opset.round(opset.divide(bottom, scale), "half_to_even")
+    zero_point = opset.clamp(opset.subtract(number(opset, least), below), least, greatest)
+    first = opset.constant(0, dtype="int64")
+    return opset.concat([opset.unsqueeze(found, first) for found in (scale, zero_point)], 0)
 
 
-def write_dequantise_chosen(opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+def write_quantise_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+    given = arguments_of(node)
+    inverse = opset.divide(number(opset, 1), scale)
+    steps = opset.add(opset.round(opset.multiply(value, inverse), "half_to_even"), zero_point)
+    return opset.convert(opset.clamp(steps, given["quant_min"], given["quant_max"]), INTEGERS[given["dtype"]])
+
+
+def write_dequantise_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
     return opset.multiply(opset.subtract(opset.convert(value, "f32"), zero_point), scale)
 
 
-def write_product(opset: Opset, left: Value, right: Value) -> Value:
+def write_product(node: Node, opset: Opset, left: Value, right: Value) -> Value:
     # a product of integers would have their type
     product = opset.matmul(opset.convert(left, "f32"), opset.convert(right, "f32"), False, False)
     return opset.convert(product, "i32")
@@ -216,3 +218,21 @@ def write_product(opset: Opset, left: Value, right: Value) -> Value:
 
 def number(opset: Opset, value: float) -> Value:
     return opset.constant(value, dtype="float32")
+
+
+# What OpenVINO's frontend translates otherwise than eager computes it. A writer is given the operation of the
+# partition, OpenVINO's operators, and what stands for the operation's tensors.
+WRITTEN: Mapping[str, Callable[..., Value]] = {
+    "aten.index.Tensor": write_points,  # one index is one of another operator
+    "aten.index_put.default": write_slices,
+    "aten.linalg_vector_norm.default": write_norm,
+    "aten.log1p.default": write_log1p,
+    "aten.unfold.default": write_windows,
+    CHOOSE: write_choice,
+    DEQUANTISE: write_dequantise,
+    DEQUANTISE_CHANNELS: write_dequantise_channels,
+    DEQUANTISE_CHOSEN: write_dequantise_chosen,
+    MULTIPLY_INTEGERS: write_product,
+    QUANTISE: write_quantise,
+    QUANTISE_CHOSEN: write_quantise_chosen,
+}

@@ -6,6 +6,7 @@ Constants are inputs of the model, behind the others, so that nothing in it foll
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import getitem
 from typing import Any, ClassVar
 
@@ -15,38 +16,12 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.openvino.claims import (
-    CHOOSE,
-    COUNTING_BACK,
-    DEQUANTISE,
-    DEQUANTISE_CHANNELS,
-    DEQUANTISE_CHOSEN,
-    MULTIPLY_INTEGERS,
-    QUANTISE,
-    QUANTISE_CHOSEN,
-    ROUNDING,
-)
-from hatch_lower.backends.openvino.direct import (
-    Direct,
-    write_choice,
-    write_copy,
-    write_dequantise,
-    write_dequantise_channels,
-    write_dequantise_chosen,
-    write_log1p,
-    write_norm,
-    write_part,
-    write_points,
-    write_product,
-    write_quantise,
-    write_quantise_chosen,
-    write_slices,
-    write_windows,
-)
-from hatch_lower.backends.openvino.lookups import Lookup, lookup, lookups, points_of, source_of
+from hatch_lower.backends.openvino.claims import CHOOSE, COUNTING_BACK, QUANTISE, ROUNDING
+from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
+from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
@@ -115,10 +90,11 @@ class OpenvinoCopy(PartitionCopy):
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
         elif operator_name(target) in WRITTEN:
-            write, sources = WRITTEN[operator_name(target)](node, named_arguments(node))
-            target, args, kwargs = Direct(f"n{index}", write), tuple(self.values[source] for source in sources), {}
+            tensors = nodes_in(list(arguments_of(node).values()))
+            target, kwargs = Direct(f"n{index}", partial(WRITTEN[operator_name(target)], node)), {}
+            args = tuple(self.values[tensor] for tensor in tensors)
         elif target is getitem and operator_name(producer_of(node).target) == CHOOSE:
-            target, args = Direct(f"n{index}", write_part(args[1])), args[:1]
+            target, args = Direct(f"n{index}", partial(write_part, args[1])), args[:1]
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
@@ -233,92 +209,6 @@ COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
     aten.log_softmax.int: log_softmax,
     aten.max_pool2d.default: max_pool,
     aten.softmax.int: softmax,
-}
-
-# What OpenVINO's frontend translates otherwise than eager computes it: the writer, and the tensors that it is given.
-
-Written = tuple[Callable[..., Any], list[Node]]
-
-INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
-
-
-def quantise(node: Node, given: Mapping[str, Any]) -> Written:
-    bounds = given["quant_min"], given["quant_max"]
-    return write_quantise(given["scale"], given["zero_point"], *bounds, INTEGERS[given["dtype"]]), [given["input"]]
-
-
-def choose(node: Node, given: Mapping[str, Any]) -> Written:
-    rank = given["input"].meta["val"].dim()
-    return write_choice(rank, given["quant_min"], given["quant_max"], given["eps"]), [given["input"]]
-
-
-def quantise_chosen(node: Node, given: Mapping[str, Any]) -> Written:
-    write = write_quantise_chosen(given["quant_min"], given["quant_max"], INTEGERS[given["dtype"]])
-    return write, [given["input"], given["scale"], given["zero_point"]]
-
-
-def dequantise_chosen(node: Node, given: Mapping[str, Any]) -> Written:
-    return write_dequantise_chosen, [given["input"], given["scale"], given["zero_point"]]
-
-
-def product(node: Node, given: Mapping[str, Any]) -> Written:
-    return write_product, [given["self"], given["mat2"]]
-
-
-def dequantise(node: Node, given: Mapping[str, Any]) -> Written:
-    hidden = any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users)
-    return write_dequantise(given["scale"], given["zero_point"], hidden=hidden), [given["input"]]
-
-
-def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
-    tensors = (given[name] for name in ("input", "scales", "zero_points"))
-    write = write_dequantise_channels(given["axis"], node.meta["val"].dim())
-    return write, [each for each in tensors if each is not None]
-
-
-def norm(node: Node, given: Mapping[str, Any]) -> Written:
-    rank = given["self"].meta["val"].dim()
-    dims = (given.get("dim") or range(rank)) if rank else ()  # a list that is empty or left stands for all
-    return write_norm(given.get("ord", 2), list(dims), keeps=given.get("keepdim", False)), [given["self"]]
-
-
-def log1p(node: Node, given: Mapping[str, Any]) -> Written:
-    return write_log1p, [given["self"]]
-
-
-def points(node: Node, given: Mapping[str, Any]) -> Written:
-    found = points_of(node)
-    write = write_points(found[0].dim, [int(each.size) for each in found])
-    return write, [given["self"], *(each.indices for each in found)]
-
-
-def slices(node: Node, given: Mapping[str, Any]) -> Written:
-    (used,) = lookups(node)
-    write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
-    return write, [given["self"], used.indices, given["values"]]
-
-
-def windows(node: Node, given: Mapping[str, Any]) -> Written:
-    shape = given["self"].meta["val"].shape
-    dim, size = given["dimension"] % len(shape), given["size"]
-    starts = range(0, shape[dim] - size + 1, given["step"])
-    places = [list(range(start, start + size)) for start in starts]
-    return write_windows(dim, places, len(shape)), [given["self"]]
-
-
-WRITTEN: Mapping[str, Callable[[Node, Mapping[str, object]], Written]] = {
-    "aten.index.Tensor": points,  # one index is one of another operator
-    "aten.index_put.default": slices,
-    "aten.linalg_vector_norm.default": norm,
-    "aten.log1p.default": log1p,
-    "aten.unfold.default": windows,
-    CHOOSE: choose,
-    DEQUANTISE: dequantise,
-    DEQUANTISE_CHANNELS: dequantise_channels,
-    DEQUANTISE_CHOSEN: dequantise_chosen,
-    MULTIPLY_INTEGERS: product,
-    QUANTISE: quantise,
-    QUANTISE_CHOSEN: quantise_chosen,
 }
 
 COPIES = frozenset({aten.alias.default, aten.clone.default})
