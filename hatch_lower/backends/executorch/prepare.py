@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
@@ -30,8 +29,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
-from hatch_lower.exir.lowering.extract import argument_of
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.exir.lowering.extract import argument_of, make_program
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import Verifier
 
@@ -205,19 +203,10 @@ class ExecutorchCopy(PartitionCopy):
 
     def aten_program(self) -> ExportedProgram:
         self.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in self.results)
-        in_spec = trees.tree_flatten(((0,) * len(self.passed), {}))[1]
-        out_spec = trees.tree_flatten((0,) * len(self.results))[1]
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(node), None) for node in self.results]
-        return ExportedProgram(
-            root={},
-            graph=self.graph,
-            graph_signature=ExportGraphSignature(self.specs, outputs),
-            state_dict=self.state,
-            range_constraints=dict(self.program.range_constraints),
-            module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
-            constants={},
-            verifiers=[Verifier],
-        )
+        signature = ExportGraphSignature(self.specs, outputs)
+        ranges = dict(self.program.range_constraints)
+        return make_program({}, self.graph, signature, self.state, self.state.keys(), ranges, Verifier)
 
 
 def is_outside(size: int) -> bool:

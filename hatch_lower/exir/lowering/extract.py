@@ -29,6 +29,7 @@ from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 from hatch_lower.exir.graph.surgery import attribute_of, flat_signature
 from hatch_lower.exir.lowering.partition import Partition
+from hatch_lower.runtime.torch_private.programs import Verifier
 from hatch_lower.runtime.torch_private.symbols import ValueRanges
 
 MUTATIONS = {InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION, InputKind.BUFFER: OutputKind.BUFFER_MUTATION}
@@ -108,6 +109,7 @@ def make_program(
     tensors: Mapping[str, torch.Tensor],
     in_state: Collection[str],
     ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]],
+    verifier: type[Verifier] = EdgeVerifier,
 ) -> ExportedProgram:
     users = sum(spec.kind is InputKind.USER_INPUT for spec in signature.input_specs)
     results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
@@ -119,7 +121,7 @@ def make_program(
         range_constraints=ranges,
         module_call_graph=[ModuleCallEntry("", flat_signature(users, results))],
         constants={name: tensor for name, tensor in tensors.items() if name not in in_state},
-        verifiers=[EdgeVerifier],
+        verifiers=[verifier],
     )
 
 
