@@ -98,10 +98,16 @@ def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bo
         for tensor in tensors_of(source):
             if tensor.dtype not in dtypes:
                 return f"`{source.name}` has the type {dtype_name(tensor.dtype)}"
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-                return f"`{source.name}` is {tensor.layout} on {tensor.device}"
-            if not unbacked and free_unbacked_symbols(tensor):
-                return f"`{source.name}` has a size that is known at run time only"
+            if reason := why_not_tensor(tensor, f"`{source.name}`", unbacked=unbacked):
+                return reason
+    return ""
+
+
+def why_not_tensor(tensor: torch.Tensor, name: str, *, unbacked: bool = False) -> str:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return f"{name} is {tensor.layout} on {tensor.device}"
+    if not unbacked and free_unbacked_symbols(tensor):
+        return f"{name} has a size that is known at run time only"
     return ""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import why_not_target
+from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensor
 from hatch_lower.backends.openvino.calls import why_not_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
@@ -154,7 +154,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
         return "only the first result of this operator is taken, and others are used"
     values = list(tensors_of(node))
     for value in values[:1] if claim.first_only else values:
-        if reason := why_not_tensor(value, "its result"):
+        if reason := why_not_value(value, "its result"):
             return reason
         index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
         if not index and value.dtype not in claim.takes | BOOLEAN:
@@ -198,7 +198,7 @@ def why_not_source(source: Node) -> str:
         return f"`{source.name}` is a number that is known at run time only"
     if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
         return f"`{source.name}` is a size that is known at run time only"
-    return next(filter(None, (why_not_tensor(tensor, f"`{source.name}`") for tensor in tensors_of(source))), "")
+    return next(filter(None, (why_not_value(tensor, f"`{source.name}`") for tensor in tensors_of(source))), "")
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
@@ -244,14 +244,9 @@ def turns(node: Node) -> bool:
     return len(dims) > 1 and dims[-1] % len(dims) < dims[-2] % len(dims)
 
 
-def why_not_tensor(value: torch.Tensor, name: str) -> str:
-    if value.device.type != "cpu" or value.layout is not torch.strided:
-        return f"{name} is {value.layout} on {value.device}"
-    if free_unbacked_symbols(value):
-        return f"{name} has a size that is known at run time only"
-    if any(size == 0 for size in value.shape if isinstance(size, int)):
-        return f"{name} has no elements"
-    return ""
+def why_not_value(value: torch.Tensor, name: str) -> str:
+    empty = any(size == 0 for size in value.shape if isinstance(size, int))
+    return why_not_tensor(value, name) or (f"{name} has no elements" if empty else "")
 
 
 def greatest(value: int | torch.SymInt) -> float:
