@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from hatch_lower.backends.call_map import call_facts
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, input_pairs, output_pairs
 
 
 class PartitionCopy(ABC):
@@ -39,15 +39,13 @@ class PartitionCopy(ABC):
             if node.op == "call_function":
                 self.handles.append(node.meta.get("debug_handle", len(self.handles) + 1))
                 self.values[node] = self.write_operation(node, len(self.handles) - 1)
-        returned: Any = program.graph.output_node().args[0]
-        for value, spec in zip(returned, program.graph_signature.output_specs, strict=True):
+        for spec, value in output_pairs(program):
             self._write_output(value, spec)
         self.graph.output(tuple(self.results))
 
     def _constants(self) -> list[tuple[Node, InputSpec]]:
         constants = []
-        placeholders = self.program.graph.find_nodes(op="placeholder")
-        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+        for spec, node in input_pairs(self.program):
             if spec.kind in CONSTANT_KINDS:
                 constants.append((node, spec))
             elif spec.kind is InputKind.USER_INPUT:
