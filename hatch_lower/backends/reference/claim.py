@@ -13,7 +13,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
-from hatch_lower.exir.graph.state import constant_specs
+from hatch_lower.exir.backend.utils import tag_placeholders
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
@@ -45,7 +45,9 @@ def claim(
         inner = (source for node in refused for source in node.all_input_nodes if source.op == "get_attr")
         attributes = (attribute_of(module, str(source.target)) for source in dict.fromkeys(inner))
         pending += [attribute for attribute in attributes if isinstance(attribute, GraphModule)]
-    tag_constants(program)
+    # every partition that uses a constant owns it; but buffers stay in the program: another method of the model, which
+    # is not known here, may change or read them
+    tag_placeholders(program, lambda spec: spec.kind is not InputKind.BUFFER)
     return PartitionResult(program, dict(sorted(tags.items())), reasons)
 
 
@@ -68,17 +70,6 @@ def tag_operations(
         else:
             ends[node] = max((levels.get(source, ends.get(source, -1)) for source in sources), default=-1)
     return list(ends)
-
-
-def tag_constants(program: ExportedProgram) -> None:
-    # every partition that uses a constant owns it; but buffers stay in the program: another method of the model, which
-    # is not known here, may change or read them
-    names = {spec.arg.name for spec in constant_specs(program) if spec.kind is not InputKind.BUFFER}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            tags = sorted({user.meta[DELEGATION_TAG] for user in node.users if DELEGATION_TAG in user.meta})
-            if tags:
-                node.meta[DELEGATION_TAG] = tags[0]
 
 
 def is_operation(node: Node) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import getitem
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -124,7 +125,8 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
     These are parameters, lifted tensors, and buffers that the program does not change. Each gets the smallest tag of
     its users; where these have several, every partition owns it, unless its `meta["no_copy"]` forbids that.
     """
-    tag_placeholders(edge_program, mutated=False)
+    changed = mutated_targets(edge_program)
+    tag_placeholders(edge_program, lambda spec: spec.target not in changed)
 
 
 def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
@@ -133,13 +135,13 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
     Each gets the smallest tag of its users. A partition owns one only if it holds all its users and computes its new
     value; else the buffer stays in the program, where every user sees its changes.
     """
-    tag_placeholders(edge_program, mutated=True)
+    changed = mutated_targets(edge_program)
+    tag_placeholders(edge_program, lambda spec: spec.target in changed)
 
 
-def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
-    changed = mutated_targets(program)
+def tag_placeholders(program: ExportedProgram, chosen: Callable[[InputSpec], bool]) -> None:
     for node, spec in constant_placeholders(program).items():
-        if (spec.target in changed) is not mutated:
+        if not chosen(spec):
             continue
         tags = sorted({tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None})
         if tags:
