@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hatch_lower.runtime.timing import TimedDelegate
+from hatch_lower.runtime.timing import Run, TimedDelegate
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -52,6 +52,14 @@ def adopt(
             if not homes[key]:
                 found = (home for neighbour in neighbours.get(key, ()) for home in homes.get(neighbour, ()))
                 homes[key] = tuple(dict.fromkeys(found))
+
+
+def added(times: Iterable[tuple[tuple[str, ...], float]]) -> Run:
+    """Return a run of which nanoseconds of the same instructions were measured several times."""
+    run: dict[tuple[str, ...], float] = {}
+    for names, nanoseconds in times:
+        run[names] = run.get(names, 0) + nanoseconds
+    return run
 
 
 class CountedRuns(TimedDelegate):

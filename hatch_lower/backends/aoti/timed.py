@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hatch_lower.backends.aoti.run import AotiDelegate, bind_library
 from hatch_lower.backends.call_map import CallMap
+from hatch_lower.backends.instructions import added
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run, TimedDelegate
 
@@ -52,8 +53,5 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
 
 def run_of(marks: Sequence[int], names: Sequence[str]) -> Run:
     """Return a run of a library's marks, numbers and nanoseconds in turns; a kernel runs until the next begins."""
-    run: dict[tuple[str, ...], float] = {}
-    for place in range(0, len(marks) - 2, 2):
-        key = (names[marks[place]],)
-        run[key] = run.get(key, 0) + marks[place + 3] - marks[place + 1]
-    return run
+    places = range(0, len(marks) - 2, 2)
+    return added(((names[marks[place]],), marks[place + 3] - marks[place + 1]) for place in places)

@@ -13,7 +13,7 @@ from hatch_lower.backends.call_map import CallMap
 from hatch_lower.backends.executorch.flatbuffer_tables import Table
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
-from hatch_lower.backends.instructions import CountedRuns
+from hatch_lower.backends.instructions import CountedRuns, added
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run
 
@@ -49,7 +49,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> TimedExecutor
 
 def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
     """Yield the nanoseconds of the instructions of each run in an ETDump."""
-    run: dict[tuple[str, ...], float] = {}
+    parts: list[tuple[tuple[str, ...], float]] = []
     operators: list[tuple[str, int]] = []  # XNNPACK's, before the event of the instruction that calls it
     prefix = 4 if dump[8:12] == IDENTIFIER else 0  # the size of what follows
     for data in Table.root(memoryview(dump)[prefix:]).tables(RUN_DATA):
@@ -61,12 +61,11 @@ def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
             if operator := measured.text(OPERATOR):
                 operators.append((operator, nanoseconds))
             elif name in CALLS:
-                for ids, own in parts_of(names.get(str(measured.number(INSTRUCTION, "i")), ()), nanoseconds, operators):
-                    run[ids] = run.get(ids, 0) + own
+                parts += parts_of(names.get(str(measured.number(INSTRUCTION, "i")), ()), nanoseconds, operators)
                 operators = []
             elif name == WHOLE:
-                yield run
-                run = {}
+                yield added(parts)
+                parts = []
 
 
 def parts_of(

@@ -6,11 +6,11 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backends.instructions import CountedRuns
+from hatch_lower.backends.instructions import CountedRuns, added
 from hatch_lower.backends.onnxruntime.nodes import nodes_of, originals
 from hatch_lower.backends.onnxruntime.run import Array, OnnxruntimeDelegate
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -68,10 +68,3 @@ def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[list[tuple[str, flo
         elif event["cat"] == "Node" and name.endswith(KERNEL):
             inside = sum(own for _, start, own in nodes if start >= begin)
             nodes.append((name.removesuffix(KERNEL), begin, duration - inside))
-
-
-def added(times: Iterable[tuple[tuple[str, ...], float]]) -> Run:
-    found: dict[tuple[str, ...], float] = {}
-    for names, nanoseconds in times:
-        found[names] = found.get(names, 0) + nanoseconds
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 from xml.etree import ElementTree
 
-from hatch_lower.backends.instructions import CountedRuns, adopt
+from hatch_lower.backends.instructions import CountedRuns, added, adopt
 from hatch_lower.backends.openvino.run import Array, OpenvinoDelegate, OpenvinoFacts
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run
@@ -30,12 +30,11 @@ class TimedOpenvinoDelegate(CountedRuns, OpenvinoDelegate):
         if not count:
             return []
         names = original_names(self._compiled.get_runtime_model(), self.known)
-        mean: dict[tuple[str, ...], float] = {}
-        for layer, total in self._totals().items():
-            ids = names.get(layer, (layer,))
-            # a layer's numbers are rounded down
-            own = max(total - self._before.get(layer, 0), 0) / count
-            mean[ids] = mean.get(ids, 0) + own
+        # a layer's numbers are rounded down
+        mean = added(
+            (names.get(layer, (layer,)), max(total - self._before.get(layer, 0), 0) / count)
+            for layer, total in self._totals().items()
+        )
         return [mean] * count
 
     def _totals(self) -> dict[str, float]:
