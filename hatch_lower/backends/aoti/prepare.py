@@ -17,6 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 
 from hatch_lower.backends.aoti.exact import is_inexact, write_exactly
 from hatch_lower.backends.aoti.quantised import (
@@ -167,8 +168,6 @@ class FakeInputs:
     # Inductor asks questions such as "is s0 equal to 8?" and answers them by the example. Example sizes are therefore
     # primes that no static size of the partition has.
     def __init__(self, program: ExportedProgram, tensors: Sequence[Node]) -> None:
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
         self._ranges = program.range_constraints
         self._environment = ShapeEnv()
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
@@ -195,8 +194,6 @@ class FakeInputs:
         return self._environment.create_symintnode(replaced, hint=example, source=None)
 
     def _new_symbol(self, expression: sympy.Expr) -> sympy.Symbol:
-        from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
-
         bounds = self._ranges.get(expression, ValueRanges(sympy.Integer(0), sympy.oo))
         example = self._choose_example(int(bounds.lower), int(bounds.upper) if bounds.upper.is_Integer else None)
         self._used.add(example)
