@@ -47,15 +47,14 @@ class OpenvinoBackend(BackendDetails):
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         check_installed()
         copied = OpenvinoCopy(edge_program)
-        converted = convert(copied)
+        model, literals, instructions = convert(copied)
         store = NamedDataStore()
-        literals = ""
-        if converted.literals:
-            literals = f"openvino-{sha256_bytes(converted.literals)[:32]}"
-            store.add_named_data(literals, converted.literals, alignment=ALIGNMENT)
+        name = f"openvino-{sha256_bytes(literals)[:32]}" if literals else ""
+        if literals:
+            store.add_named_data(name, literals, alignment=ALIGNMENT)
         return PreprocessResult(
-            converted.model,
-            debug_handle_map=converted.instructions,
+            model,
+            debug_handle_map=instructions,
             data_store_output=store.get_named_data_store_output(),
             suffix="xml",
             requirements=(REQUIREMENT,),
@@ -63,7 +62,7 @@ class OpenvinoBackend(BackendDetails):
                 "device": options.device,
                 "threads": options.threads,
                 "bound": copied.bound,
-                "literals": literals,
+                "literals": name,
                 "indices": [list(index) for index in sorted(copied.indices)],
                 **copied.call_facts(),
             },

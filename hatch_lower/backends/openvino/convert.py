@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from pathlib import Path
@@ -30,17 +29,9 @@ OPERATION = re.compile(r"n(\d+)")
 ORIGIN = re.compile(OPERATION.pattern + "/")
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    # the XML
-    model: bytes
-    # the axes, shapes and numbers to compute with that its layers of the type `Const` are views of
-    literals: bytes
-    # a layer's name to the debug handles of the operations that it computes
-    instructions: dict[int | str, tuple[int, ...]]
-
-
-def convert(copied: OpenvinoCopy) -> Converted:
+def convert(copied: OpenvinoCopy) -> tuple[bytes, bytes, dict[int | str, tuple[int, ...]]]:
+    """Return the XML, its literals, and a layer's name to the debug handles of the operations that it computes."""
+    # literals: the axes, shapes and numbers to compute with that layers of the type `Const` are views of
     model = build_model(copied)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
         target = Path(name) / "model.xml"
@@ -49,7 +40,7 @@ def convert(copied: OpenvinoCopy) -> Converted:
         literals = target.with_suffix(".bin").read_bytes()
     origins = rename(root)
     instructions = find_instructions(root, origins, copied)
-    return Converted(ElementTree.tostring(root), literals, instructions)
+    return ElementTree.tostring(root), literals, instructions
 
 
 def build_model(copied: OpenvinoCopy) -> object:
