@@ -40,18 +40,16 @@ class Wishes(Frozen):
         """Ask each partitioner once, all before anything is decomposed."""
         if partitioners:
             program = functional(without_regions(program))
-        answers = [
-            (type(partitioner).__name__, partitioner.ops_to_not_decompose(program)) for partitioner in partitioners
-        ]
         whole: dict[OpOverload, None] = {}
         filters: dict[OpOverload, list[Wanted]] = {}
         wanted_by: dict[OpOverload, tuple[str, ...]] = {}
-        for name, (operators, wanted) in answers:
+        for partitioner in partitioners:
+            operators, wanted = partitioner.ops_to_not_decompose(program)
             for operator in operators:
                 op: OpOverload = torch_overload(operator)
                 if schema_of(op).is_mutable or op in NEVER_KEPT:  # an edge program is functional
                     continue
-                wanted_by[op] = (*wanted_by.get(op, ()), name)
+                wanted_by[op] = (*wanted_by.get(op, ()), type(partitioner).__name__)
                 if wanted is None:
                     whole[op] = None
                 else:
