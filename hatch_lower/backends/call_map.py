@@ -5,13 +5,13 @@ The compile halves write it with `call_facts`. It imports what a run half may im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.delegates import DelegateBlob, description_error
 
-Facts = TypeVar("Facts")
 NUMBERS: Mapping[str, Callable[[Any], object]] = {"int": int, "float": float, "bool": bool}
 
 
@@ -105,9 +105,11 @@ def require(holds: bool, found: str) -> None:
         raise FactsError(found)
 
 
-def read_facts(blob: DelegateBlob, backend: str, read: Callable[[Mapping[str, Any]], Facts]) -> Facts:
+@contextmanager
+def facts_read(blob: DelegateBlob, backend: str) -> Iterator[Mapping[str, Any]]:
+    """Give the facts that a blob comes with; what is wrong with them is a `ProgramError`."""
     try:
-        return read(blob.info)
+        yield blob.info
     except FactsError as error:
         raise description_error(blob, backend, str(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
-from hatch_lower.backends.call_map import CallMap, call_facts, inverse, read_call_map, read_facts
+from hatch_lower.backends.call_map import CallMap, call_facts, facts_read, inverse, read_call_map
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import memory_order
 from hatch_lower.errors import ProgramError
@@ -67,8 +67,12 @@ def test_a_call_map_that_changes_nothing_hands_through() -> None:
     ],
 )
 def test_damaged_facts_are_refused(facts: dict[str, Any], found: str) -> None:
-    with pytest.raises(ProgramError, match="the plan does not describe a partition of the backend `demo`") as caught:
-        read_facts(DelegateBlob(Path("blob"), facts), "demo", read_call_map)
+    message = "the plan does not describe a partition of the backend `demo`"
+    with (
+        pytest.raises(ProgramError, match=message) as caught,
+        facts_read(DelegateBlob(Path("blob"), facts), "demo") as given,
+    ):
+        read_call_map(given)
     assert caught.value.found == found
 
 

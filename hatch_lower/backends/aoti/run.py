@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
-from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
+from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 from hatch_lower.runtime.torch_private.inductor import open_library, packed_weight
@@ -124,15 +124,13 @@ def refusal(library: Path, message: str) -> ProgramError:
 
 
 def read_info(blob: DelegateBlob, constants: int) -> Info:
-    def read(info: Mapping[str, Any]) -> Info:
+    with facts_read(blob, "aoti") as info:
         call, bound, openmp = read_call_map(info, AotiDelegate.arrays), list(info["bound"]), list(info["openmp"])
         require(info["constants"] == constants, f"{constants} constants for a partition with {info['constants']}")
         require(all(0 <= place < constants for place in bound), f"constants {bound} of {constants}")
         require(all(map(is_openmp, openmp)), f"OpenMP libraries {openmp}")
         packed = {name: read_packed(given, constants) for name, given in info.get("packed", {}).items()}
         return call, bound, packed, openmp, bool(info.get("multiplies"))
-
-    return read_facts(blob, "aoti", read)
 
 
 def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, object]]:

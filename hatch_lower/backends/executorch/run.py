@@ -6,13 +6,13 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, empty
 
-from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
+from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
@@ -144,11 +144,9 @@ class ExecutorchFacts(NamedTuple):
 
 
 def read_info(blob: DelegateBlob) -> ExecutorchFacts:
-    def read(info: Mapping[str, Any]) -> ExecutorchFacts:
+    with facts_read(blob, "executorch") as info:
         facts = ExecutorchFacts(read_call_map(info, ExecutorchDelegate.arrays), info["threads"], info["weights"])
         known = facts.threads is None or (isinstance(facts.threads, int) and facts.threads >= 1)
         require(known, f"{facts.threads!r} threads")
         require(facts.weights is None or facts.weights in blob.data_places, f"weights {facts.weights!r:.80}")
         return facts
-
-    return read_facts(blob, "executorch", read)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
+from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import fits, relocate
 from hatch_lower.errors import ProgramError
@@ -176,7 +176,7 @@ def to_value(constant: Array) -> object:
 
 
 def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
-    def read(info: Mapping[str, Any]) -> OnnxFacts:
+    with facts_read(blob, "onnxruntime") as info:
         bound = [int(position) for position in info["bound"]]
         require(all(0 <= position < constants for position in bound), f"constants {bound} of {constants}")
         return OnnxFacts(
@@ -185,5 +185,3 @@ def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
             [str(name) for name in info["providers"]],
             int(info["threads"]),
         )
-
-    return read_facts(blob, "onnxruntime", read)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
+from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.openvino.library import INSTALL, engine, engine_of_integers, import_openvino
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -174,7 +174,7 @@ class Unguarded:
 
 
 def read_info(blob: DelegateBlob, constants: int) -> OpenvinoFacts:
-    def read(info: Mapping[str, Any]) -> OpenvinoFacts:
+    with facts_read(blob, "openvino") as info:
         facts = OpenvinoFacts(
             read_call_map(info, OpenvinoDelegate.arrays),
             str(info["device"]),
@@ -190,5 +190,3 @@ def read_info(blob: DelegateBlob, constants: int) -> OpenvinoFacts:
             all(0 <= position < given for position, *_ in facts.indices), f"indices {facts.indices} of {given} inputs"
         )
         return facts
-
-    return read_facts(blob, "openvino", read)
