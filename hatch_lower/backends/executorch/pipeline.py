@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,9 +82,12 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     refuse_missing(plan)
     if is_quantised:
         refuse_unusable(made)
-    graphs = graphs_of(edge.exported_program(), made)
-    names = names_of(made, plan, graphs)
-    handles = copied.instruction_handles(instructions_of(made, names, origins, graphs))
+    emitted = made._emitter_output
+    delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
+    theirs = dict(sorted(emitted.debug_handle_map.get(METHOD, {}).items()))  # ExecuTorch's handles of instructions
+    graphs = graphs_of(edge.exported_program(), delegates)
+    names = {str(index): names_of(index, delegates, plan, graphs) for index in theirs}
+    handles = copied.instruction_handles(instructions_of(theirs, delegates, names, origins, graphs))
     return Lowered(bytes(made.buffer), handles, weights_of(made, copied), names)
 
 
@@ -211,42 +214,35 @@ def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set
 
 
 def delegates_of(program: Any) -> Iterator[Any]:
-    for node in program.graph.find_nodes(op="get_attr"):
-        lowered: object = getattr(program.graph_module, str(node.target), None)
-        if hasattr(lowered, "original_module"):
-            yield lowered
+    for call in program.graph.find_nodes(op="call_function", target=executorch_call_delegate):
+        yield getattr(program.graph_module, str(call.args[0].target))
 
 
-def graphs_of(program: Any, made: Any) -> dict[int, list[XNode]]:
+def graphs_of(program: Any, delegates: Iterable[int]) -> dict[int, list[XNode]]:
     """Return the nodes of each graph that XNNPACK computes, by the number of the instruction."""
-    called = [node.args[0] for node in program.graph.find_nodes(op="call_function", target=executorch_call_delegate)]
-    delegates = sorted(made._emitter_output.method_to_delegate_debug_id_map.get(METHOD, {}))
-    payloads = [getattr(program.graph_module, str(node.target)).processed_bytes for node in called]
-    return dict(zip(delegates, map(nodes_of, payloads), strict=True))
+    graphs = [nodes_of(lowered.processed_bytes) for lowered in delegates_of(program)]
+    return dict(zip(sorted(delegates), graphs, strict=True))
 
 
-def names_of(made: Any, plan: object, graphs: Mapping[int, Sequence[XNode]]) -> dict[str, list[str]]:
-    delegates = made._emitter_output.method_to_delegate_debug_id_map.get(METHOD, {})
-    names = {}
-    for index in sorted(made._emitter_output.debug_handle_map.get(METHOD, {})):
-        delegate = delegates.get(index)
-        own = f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"
-        nodes = graphs.get(index, ())
-        names[str(index)] = [own, *(f"{index}:{place}:{node.kind}" for place, node in enumerate(nodes))]
-    return names
+def names_of(
+    index: int, delegates: Mapping[int, Any], plan: object, graphs: Mapping[int, Sequence[XNode]]
+) -> list[str]:
+    """Return the name of an instruction, and those of the nodes that it computes if it calls XNNPACK."""
+    delegate = delegates.get(index)
+    own = f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"
+    return [own, *(f"{index}:{place}:{node.kind}" for place, node in enumerate(graphs.get(index, ())))]
 
 
 def instructions_of(
-    made: Any,
+    handles: Mapping[int, int | Sequence[int]],
+    delegates: Mapping[int, Any],
     names: Mapping[str, Sequence[str]],
     origins: Mapping[int, set[int]],
     graphs: Mapping[int, Sequence[XNode]],
 ) -> dict[str, set[int]]:
     """Return the numbers of the operations that each instruction computes."""
-    emitted = made._emitter_output
-    delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
     instructions: dict[str, set[int]] = {}
-    for index, theirs in sorted(emitted.debug_handle_map.get(METHOD, {}).items()):
+    for index, theirs in handles.items():
         listed = [theirs] if isinstance(theirs, int) else list(theirs)
         ours = {origin for handle in listed for origin in origins.get(handle, ())}
         if not ours:
