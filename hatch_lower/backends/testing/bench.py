@@ -25,7 +25,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.partition import plan_partitions
-from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
+from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, overrides, preprocess_all
 from hatch_lower.exir.lowering.wishes import Wishes
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
 from hatch_lower.pipeline.save import save_program
@@ -126,8 +126,7 @@ class Bench:
 
     @property
     def lowers_together(self) -> bool:
-        own, plain = self.backend.preprocess_many, BackendDetails.preprocess_many
-        return getattr(own, "__func__", None) is not getattr(plain, "__func__", None)
+        return overrides(self.backend, "preprocess_many")
 
     def prepare(self, cases: Sequence[Case]) -> None:
         # Lowered in one call of the backend, which may compile them side by side. What it makes of them is found in the

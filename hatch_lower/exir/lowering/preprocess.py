@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from inspect import getattr_static
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -100,9 +101,12 @@ def preprocess_all(requests: Sequence[Request], store: Store | None, ask: Ask | 
 
 
 def lowers_jointly(backend: type[BackendDetails]) -> bool:
-    # by the function: a class method is another object each time that it is looked up
-    defined = getattr(backend.preprocess_multimethod, "__func__", None)
-    return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
+    return overrides(backend, "preprocess_multimethod")
+
+
+def overrides(backend: type[BackendDetails], name: str) -> bool:
+    # static: a class method is another object each time that it is looked up otherwise
+    return getattr_static(backend, name) is not getattr_static(BackendDetails, name)
 
 
 def groups_of(requests: Sequence[Request]) -> tuple[dict[str, Group], list[tuple[str, int]]]:
