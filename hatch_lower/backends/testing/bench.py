@@ -205,8 +205,7 @@ class Bench:
         return load_folder(folder, delegates=given, checks_outputs=True)
 
     def delegate(self) -> type[Delegate]:
-        given = self.subject.delegate
-        return DelegateKinds(None if given is None else {self.subject.backend_id: given}).load(self.subject.backend_id)
+        return self.subject.delegate or DelegateKinds().load(self.subject.backend_id)
 
 
 def export(case: Case) -> ExportedProgram:

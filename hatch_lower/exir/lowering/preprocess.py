@@ -296,12 +296,8 @@ def write_group(store: Store, key: str, group: Group, results: Sequence[Preproce
     if not all(map(is_storable, results)):
         return
     values = [result_value(result) for result in results]
-    buffers = [
-        buffer
-        for result in results
-        if result.data_store_output is not None
-        for buffer in result.data_store_output.buffers
-    ]
+    named = [result.data_store_output for result in results if result.data_store_output is not None]
+    buffers = [buffer for data in named for buffer in data.buffers]
     value = {"results": values} if group.joint else values[0]
     store.put(key, group.components, value, [*(result.processed_bytes for result in results), *buffers])
 
