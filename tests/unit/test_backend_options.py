@@ -7,11 +7,9 @@ import pytest
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
 
-KNOWN = ("exclude", "fuse", "threads")
-
 
 def given(options: dict[str, Any]) -> GivenOptions:
-    return GivenOptions("demo", options, KNOWN)
+    return GivenOptions("demo", options)
 
 
 def test_options_are_read_and_have_defaults() -> None:

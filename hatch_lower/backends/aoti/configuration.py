@@ -48,7 +48,6 @@ ISAS: Mapping[str, Isa] = {
         Isa("armv8-a", "aarch64", "armv8-a", "VecNEON"),
     )
 }
-KNOWN = ("exclude", "isa", "timers")
 TIMERS = "timers"
 DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
@@ -68,19 +67,17 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    given = GivenOptions("aoti", options, KNOWN)
+    given = GivenOptions("aoti", options)
     exclude = given.excluded("aten.sort.stable")
     machine = platform.machine()
-    isa = options.get("isa", DEFAULT_ISAS.get(machine))
+    isa = given.read("isa", DEFAULT_ISAS.get(machine), lambda value: isinstance(value, str), "a string")
     if isa is None or platform.system() != "Linux":
         raise BackendError(
             "the backend `aoti` compiles on Linux on x86-64 and aarch64 only",
             found=f"{platform.system()} on {machine}",
             hint="leave `aoti` out of the recipe's backends on this machine",
         )
-    if not isinstance(isa, str):
-        given.problems.append(f"`isa` must be a string, but is {isa!r}")
-    elif isa not in ISAS:
+    if isa not in ISAS:
         given.problems.append(f"`isa` is {isa!r}: {nearest(isa, ISAS)}")
     elif ISAS[isa].machine != machine:
         here = sorted(level.name for level in ISAS.values() if level.machine == machine)

@@ -13,7 +13,6 @@ from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, extra_hint, is_number_from, json_specs
 
 BACKEND_ID = "executorch"
-KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Options:
 
 
 def parse_options(options: Mapping[str, object]) -> Options:
-    given = GivenOptions(BACKEND_ID, options, KNOWN)
+    given = GivenOptions(BACKEND_ID, options)
     parsed = Options(
         exclude=given.excluded("aten.relu.default"),
         finite=given.flag("finite-only", True),

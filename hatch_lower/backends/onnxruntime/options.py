@@ -10,7 +10,6 @@ from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, i
 
 BACKEND_ID = "onnxruntime"
 CPU = "CPUExecutionProvider"
-KNOWN = ("exclude", "finite-only", "providers", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Options:
 
 
 def parse_options(options: Mapping[str, object]) -> Options:
-    given = GivenOptions(BACKEND_ID, options, KNOWN)
+    given = GivenOptions(BACKEND_ID, options)
     exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", True)
     providers = given.read(
         "providers", (CPU,), lambda value: value and is_list_of_strings(value), f"a list of strings such as `{CPU}`"
@@ -38,5 +37,5 @@ def parse_options(options: Mapping[str, object]) -> Options:
     if wrong := [name for name in providers if not name.endswith("ExecutionProvider")]:
         given.problems.append(f"`providers` holds {wrong[0]!r}, but ONNX Runtime's names are like `{CPU}`")
     threads = given.read("threads", 0, is_number_from(0), "a number of threads, or 0 for as many as torch has")
-    given.check(f"it knows {', '.join(f'`{name}`' for name in KNOWN)}; correct the recipe's table for it")
+    given.check(f"it knows {', '.join(f'`{name}`' for name in sorted(given.known))}; correct the recipe's table for it")
     return Options(tuple(dict.fromkeys(providers)), threads, exclude, finite)

@@ -9,7 +9,6 @@ from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_number_from, json_specs
 
 BACKEND_ID = "openvino"
-KNOWN = ("device", "exclude", "finite-only", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Options:
 
 
 def parse_options(options: Mapping[str, object]) -> Options:
-    given = GivenOptions(BACKEND_ID, options, KNOWN)
+    given = GivenOptions(BACKEND_ID, options)
     parsed = Options(
         device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),
         threads=given.read("threads", 0, is_number_from(0), "a number from 0 (OpenVINO chooses)"),

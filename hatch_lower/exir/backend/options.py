@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from hatch_lower.canonical import canonical_json
@@ -23,12 +23,12 @@ class GivenOptions:
     """What a recipe gives a backend; `check` says what was wrong with it, once all of it has been read.
 
     Args:
-        options: as TOML values.
-        known: the names of the options that there are.
+        options: as TOML values; there are those that are read.
     """
 
-    def __init__(self, backend_id: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-        self.problems = [f"`{key}` is no option: {nearest(key, known)}" for key in options if key not in known]
+    def __init__(self, backend_id: str, options: Mapping[str, Any]) -> None:
+        self.problems: list[str] = []
+        self.known: set[str] = set()
         self._backend_id = backend_id
         self._options = options
 
@@ -39,6 +39,7 @@ class GivenOptions:
             fits: says of a value that is given whether it is right.
             wanted: what it must be, in words.
         """
+        self.known.add(name)
         value: Value = self._options.get(name, default)
         if value is default or fits(value):
             return value
@@ -56,10 +57,12 @@ class GivenOptions:
 
     def check(self, hint: str = "") -> None:
         """Raise a `BackendError` that names all options that were wrong or do not exist."""
-        if self.problems:
+        unknown = [key for key in self._options if key not in self.known]
+        problems = [*(f"`{key}` is no option: {nearest(key, self.known)}" for key in unknown), *self.problems]
+        if problems:
             raise BackendError(
                 f"the options of the backend `{self._backend_id}` are wrong",
-                found="\n".join(self.problems),
+                found="\n".join(problems),
                 hint=hint or f"correct them in the recipe's table for the backend `{self._backend_id}`",
             )
 
