@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.executorch.sizes import SHAPED, aten_names
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.surgery import reach
 
 LIBRARY = "quantized_decomposed"
 # with one scale for a tensor, and constant
@@ -110,17 +111,11 @@ def why_not_quantised(node: Node, *, finite: bool) -> str:
 
 def moved(node: Node) -> list[Node]:
     """Return the dequantise operations whose numbers are quantised as they are."""
-    found, pending = [], list(node.all_input_nodes)
-    seen = set(pending)
-    while pending:
-        source = pending.pop()
-        name = str(torch_operator(source.target))
-        if name == ALONE[1]:
-            found.append(source)
-        elif name in MOVES:
-            pending += [each for each in source.all_input_nodes if each not in seen]
-            seen.update(source.all_input_nodes)
-    return found
+
+    def sources(each: Node) -> list[Node]:
+        return each.all_input_nodes if str(torch_operator(each.target)) in MOVES else []
+
+    return [each for each in reach(node.all_input_nodes, sources) if str(torch_operator(each.target)) == ALONE[1]]
 
 
 def settle_products(products: Iterable[Product], reasons: dict[Node, str]) -> None:

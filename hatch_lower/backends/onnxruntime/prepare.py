@@ -21,6 +21,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import (
     without_negatives,
 )
 from hatch_lower.exir.graph.state import constant_of
+from hatch_lower.exir.graph.surgery import reach
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 LOGARITHMS = (torch.ops.aten.log.default, torch.ops.aten.log10.default, torch.ops.aten.log2.default)
@@ -96,17 +97,16 @@ def is_of_logarithm(sigmoid: Node) -> bool:
     """Return whether a logarithm is taken of a sigmoid, or of what is computed of it element by element."""
     if sigmoid.meta["val"].dtype is torch.float16:  # in which exp(12) is infinite where a kernel has it
         return False
-    seen, stack = {sigmoid}, [sigmoid]
-    while stack:
-        for user in stack.pop().users:
-            target = torch_operator(user.target)
-            if target in LOGARITHMS:
-                return True
-            pointwise = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
-            if user not in seen and (pointwise or is_view(user)):
-                seen.add(user)
-                stack.append(user)
-    return False
+    computed = reach([sigmoid], lambda node: filter(keeps_elements, node.users))
+    return any(torch_operator(user.target) in LOGARITHMS for node in computed for user in node.users)
+
+
+def keeps_elements(node: Node) -> bool:
+    return is_pointwise(torch_operator(node.target)) or is_view(node)
+
+
+def is_pointwise(target: object) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def write_sigmoid(call: Callable[..., Node], x: Node) -> Node:
@@ -134,8 +134,12 @@ def count_dimensions(graph: Graph) -> None:
 def convert_behind_numbers(graph: Graph) -> None:
     # The exporter's promotion of dtypes fails for, or passes over, operators whose first argument is a number
     for node in list(graph.nodes):
-        pointwise = isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-        if not pointwise or len(node.args) < 2 or isinstance(node.args[0], Node) or not isinstance(node.args[1], Node):
+        if (
+            not is_pointwise(node.target)
+            or len(node.args) < 2
+            or isinstance(node.args[0], Node)
+            or not isinstance(node.args[1], Node)
+        ):
             continue
         number, tensor, *rest = node.args
         dtype = node.meta["val"].dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,17 @@ def output_values(module: GraphModule) -> tuple[Argument, ...]:
 
 def computes(node: Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem  # which only takes a result
+
+
+def reach(nodes: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return some nodes, and those to which steps lead from them."""
+    reached = set(nodes)
+    pending = list(reached)
+    while pending:
+        new = set(step(pending.pop())) - reached
+        reached |= new
+        pending += new
+    return reached
 
 
 def tensor_attributes(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node, map_arg
 
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.exir.graph.surgery import copy_graph, rebuild_program
+from hatch_lower.exir.graph.surgery import copy_graph, reach, rebuild_program
 from hatch_lower.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of
 
@@ -92,18 +92,12 @@ def is_like(value: torch.Tensor, promised: torch.Tensor) -> bool:
 
 def handed_out(graph: Graph) -> set[Node]:
     """Return the nodes in whose memory the caller, or an operator, may write what it likes."""
-    found: set[Node] = set()
-    pending = [*graph.output_node().all_input_nodes]
+    given = [*graph.output_node().all_input_nodes]
     for node in graph.nodes:
         operator = torch_operator(node.target)
         if isinstance(operator, OpOverload) and schema_of(operator).is_mutable:
-            pending += node.all_input_nodes
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes if gives_memory_on(node) else []
-    return found
+            given += node.all_input_nodes
+    return reach(given, lambda node: node.all_input_nodes if gives_memory_on(node) else [])
 
 
 def gives_memory_on(node: Node) -> bool:

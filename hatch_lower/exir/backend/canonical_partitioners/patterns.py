@@ -8,7 +8,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.surgery import reach
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 
@@ -113,7 +114,7 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
     anchors, ways = [sinks[0]], [[sinks[0]]]
     left = sinks[1:]
     while left:
-        known = cone_of(anchors)
+        known = reach(anchors, lambda node: node.all_input_nodes)
         found = [way for sink in left if (way := way_to(sink, known)) is not None]
         if not found:
             raise PartitionError(
@@ -127,16 +128,6 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
         ways.append(best)
         left.remove(best[-1])
     return anchors, ways
-
-
-def cone_of(anchors: list[Node]) -> set[Node]:
-    cone, pending = set(anchors), list(anchors)
-    while pending:
-        for source in pending.pop().all_input_nodes:
-            if source not in cone:
-                cone.add(source)
-                pending.append(source)
-    return cone
 
 
 def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
@@ -169,9 +160,8 @@ def arguments_of(node: Node) -> list[Argument]:
     if not isinstance(operator, OpOverload):
         return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
     # one form for calls that say the same: by position, by name, or with a default left out
-    schema = schema_of(operator).arguments
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
-    return [given.get(argument.name, argument.default_value) for argument in schema]
+    given = named_arguments(node)
+    return [given.get(argument.name, argument.default_value) for argument in schema_of(operator).arguments]
 
 
 def same_literal(one: object, other: object) -> bool:
