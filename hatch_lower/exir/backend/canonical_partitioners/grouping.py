@@ -46,7 +46,7 @@ def group_nodes(
     """
     # Linear in the graph's edges. Only groups that a path leaves through an unsupported operation and comes back to
     # cost more: a pass over what is entangled with them for each group that has to be given up.
-    atoms = find_atoms(graph, supports, groups)
+    atoms = Atoms(graph, supports, groups)
     levels = atoms.levels()
     part_of = {node: part for node, atom in atoms.of.items() if (part := levels[atom]) is not None}
     for node in leaves:
@@ -75,15 +75,48 @@ class Atoms:
     path between members of a group is strongly connected with them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> None:
         self.of: dict[Node, int] = {}
         self.heads: list[Node] = []
         self.alone: list[bool] = []
         self.followers: list[list[int]] = []
         self.members: list[list[int]] = []
-        self.taken: list[bool] = []
         self.entangled: list[list[Node]] = []
         self.reasons: dict[int, str] = {}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "output", "get_attr"):
+                continue
+            source = node.args[0] if node.target is operator.getitem else None
+            if isinstance(source, Node) and source in self.of:
+                self.of[node] = self.of[source]
+                continue
+            self.of[node] = len(self.heads)
+            self.heads.append(node)
+            self.alone.append(bool(supports(node)))
+            self.followers.append([])
+        for node, atom in self.of.items():
+            for source in node.all_input_nodes:
+                before = self.of.get(source, atom)
+                if before != atom:
+                    self.followers[before].append(atom)
+        self.taken = list(self.alone)
+        self._add_groups(groups)
+
+    def _add_groups(self, groups: Sequence[Collection[Node]]) -> None:
+        listed = {node for group in groups for node in group}
+        for members in merge_groups([{self.of[node] for node in group if node in self.of} for group in groups]):
+            # a `getitem` that is listed without its operation would take that along
+            headless = [self.heads[atom] for atom in members if not self.alone[atom] and self.heads[atom] not in listed]
+            if headless:
+                reason = f"its group holds a result of `{headless[0].name}` without the operation"
+                self.reasons.update(dict.fromkeys(members, reason))
+                continue
+            vertex = len(self.followers)
+            self.followers.append(members)
+            self.members.append(members)
+            for atom in members:
+                self.taken[atom] = True
+                self.followers[atom].append(vertex)
 
     def settle(self) -> Iterator[list[int]]:
         """Decide which groups are taken; yield units in topological order. Atoms of entangled groups are one unit."""
@@ -211,42 +244,6 @@ class Atoms:
                 levels[atom] = level if taken else None
         last = max(reached, default=-1)
         return [None if level is None else last - level for level in levels]
-
-
-def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> Atoms:
-    atoms = Atoms()
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr"):
-            continue
-        source = node.args[0] if node.target is operator.getitem else None
-        if isinstance(source, Node) and source in atoms.of:
-            atoms.of[node] = atoms.of[source]
-            continue
-        atoms.of[node] = len(atoms.heads)
-        atoms.heads.append(node)
-        atoms.alone.append(bool(supports(node)))
-        atoms.followers.append([])
-    for node, atom in atoms.of.items():
-        for source in node.all_input_nodes:
-            before = atoms.of.get(source, atom)
-            if before != atom:
-                atoms.followers[before].append(atom)
-    atoms.taken = list(atoms.alone)
-    listed = {node for group in groups for node in group}
-    for members in merge_groups([{atoms.of[node] for node in group if node in atoms.of} for group in groups]):
-        # a `getitem` that is listed without its operation would take that along
-        headless = [atoms.heads[atom] for atom in members if not atoms.alone[atom] and atoms.heads[atom] not in listed]
-        if headless:
-            reason = f"its group holds a result of `{headless[0].name}` without the operation"
-            atoms.reasons.update(dict.fromkeys(members, reason))
-            continue
-        vertex = len(atoms.followers)
-        atoms.followers.append(members)
-        atoms.members.append(members)
-        for atom in members:
-            atoms.taken[atom] = True
-            atoms.followers[atom].append(vertex)
-    return atoms
 
 
 def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
