@@ -14,11 +14,9 @@ import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from sympy.utilities.iterables import connected_components, strongly_connected_components
 from torch.fx import Graph, Node
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,45 +134,13 @@ class Atoms:
             elif unit[0] < count:
                 yield [vertex for vertex in unit if vertex < count]
 
-    def components(self, vertices: Sequence[int]) -> Iterator[list[int]]:
+    def components(self, vertices: Iterable[int]) -> Iterator[list[int]]:
         """Yield the strongly connected components among `vertices` in topological order."""
-        # Tarjan's algorithm, with a stack of its own: graphs are deeper than Python's
-        inside = set(vertices)
-        number: dict[int, int] = {}
-        lowest: dict[int, int] = {}
-        edge: dict[int, int] = {}
-        open_vertices: list[int] = []
-        closed: list[int] = []  # all components, the last in topological order first
-        starts: list[int] = []
-        done: set[int] = set()
-        for root in vertices:
-            walk = [] if root in number else [root]
-            while walk:
-                vertex = walk[-1]
-                if vertex not in number:
-                    number[vertex] = lowest[vertex] = len(number)
-                    edge[vertex] = 0
-                    open_vertices.append(vertex)
-                following = self.followers[vertex]
-                while edge[vertex] < len(following):
-                    follower = following[edge[vertex]]
-                    if follower in inside and follower not in done:
-                        if follower not in number:
-                            walk.append(follower)
-                            break
-                        lowest[vertex] = min(lowest[vertex], lowest[follower])
-                    edge[vertex] += 1
-                else:
-                    walk.pop()
-                    if lowest[vertex] == number[vertex]:
-                        starts.append(len(closed))
-                        while not closed or closed[-1] != vertex:
-                            closed.append(open_vertices.pop())
-                            done.add(closed[-1])
-        end = len(closed)
-        for start in reversed(starts):
-            yield sorted(closed[start:end])
-            end = start
+        inside = dict.fromkeys(vertices)
+        edges = [(vertex, follower) for vertex in inside for follower in self.followers[vertex] if follower in inside]
+        # sympy's walk has a stack of its own: graphs are deeper than Python's
+        found = strongly_connected_components((list(inside), edges))  # the last in topological order first
+        yield from map(sorted, reversed(found))
 
     def misfit(self, unit: Sequence[int]) -> int | None:
         """Return a group that makes it impossible to take a strongly connected unit whole, or `None`."""
@@ -246,40 +212,27 @@ class Atoms:
         return [None if level is None else last - level for level in levels]
 
 
-def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
-    parent = {number: number for number in range(len(groups))}
+def merge_groups(groups: Iterable[set[int]]) -> list[list[int]]:
+    listed = [members for members in groups if members]
     owner: dict[int, int] = {}
-    for number, members in enumerate(groups):
-        for atom in members:
-            first, second = sorted((root_of(parent, owner.setdefault(atom, number)), root_of(parent, number)))
-            parent[second] = first
-    merged: dict[int, list[int]] = {}
-    for atom, number in sorted(owner.items()):
-        merged.setdefault(root_of(parent, number), []).append(atom)
-    return [merged[number] for number in sorted(merged)]
-
-
-def root_of(parent: dict[Item, Item], item: Item) -> Item:
-    """Return what stands for the set that holds an item; the way there gets shorter (union-find)."""
-    while parent[item] != item:
-        parent[item] = parent[parent[item]]
-        item = parent[item]
-    return item
+    shared = [(owner.setdefault(atom, number), number) for number, members in enumerate(listed) for atom in members]
+    together = connected_components((range(len(listed)), shared))
+    return [sorted({atom for number in numbers for atom in listed[number]}) for numbers in together]
 
 
 def connected_parts(graph: Graph, part_of: dict[Node, int], together: Sequence[Sequence[Node]]) -> dict[Node, int]:
     """Return partitions split into their connected parts; nodes of a list in `together` count as connected."""
-    parent = {node: node for node in part_of}
-    for node, part in part_of.items():
-        for source in node.all_input_nodes:
-            if part_of.get(source) == part:
-                parent[root_of(parent, node)] = root_of(parent, source)
-    for nodes in together:
-        for node in nodes[1:]:
-            parent[root_of(parent, node)] = root_of(parent, nodes[0])
-    first: dict[Node, tuple[int, int]] = {}  # by partition first: the parts must still be able to run in order
-    for position, node in enumerate(graph.nodes):
-        if node in part_of:
-            first.setdefault(root_of(parent, node), (part_of[node], position))
-    order = {node: number for number, node in enumerate(sorted(first, key=first.__getitem__))}
-    return {node: order[root_of(parent, node)] for node in part_of}
+    edges = [
+        (node, source)
+        for node, part in part_of.items()
+        for source in node.all_input_nodes
+        if part_of.get(source) == part
+    ]
+    edges += [(nodes[0], node) for nodes in together for node in nodes[1:]]
+    position = {node: number for number, node in enumerate(graph.nodes)}
+    # by partition first: the parts must still be able to run in order
+    parts = sorted(
+        connected_components((list(part_of), edges)),
+        key=lambda nodes: (part_of[nodes[0]], min(map(position.__getitem__, nodes))),
+    )
+    return {node: number for number, nodes in enumerate(parts) for node in nodes}
