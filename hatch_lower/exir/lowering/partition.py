@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 import torch
 from torch.export import ExportedProgram
@@ -139,54 +141,41 @@ def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> l
         number = position if partition is None else first.setdefault(partition.tag, position)
         unit_of[node] = number
         units[number] = node if partition is None else partition
-    needs: dict[int, int] = dict.fromkeys(units, 0)
-    users: dict[int, list[int]] = {number: [] for number in units}
+    needs: dict[int, list[int]] = {number: [] for number in units}
     for node, number in unit_of.items():
-        for source in node.all_input_nodes:
-            producer = unit_of.get(source)
-            if producer is not None and producer != number:
-                users[producer].append(number)
-                needs[number] += 1
-    ready = [number for number, count in needs.items() if count == 0]
-    heapq.heapify(ready)
+        needs[number] += [unit_of[source] for source in node.all_input_nodes if unit_of.get(source, number) != number]
+    sorter = TopologicalSorter(needs)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise circle_error(error.args[1][::-1], units, unit_of) from None
+    ready: list[int] = []
     order: list[Node | Partition] = []
-    while ready:
+    while sorter:
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
         number = heapq.heappop(ready)
         order.append(units[number])
-        for user in users[number]:
-            needs[user] -= 1
-            if needs[user] == 0:
-                heapq.heappush(ready, user)
-    if len(order) < len(units):
-        raise circle_error({number: units[number] for number, count in needs.items() if count > 0}, unit_of)
+        sorter.done(number)
     return order
 
 
-def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, int]) -> PartitionError:
-    # every stuck unit needs another stuck one, so walking back from any of them must meet one twice
-    number = next(iter(stuck))
-    seen: dict[int, int] = {}
-    path: list[tuple[int, str]] = []
-    while number not in seen:
-        seen[number] = len(path)
-        unit = stuck[number]
-        nodes = unit.nodes if isinstance(unit, Partition) else [unit]
-        number, edge = next(
-            (unit_of[source], f"`{node.name}` needs `{source.name}`")
-            for node in nodes
-            for source in node.all_input_nodes
-            if unit_of.get(source, unit_of[node]) != unit_of[node] and unit_of[source] in stuck
-        )
-        path.append((number, edge))
-    circle = path[seen[number] :]
-    tags = sorted({unit.tag for each, _ in circle if isinstance(unit := stuck[each], Partition)})
+def circle_error(
+    circle: Sequence[int], units: Mapping[int, Node | Partition], unit_of: Mapping[Node, int]
+) -> PartitionError:
+    """Return the error for units each of which needs the next one, and the last the first."""
+    edges = []
+    for number, needed in pairwise(circle):
+        pairs = ((node, source) for node, own in unit_of.items() if own == number for source in node.all_input_nodes)
+        edges.append(next(f"`{node}` needs `{source}`" for node, source in pairs if unit_of.get(source) == needed))
+    tags = sorted({unit.tag for number in circle if isinstance(unit := units[number], Partition)})
     named = ", ".join(f"`{tag}`" for tag in tags)
     return PartitionError(
         f"the partition{'s' if len(tags) > 1 else ''} {named} cannot run as one call: it needs its own result"
         if len(tags) == 1
         else f"the partitions {named} need each other's results",
         where=f"tag{'s' if len(tags) > 1 else ''} {named}",
-        found="; ".join(edge for _, edge in circle),
+        found="; ".join(edges),
         hint="split the partition so that no path leaves it and comes back",
     )
 
