@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -120,7 +120,6 @@ def lower_groups(
 def compile_partitions(
     programs: Sequence[ExportedProgram], options: Options, find_steps: FindSteps | None = None
 ) -> list[PreprocessResult]:
-    waiting: list[tuple[AotiCopy, Generated, Callable[[], bytes]]] = []
     with compiling(options) as (compiler, folder):
         lowered: Iterable[tuple[AotiCopy, Generated]] = generate_all(programs, options)
         made: Mapping[Source, bytes] = {}
@@ -129,8 +128,7 @@ def compile_partitions(
             made = find_objects(compiler, [generated for _, generated in lowered], options, find_steps)
         with LibraryPool(compiler, folder, made) as pool:
             # inductor lowers one program while the compiler works on those before it
-            for copied, generated in lowered:
-                waiting.append((copied, generated, pool.add(generated)))
+            waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
             return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
 
 

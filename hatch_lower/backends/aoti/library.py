@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -64,11 +63,7 @@ class Sources:
         return [*files, Source(KERNELS, generated.kernels)] if generated.kernels.strip() else files
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
-    # an object file and the compilation that makes it
-    target: str
-    done: Future[None]
+Object = tuple[str, Future[None]]  # a file, and the compilation that makes it
 
 
 class LibraryPool:
@@ -108,7 +103,7 @@ class LibraryPool:
             for source in self._sources.of(generated)
         ]
         target = f"{name}/partition.so"
-        command = self._compiler.link_command([each.target for each in objects], target)
+        command = self._compiler.link_command([path for path, _ in objects], target)
         return self._links.submit(self._link, objects, command, target)
 
     def _compile(self, place: str, source: Source) -> Object:
@@ -120,11 +115,11 @@ class LibraryPool:
             done.set_result(None)
         else:
             done = self._objects.submit(self._compiler.run, *compilation(self._compiler, source, self._folder / place))
-        return Object(target, done)
+        return target, done
 
     def _link(self, objects: list[Object], command: list[str], target: str) -> bytes:
-        for each in objects:
-            each.done.result()
+        for _, done in objects:
+            done.result()
         self._compiler.run(command, self._folder)
         return (self._folder / target).read_bytes()
 
