@@ -131,9 +131,7 @@ def build_submodule(
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node.op in ("get_attr", "call_module"):
             attributes[str(node.target)] = attribute_of(gm, str(node.target))
-    results: list[Node] = []
-    for node in outputs:
-        results += [open_result(copies[node], index) for index in range(result_count(node))]
+    results = [open_result(copies[node], index) for node in outputs for index in range(result_count(node))]
     graph.output(results)
     return GraphModule(attributes, graph), results
 
