@@ -129,15 +129,15 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
             non_compute_ops,
             allowed_single_node_partition_ops,
         )
-        groups = [list(dict.fromkeys(group)) for group in node_groups or ()]
-        refuse_overlaps(groups)
         supports = predicate(graph_module, operator_support)
-        self.node_groups = [[node for node in group if supports(node)] for group in groups]
+        self.node_groups = [[node for node in group if supports(node)] for group in separate(node_groups or ())]
 
 
-def refuse_overlaps(groups: Sequence[Sequence[Node]]) -> None:
+def separate(groups: Iterable[Iterable[Node]]) -> list[list[Node]]:
+    """Return groups without repetitions; a node in two of them is a `GroupError`."""
+    separated = [list(dict.fromkeys(group)) for group in groups]
     seen: dict[Node, int] = {}
-    for number, group in enumerate(groups):
+    for number, group in enumerate(separated):
         for node in group:
             if seen.setdefault(node, number) != number:
                 raise GroupError(
@@ -145,3 +145,4 @@ def refuse_overlaps(groups: Sequence[Sequence[Node]]) -> None:
                     where=f"groups {seen[node]} and {number}",
                     hint="put each node into one group; groups that belong together are one group",
                 )
+    return separated

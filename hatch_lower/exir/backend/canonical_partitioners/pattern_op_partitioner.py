@@ -12,7 +12,7 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     Support,
     predicate,
-    refuse_overlaps,
+    separate,
     supported_leaves,
 )
 from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
@@ -68,11 +68,9 @@ def generate_grouped_partitions_from_list_of_nodes(
     two lists is a `GroupError`, which is a `ValueError`.
     """
     require_either(pattern_list, op_support)
-    groups = [list(dict.fromkeys(group)) for group in pattern_list or ()]
-    refuse_overlaps(groups)
     supports = predicate(graph_module, op_support)
     partitioner = CapabilityBasedPartitioner(graph_module, supports, allows_single_node_partition=True)
-    partitioner.node_groups = groups
+    partitioner.node_groups = separate(pattern_list or ())
     return partitioner.propose_partitions()
 
 
