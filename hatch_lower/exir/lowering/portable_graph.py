@@ -58,8 +58,8 @@ def write_graph(module: GraphModule, sizes: SizeWriter, add_tensor: AddTensor) -
             row["val"] = write_value(node.meta["val"], sizes)
         if "debug_handle" in node.meta:
             row["handle"] = node.meta["debug_handle"]
-        if node.meta.keys() - {"val", "debug_handle"}:
-            raise NotPortableError(f"the metadata `{min(node.meta.keys() - {'val', 'debug_handle'})}` of a node")
+        if others := node.meta.keys() - {"val", "debug_handle"}:
+            raise NotPortableError(f"the metadata `{min(others)}` of a node")
         rows.append(row)
     return rows
 
