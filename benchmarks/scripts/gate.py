@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hatch_lower.cli.measure import gate, timed
-from hatch_lower.cli.measure.errors import Errors
+from hatch_lower.cli.measure.figures import Found
 from hatch_lower.cli.measure.gate import Task, run
 from hatch_lower.cli.measure.side import open_side
 from hatch_lower.config.bench_tables import BenchTable
@@ -29,7 +29,7 @@ WORST = ["better", "same", "not decided", "worse"]
 def main(first: str, second: str, runs: str, limit: str, budget: str, busy: str) -> None:
     """Print what came of all runs."""
     timed.load_works = lambda works: []  # calls only
-    gate.measure_errors = lambda *_: Errors({}, {})
+    gate.measure_errors = lambda *_: Found({}, {})
     load = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(int(busy))]
     said: Counter[str] = Counter()
     ratios, seconds = [], []
