@@ -23,10 +23,6 @@ NORMS = aten_names("_native_batch_norm_legit.no_stats native_group_norm.default 
 Call: TypeAlias = Callable[..., Node]  # writes an operation
 
 
-def is_norm(node: Node) -> bool:
-    return str(torch_operator(node.target)) in NORMS
-
-
 def why_not_norm(node: Node) -> str:
     """Return why XNNPACK cannot compute a norm; the dtypes of its tensors are looked at elsewhere."""
     name = str(torch_operator(node.target))

@@ -19,9 +19,8 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from hatch_lower.backends.executorch.norms import is_norm, norm_constants, write_norm
+from hatch_lower.backends.executorch.formulas import formula_of
 from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, new_shape
-from hatch_lower.backends.executorch.softmax import is_safe_softmax, softmax_constants, write_safe_softmax
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
@@ -64,12 +63,12 @@ class ExecutorchCopy(PartitionCopy):
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        # what each norm and each softmax of masked rows is computed with
-        self.given: dict[Node, dict[str, Node]] = {}
-        for node in self.program.graph.nodes:
-            if is_norm(node) or is_safe_softmax(node):
-                tensors = norm_constants(node) if is_norm(node) else softmax_constants(node)
-                self.given[node] = {what: self.add_constant(tensor) for what, tensor in tensors.items()}
+        # what operations are computed with that are written as several
+        self.given = {
+            node: {what: self.add_constant(tensor) for what, tensor in formula.constants(node).items()}
+            for node in self.program.graph.nodes
+            if (formula := formula_of(node)) is not None
+        }
         given = {node: node.meta.get("val") for node in self.inputs}
         for node, value in given.items():
             if isinstance(value, torch.Tensor):
@@ -137,14 +136,10 @@ class ExecutorchCopy(PartitionCopy):
         for source in node.all_input_nodes:
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
-        call = functools.partial(self.call, index)
-        if is_norm(node):
-            # of its results, only the first is used
-            return [write_norm(call, node, self.given[node], self.values)]
-        if node.target is operator.getitem and is_norm(results := node.all_input_nodes[0]):
-            return self.values[results][0]
-        if is_safe_softmax(node):
-            return write_safe_softmax(call, node, self.given[node], self.values)
+        if (formula := formula_of(node)) is not None:
+            return formula.write(functools.partial(self.call, index), node, self.given[node], self.values)
+        if node.target is operator.getitem and node.all_input_nodes[0] in self.given:
+            return self.values[node.all_input_nodes[0]]  # only the first result is used
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
         if target is torch.ops.aten.clone.default and args[0].op != "placeholder":
             # all tensors lie alike there; XNNPACK drops the copy, and refuses what gives its two results

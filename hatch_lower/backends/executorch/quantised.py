@@ -109,13 +109,13 @@ def why_not_quantised(node: Node, *, finite: bool) -> str:
     return ""
 
 
-def moved(node: Node) -> list[Node]:
+def moved(node: Node) -> set[Node]:
     """Return the dequantise operations whose numbers are quantised as they are."""
 
     def sources(each: Node) -> list[Node]:
         return each.all_input_nodes if str(torch_operator(each.target)) in MOVES else []
 
-    return [each for each in reach(node.all_input_nodes, sources) if str(torch_operator(each.target)) == ALONE[1]]
+    return {each for each in reach(node.all_input_nodes, sources) if str(torch_operator(each.target)) == ALONE[1]}
 
 
 def settle_products(products: Iterable[Product], reasons: dict[Node, str]) -> None:

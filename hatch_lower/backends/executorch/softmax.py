@@ -13,15 +13,10 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import arguments_of
 from hatch_lower.backends.executorch.norms import Call
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
 SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
 LOWEST = torch.finfo(torch.float32).min
 STEP = 2.0**106  # four units in the last place of the lowest number
-
-
-def is_safe_softmax(node: Node) -> bool:
-    return torch_operator(node.target) is SAFE_SOFTMAX
 
 
 def why_not_safe_softmax(node: Node) -> str:

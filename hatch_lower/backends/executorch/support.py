@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
-from hatch_lower.backends.executorch.norms import NORMS, is_norm, why_not_norm
+from hatch_lower.backends.executorch.formulas import FORMULAS, formula_of
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
 from hatch_lower.backends.executorch.quantised import (
@@ -46,7 +46,6 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_size,
     why_not_view,
 )
-from hatch_lower.backends.executorch.softmax import is_safe_softmax, why_not_safe_softmax
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
@@ -56,9 +55,9 @@ from hatch_lower.runtime.torch_private.programs import change_signature
 
 # Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
 # nearly so. A batch norm right behind the convolution that it is fused with is none of them.
-OTHER_SPECIAL_VALUES = NORMS | aten_names(
+OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
     """
-    _native_batch_norm_legit_no_training.default _safe_softmax.default avg_pool2d.default exp.default gelu.default
+    _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
     hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
     sigmoid.default sqrt.default upsample_bilinear2d.vec
     """
@@ -150,9 +149,8 @@ class Support:
                 reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
             reason = why_not_call(copy, form, finite=finite)
-        elif is_norm(node) or is_safe_softmax(node):
-            reason = why_not_tensors(node, FLOATS, unbacked=True)
-            reason = reason or (why_not_norm(node) if is_norm(node) else why_not_safe_softmax(node))
+        elif (formula := formula_of(node)) is not None:
+            reason = why_not_tensors(node, FLOATS, unbacked=True) or formula.why_not(node)
             reason = reason or why_not_call(copy, form, finite=finite)
             if not reason:
                 self._needs_finite.add(node)
@@ -264,8 +262,9 @@ def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, 
     weight = named_arguments(node).get("weight")
     if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
         return f"its weight `{weight.name}` is no constant"
-    reason = why_not_safe_softmax(node) if is_safe_softmax(node) else ""
-    return reason or why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
+    formula = formula_of(node)
+    reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
+    return reason or (formula.why_not(node) if formula is not None else "")
 
 
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
