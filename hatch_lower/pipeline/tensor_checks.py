@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError
-from hatch_lower.runtime.torch_arrays import ARRAYS
+from hatch_lower.runtime.torch_arrays import ARRAYS, same_bits
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.programs import FakeTensor
 from hatch_lower.runtime.torch_private.tensors import own_tensors, version_of
@@ -114,4 +114,4 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
 def same_tensor(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if (tensor.dtype, tensor.shape, tensor.stride()) != (other.dtype, other.shape, other.stride()):
         return False
-    return tensor.data_ptr() == other.data_ptr() or bool(torch.equal(tensor, other))
+    return tensor.data_ptr() == other.data_ptr() or same_bits(tensor, other)

@@ -12,6 +12,7 @@ import torch
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
+from hatch_lower.runtime.torch_arrays import same_bits
 
 
 class EagerModel:
@@ -35,7 +36,7 @@ class EagerModel:
                 buffer.copy_(content)
 
     def has_changed(self) -> bool:
-        return not all(torch.equal(buffer, content) for buffer, content in self._buffers)
+        return not all(same_bits(buffer, content) for buffer, content in self._buffers)
 
     def signature(self, name: str) -> str:
         return f"{name}{inspect.signature(self._methods[name])}"

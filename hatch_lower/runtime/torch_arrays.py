@@ -69,7 +69,7 @@ class TorchArrays(Arrays):
         target.copy_(source)
 
     def is_same(self, one: Tensor, other: Tensor) -> bool:
-        return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        return same_bits(one, other)
 
     def rows(self, array: Tensor) -> Iterable[Tensor]:
         return map(Tensor.contiguous, array.unbind())
@@ -180,6 +180,11 @@ def flat_tensor(dtype: str, content: memoryview) -> Tensor:
     return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one dtype hold the same: NaN is equal to itself, and 0 differs from -0."""
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
 def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
     if same_layout(value.shape, value.stride(), strides):
         return value
@@ -188,7 +193,6 @@ def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
     for dim in repeated:
         narrow = narrow.narrow(dim, 0, 1)
     copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype).copy_(narrow).expand(value.shape)
-    # compared bit by bit, for NaN is not equal to itself
-    if repeated and not torch.equal(copy.contiguous().view(torch.uint8), value.contiguous().view(torch.uint8)):
+    if repeated and not same_bits(copy, value):
         raise several_values(ARRAYS.describe(value), repeated)
     return copy

@@ -241,6 +241,24 @@ def test_ready_programs_with_equal_weights_share_them() -> None:
     assert other.state_dict["linear.weight"] is one.state_dict["linear.weight"]
 
 
+def ready_program(weight: float) -> torch.export.ExportedProgram:
+    net = Net()
+    for parameter in net.parameters():
+        torch.nn.init.constant_(parameter, weight)
+    return torch.export.export(net, (PAIR,))
+
+
+def test_ready_programs_with_equal_weights_that_are_no_numbers_share_them() -> None:
+    one, other = ready_program(float("nan")), ready_program(float("nan"))
+    capture_model("net", {"one": one, "other": other}, NullReporter())
+    assert other.state_dict["linear.weight"] is one.state_dict["linear.weight"]
+
+
+def test_ready_programs_whose_zeros_differ_in_sign_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"different tensors under the name `linear\.weight`"):
+        capture_model("net", {"one": ready_program(0.0), "other": ready_program(-0.0)}, NullReporter())
+
+
 def test_ready_programs_with_different_weights_are_refused() -> None:
     one, other = torch.export.export(Net(), (PAIR,)), torch.export.export(Net(), (PAIR,))
     with pytest.raises(CaptureError) as caught:
