@@ -103,7 +103,7 @@ class Store(Frozen):
 
     def fetch(self, key: str) -> Any:
         """Return the value that the shared cache has under a key, or `None`: its blobs are here then."""
-        record = self._fetch(key) if self.reads else None
+        record = self._fetch(key)
         return None if record is None else record["value"]
 
     def find_record(self, key: str) -> Record | None:
