@@ -19,6 +19,7 @@ from elftools.elf.elffile import ELFFile
 from torch import Tensor, nn
 from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
+from transformers import MixtralConfig, MixtralModel
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
@@ -322,6 +323,29 @@ def test_an_operation_without_native_code_separates_two_partitions() -> None:
     refused = {name: reason for name, reason in result.reasons.items() if "native code" in reason}
     assert set(refused.values()) == {"inductor has no native code for `aten._linalg_eigh.default`"}
     assert all(spec.backend_id == "aoti" and spec.compile_specs == SPECS for spec in result.partition_tags.values())
+
+
+class Experts(nn.Module):
+    def __init__(self, implementation: str) -> None:
+        super().__init__()
+        heads = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+        config = MixtralConfig(vocab_size=9, num_hidden_layers=1, num_local_experts=2, use_cache=False, **heads)
+        self.inner = MixtralModel._from_config(config, experts_implementation=implementation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.inner(input_ids=tokens).last_hidden_state
+
+
+@pytest.mark.parametrize(
+    ("implementation", "left"), [("batched_mm", set()), ("grouped_mm", {"transformers.grouped_mm_fallback.default"})]
+)
+def test_experts_need_no_operator_of_transformers_if_they_are_multiplied_in_batches(
+    implementation: str, left: set[str]
+) -> None:
+    program = export(Experts(implementation), torch.tensor([[1, 2, 3]]))
+    result, _ = partition(program)
+    assert (len(result.partition_tags) == 1) == (not left)
+    assert {str(node.target) for node in program.graph.nodes if str(node.target).startswith("transformers")} == left
 
 
 def test_constants_go_to_their_users() -> None:
