@@ -110,7 +110,9 @@ def places(module: str) -> list[tuple[str, str]]:
             if spec is None:
                 spec = importlib.util.find_spec(name)
             else:
-                spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+                # transformers puts a `Path` there, in which nothing is found
+                folders = [os.fspath(folder) for folder in spec.submodule_search_locations or ()]
+                spec = PathFinder.find_spec(name, folders)
         except (ImportError, ValueError):
             return []
         if spec is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from support.lowered import install
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import ModelOutput
@@ -305,6 +306,15 @@ def test_an_output_of_transformers_is_what_its_constructor_would_have_made() -> 
     assert len(made.to_tuple()) == 2
     made.pooler_output = torch.zeros(1)
     assert made["pooler_output"] is made.pooler_output
+
+
+def test_a_class_of_transformers_is_found_after_its_models_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the import of any model writes the package's folder as a `Path`
+    monkeypatch.setattr(transformers.__spec__, "submodule_search_locations", [Path(transformers.__path__[0])])
+    assert owner_of(BaseModelOutputWithPooling) == "transformers"
+    name = "transformers.modeling_outputs:BaseModelOutputWithPooling"
+    made = find_maker(container(name, "transformers", keys="pooler_output"))(torch.ones(1))
+    assert type(made) is BaseModelOutputWithPooling
 
 
 def test_a_constructor_that_others_than_transformers_wrap_is_one_of_its_own() -> None:
