@@ -182,7 +182,8 @@ def flat_tensor(dtype: str, content: memoryview) -> Tensor:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one dtype hold the same: NaN is equal to itself, and 0 differs from -0."""
-    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    flat = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return one.shape == other.shape and torch.equal(*flat)
 
 
 def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
