@@ -198,7 +198,7 @@ def test_sizes_and_inputs_come_back_as_eager_gives_them(built: Built) -> None:
 
 
 FRESH = """
-import json, sys, torch
+import json, resource, sys, torch
 from pathlib import Path
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.run import AotiDelegate
@@ -213,7 +213,13 @@ for threads in (1, 2, 8, 64):
     for _ in range(3):
         results = delegate.run([x, y, z])[4:]
     errors[threads] = max((a - b).abs().max().item() for a, b in zip(results, expected))
-print(json.dumps({"errors": errors, "modules": sorted(sys.modules)}))
+pages = []
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.ones(1 << 20) for _ in range(4)]
+    del blocks
+    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps({"errors": errors, "modules": sorted(sys.modules), "pages": pages}))
 """
 
 
@@ -232,6 +238,12 @@ def fresh(built: Built) -> dict[str, Any]:
 def test_any_number_of_threads_gives_eagers_numbers(fresh: dict[str, Any]) -> None:
     assert set(fresh["errors"]) == {"1", "2", "8", "64"}
     assert max(fresh["errors"].values()) < 0.01
+
+
+def test_a_call_takes_the_memory_that_the_one_before_has_freed(fresh: dict[str, Any]) -> None:
+    # blocks of 16 MiB, which are 4,096 pages; by glibc's defaults they go back to the system
+    assert fresh["pages"][0] > 1000
+    assert fresh["pages"][-1] < 100
 
 
 def test_loading_needs_neither_inductor_nor_a_compiler(fresh: dict[str, Any]) -> None:
