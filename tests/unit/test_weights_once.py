@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 import hatch_lower
 from hatch_lower.exir.backend.registry import find_backend
@@ -93,3 +95,18 @@ def test_weights_that_one_method_folds_are_the_others_as_they_are(backend: str, 
         for _ in range(2):
             torch.testing.assert_close(model(x), module(x))
             torch.testing.assert_close(model.plain(x), module.plain(x))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_batch_norms_that_the_model_has_folded_are_in_its_weights(backend: str, tmp_path: Path) -> None:
+    # as docs/engines.md shows it
+    module, folded, x = Folding().eval(), Folding().eval(), torch.randn(2, 4, 6, 6)
+    folded.convolution = fuse_conv_bn_eval(module.convolution, module.norm)
+    folded.norm = nn.Identity()  # type: ignore[assignment]
+    folder = package(tmp_path / "out", backend, (x,), forward=folded)
+    (constants,) = folder.rglob("*.safetensors")
+    with safe_open(constants, "pt") as file:
+        sizes = sorted(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    assert sizes == [16, 16 * 4 * 3 * 3]
+    with torch.no_grad():
+        torch.testing.assert_close(hatch_lower.load(folder)(x), module(x))
