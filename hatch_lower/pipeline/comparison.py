@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -156,17 +156,15 @@ def verify_method(
     recipe: str,
     tolerance: Tolerance,
     seed: int = 0,
-    mutable: Collection[str] = (),
     real: Sequence[InputCase] = (),
 ) -> Verification:
     """Compare a lowered method with eager, which runs in copies: the captured model is left as it is."""
-    # `reset` gives `lowered` the state of a freshly loaded model; `mutable` names the parameters that the method
-    # changes
+    # `reset` gives `lowered` the state of a freshly loaded model.
     # The example inputs run twice in a row, then the real ones, then random inputs of the sizes of the example, then a
     # second size of every dynamic dimension. Of these a case that eager itself refuses is left out and noted.
     tolerance = tolerance_of(method, tolerance)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
-    sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
+    sides = Sides(where, eager_factory(model, method), lowered, reset, tolerance, mismatch_hint(model, recipe))
     example = example_case(method)
     try:
         sides.compare_two_calls(example)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -60,13 +61,14 @@ def dtypes_of(method: CapturedMethod) -> Iterator[str]:
                 yield dtype_name(value.dtype)
 
 
-def eager_factory(
-    model: CapturedModel, method: CapturedMethod, mutable: Collection[str] = ()
-) -> Callable[[], Callable[..., object]]:
-    """Return what makes the eager method of a fresh copy, which shares the parameters that nothing changes."""
+def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], Callable[..., object]]:
+    """Return what makes the eager method of a fresh copy, which shares the parameters that it does not change."""
     module = model.eager if model.eager is not None else method.program.module()
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
-    shared = {id(tensor): tensor for name, tensor in module.named_parameters() if name not in mutable}
+    changed, named = changed_parameters(method.program), dict(module.named_parameters(remove_duplicate=False))
+    shared = {id(tensor): tensor for tensor in named.values()}
+    for name in changed.intersection(named):  # a tied one goes by several names
+        shared.pop(id(named[name]), None)
 
     def new_eager() -> Callable[..., object]:
         try:
@@ -83,6 +85,36 @@ def eager_factory(
         return copied if attribute == "forward" else getattr(copied, attribute)
 
     return new_eager
+
+
+def changed_parameters(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the parameters that an exported program may write into, itself or through views."""
+    # what a program writes into is in its graph alone until it is decomposed
+    names = program.graph_signature.inputs_to_parameters
+    nodes = {owner_of(target) for node in all_nodes(program.graph_module) for target in sources_of(node, is_write=True)}
+    written = [node for node in nodes if node.op == "placeholder"]
+    if any(node.graph is not program.graph for node in written):  # of a region that is given any of them
+        return frozenset(names.values())
+    return frozenset(names[node.name] for node in written if node.name in names)
+
+
+def owner_of(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the value in whose memory another may lie."""
+    while source := next(sources_of(node, is_write=False), None):
+        node = source
+    return node
+
+
+def sources_of(node: torch.fx.Node, *, is_write: bool) -> Iterator[torch.fx.Node]:
+    """Yield the arguments that an operation writes into, or that it returns or shows a part of."""
+    if node.target is operator.getitem:
+        yield from node.all_input_nodes[: not is_write]
+    elif isinstance(node.target, OpOverload):
+        given = named_arguments(node)
+        for argument in schema_of(node.target).arguments:
+            value, alias = given.get(argument.name), argument.alias_info
+            if isinstance(value, torch.fx.Node) and alias is not None and (alias.is_write or not is_write):
+                yield value
 
 
 def is_training(model: CapturedModel) -> bool:

@@ -94,7 +94,6 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> I
                     recipe=recipe.name,
                     tolerance=tolerance_in(recipe),
                     seed=build.settings.seed,
-                    mutable=[name for name, constant in plan.constants.items() if constant.mutable],
                     real=() if real is None else real.cases,
                 )
             except VerificationError as error:

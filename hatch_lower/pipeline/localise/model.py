@@ -13,8 +13,6 @@ from torch.export import ExportedProgram
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, ProgramError, VerificationError, nearest
 from hatch_lower.events import stage
-from hatch_lower.exir.graph.state import mutated_targets
-from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import eager_factory, random_operators, tolerance_of
 from hatch_lower.pipeline.emit.sources import SourceRoots
@@ -106,16 +104,14 @@ def usable_cases(
         given = [example_case(method), *real, random_case(method, seed), *resized]
     else:
         given = []
-    modules = [program, *(module.original_module for module in lowered_modules(program))]
-    mutable = frozenset().union(*map(mutated_targets, modules))
     for case in given:
-        usable = prepared(build, method, case, mutable)
+        usable = prepared(build, method, case)
         if runs(usable):
             yield usable
 
 
-def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase, mutable: frozenset[str]) -> Case:
-    new_eager = eager_factory(build.source, method, mutable)
+def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase) -> Case:
+    new_eager = eager_factory(build.source, method)
 
     def fresh() -> Callable[[], object]:
         eager = new_eager()
