@@ -498,7 +498,7 @@ def test_all_problems_with_options_are_reported_at_once() -> None:
         AotiBackend.partitioner({"isa": "x86-64-v9", "excludes": [], "exclude": "aten.sort.stable"})
     assert caught.value.what == "the options of the backend `aoti` are wrong"
     assert caught.value.found == (
-        "`excludes` is no option: did you mean `exclude`? known: `exclude`, `isa`, `timers`\n"
+        "`excludes` is no option: did you mean `exclude`? known: `exclude`, `isa`, `prepack-weights`, `timers`\n"
         "`exclude` must be a list of strings such as `aten.sort.stable`, but is 'aten.sort.stable'\n"
         "`isa` is 'x86-64-v9': did you mean `x86-64-v4`? known: `armv8-a`, `x86-64`, `x86-64-v2`, `x86-64-v3`, "
         "`x86-64-v4`, `x86-64-v4-vnni`"

@@ -1,7 +1,8 @@
 """Compile half of the `aoti` backend: edge programs in, one small shared library for each out.
 
 No weight goes into a library, and none is needed to make it: constants are bound when a program is loaded. So new
-weights compile nothing, and methods, recipes and clones share one copy of the weights in memory.
+weights compile nothing, and methods, recipes and clones share one copy of the weights in memory, but for weights of
+convolutions that loading lays out.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from hatch_lower.backends.aoti.configuration import (
     options_from_specs,
     parse_options,
 )
+from hatch_lower.backends.aoti.convolutions import may_copy
 from hatch_lower.backends.aoti.library import KERNELS, LibraryPool, Source, Sources, compile_source
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
-from hatch_lower.backends.aoti.quantised import packs
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
@@ -43,7 +44,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.format.codec import encode
 
-VERSION = "12"
+VERSION = "13"
 
 
 class AotiBackend(BackendDetails):
@@ -53,7 +54,7 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def copies(cls, constant: torch.Tensor) -> bool:
-        return packs(constant)
+        return may_copy(constant)
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -144,7 +145,7 @@ def compiling(options: Options) -> Iterator[tuple[Compiler, Path]]:
 
 def generate_all(programs: Sequence[ExportedProgram], options: Options) -> Iterator[tuple[AotiCopy, Generated]]:
     for program in programs:
-        copied = AotiCopy(program, multiplies=options.isa.multiplies)
+        copied = AotiCopy(program, multiplies=options.isa.multiplies, prepacks=options.prepacks)
         generated = generate(copied)
         yield copied, with_timers(generated) if options.timers else generated
 

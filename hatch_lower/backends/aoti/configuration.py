@@ -49,6 +49,7 @@ ISAS: Mapping[str, Isa] = {
     )
 }
 TIMERS = "timers"
+PREPACK = "prepack-weights"
 DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 
@@ -60,10 +61,13 @@ class Options:
     exclude: tuple[str, ...] = ()
     # the code notes when its kernels begin, for `hatch-lower profile`
     timers: bool = False
+    # loading copies weights of convolutions, in the layout that oneDNN computes with
+    prepacks: bool = False
 
     def to_specs(self) -> list[CompileSpec]:
         # What shapes the result of one partition. Which nodes it has is not among it.
-        return [CompileSpec("isa", self.isa.name.encode()), *([CompileSpec(TIMERS, b"")] if self.timers else [])]
+        flags = {TIMERS: self.timers, PREPACK: self.prepacks}
+        return [CompileSpec("isa", self.isa.name.encode()), *(CompileSpec(key, b"") for key in flags if flags[key])]
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
@@ -82,13 +86,13 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     elif ISAS[isa].machine != machine:
         here = sorted(level.name for level in ISAS.values() if level.machine == machine)
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
-    timers = given.flag(TIMERS, False)
+    timers, prepacks = given.flag(TIMERS, False), given.flag(PREPACK, False)
     given.check()
-    return Options(ISAS[isa], exclude, timers)
+    return Options(ISAS[isa], exclude, timers, prepacks)
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    return parse_options({spec.key: spec.key == TIMERS or spec.value.decode() for spec in specs})
+    return parse_options({spec.key: spec.key in (TIMERS, PREPACK) or spec.value.decode() for spec in specs})
 
 
 def inductor_settings(isa: Isa) -> dict[str, object]:

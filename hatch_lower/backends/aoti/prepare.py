@@ -15,19 +15,18 @@ from typing import Any, ClassVar
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputSpec, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputSpec
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 
+from hatch_lower.backends.aoti.convolutions import Places, is_of_floats, places_of, write_of_floats
 from hatch_lower.backends.aoti.exact import is_inexact, write_exactly
 from hatch_lower.backends.aoti.quantised import (
     CHOOSE,
     DEQUANTISE,
     Operand,
-    Places,
     is_signed,
     operands_of,
-    places_of,
     write_convolution,
     write_dequantise,
     write_parameters,
@@ -35,7 +34,7 @@ from hatch_lower.backends.aoti.quantised import (
 )
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.floored import is_floored, write_floored
-from hatch_lower.backends.partition_copy import PartitionCopy
+from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
 from hatch_lower.runtime.torch_private.programs import FakeTensorMode
@@ -51,8 +50,9 @@ class AotiCopy(PartitionCopy):
 
     backend_id: ClassVar[str] = "aoti"
 
-    def __init__(self, program: ExportedProgram, *, multiplies: bool = False) -> None:
+    def __init__(self, program: ExportedProgram, *, multiplies: bool = False, prepacks: bool = False) -> None:
         self._may_multiply = multiplies  # whether the processor multiplies matrices of integers
+        self._may_pack = prepacks  # whether loading may copy weights of floating-point numbers
         self.multiplies = False  # whether the partition does
         super().__init__(program)
 
@@ -63,6 +63,7 @@ class AotiCopy(PartitionCopy):
         self.constants = len(constants)
         changed = mutated_targets(self.program)
         self._weights = {node: place for place, (node, spec) in enumerate(constants) if spec.target not in changed}
+        self._parameters = {node for node, spec in constants if spec.kind is InputKind.PARAMETER}
         # the example of each placeholder
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
@@ -112,6 +113,10 @@ class AotiCopy(PartitionCopy):
         is_linear = target is torch.ops.aten.linear.default
         if operands is not None and (is_linear or operands[1].integers in self._weights):
             return self._write_layer(node, operands, index, is_linear=is_linear)
+        if self._may_pack and is_of_floats(node):
+            weight: Any = node.args[1]
+            if weight in self._parameters.intersection(self._weights):
+                return self._write_float_convolution(node, weight, index)
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:
@@ -137,11 +142,30 @@ class AotiCopy(PartitionCopy):
         if is_linear:
             (*rows, length), (width, _) = values.shape, weight.shape
             return write_product(call, left, right, bias, rows, length, width, values.dtype)
-        name = f"p{len(self.packed)}"
-        places = self.packed[name] = places_of(node, *operands, self._weights[operands[1].integers])
-        self.attributes[name] = torch.empty(weight.shape, dtype=torch.int8)
-        right = replace(right, integers=self.graph.create_node("get_attr", name, name=name))
-        return write_convolution(call, left, right, bias, places, weight.shape, signed=is_signed(operands[0]))
+        image, place = operands[0], self._weights[operands[1].integers]
+        zero_point = image.zero_point + (128 if is_signed(image) else 0)
+        places = places_of(node, image.integers, operands[1].integers, place, zero_point)
+        right = replace(right, integers=self._pack(places, weight))
+        return write_convolution(call, left, right, bias, places, weight.shape, signed=is_signed(image))
+
+    def _write_float_convolution(self, node: Node, weight: Node, index: int) -> Node:
+        call = partial(self._write, index)
+        image: Any = node.args[0]
+        bias = named_arguments(node).get("bias")
+        places = places_of(node, image, weight, self._weights[weight])
+        packed = self._pack(places, weight.meta["val"])
+        result = write_of_floats(call, self.values[image], packed, None if bias is None else self.values[bias], places)
+        if memory_order(node.meta["val"]) is None:  # oneDNN gives channels last
+            result = call(torch.ops.aten.clone.default, result, memory_format=torch.contiguous_format)
+        return result
+
+    def _pack(self, places: Places, weight: torch.Tensor) -> Node:
+        # convolutions that share their weights share the copy of them
+        name = next((name for name, known in self.packed.items() if known == places), f"p{len(self.packed)}")
+        if name not in self.packed:
+            self.packed[name] = places
+            self.attributes[name] = torch.empty(weight.shape, dtype=weight.dtype)
+        return self.graph.create_node("get_attr", name, name=name)
 
     def _write(self, index: int, target: Any, *args: Any, **kwargs: Any) -> Node:
         return self._call(target, args, kwargs, f"n{index}_{len(self.graph.nodes)}", index)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from hatch_lower.backends.aoti.convolutions import Call, Places
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.inductor import byte_convolution
@@ -23,10 +24,7 @@ PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
 FEWEST = 24  # channels of a group: with fewer, what zero points of the weights add takes the time that integers win
-SIDE = 32  # of an image, where it is known at run time only: weights that are laid out for it fit most others
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
-
-Call = Callable[..., Node]  # writes a call of an operator
 
 
 def why_not_quantised(node: Node) -> str:
@@ -96,11 +94,6 @@ def operands_of(node: Node) -> tuple[Operand, Operand] | None:
     return (factor, weight) if known and is_given else None
 
 
-def packs(constant: torch.Tensor) -> bool:
-    """Return whether a constant may be the weights of a convolution over integers, which are copied at load."""
-    return constant.dtype is torch.int8 and constant.dim() == LAYERS[aten.conv2d.default]
-
-
 def knows_rows(values: torch.Tensor) -> bool:
     rows = [size if isinstance(size, int) else -1 for size in values.shape[:-1]]
     return len(rows) == 1 or (len(rows) > 1 and rows.count(-1) <= 1 and 0 not in rows)
@@ -164,31 +157,6 @@ def write_product(
     return call(aten.reshape.default, result, [*sizes, width])
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The weights of a convolution, and what their layout depends on besides their sizes."""
-
-    constant: int  # their position among the constants
-    zero_point: int  # of bytes without a sign
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    size: tuple[int, ...]  # height and width of the image
-
-
-def places_of(node: Node, left: Operand, right: Operand, constant: int) -> Places:
-    given = named_arguments(node)
-    pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
-    stride, padding, dilation = where
-    image, kernel = (operand.integers.meta["val"].shape[2:] for operand in (left, right))
-    sides = zip(image, kernel, dilation, strict=True)
-    size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
-    zero_point = left.zero_point + (128 if is_signed(left) else 0)
-    return Places(constant, zero_point, stride, padding, dilation, given.get("groups", 1), size)
-
-
 def is_signed(operand: Operand) -> bool:
     return bool(operand.integers.meta["val"].dtype is torch.int8)
 
@@ -197,7 +165,7 @@ def write_convolution(
     call: Call, left: Operand, right: Operand, bias: Any, places: Places, sizes: Sequence[int], *, signed: bool
 ) -> Node:
     """Write a convolution; its weights, of these sizes, are as oneDNN lays them out, which takes no signed integers."""
-    values, zero_point = left.integers, places.zero_point
+    values, zero_point = left.integers, places.zero_point or 0  # of bytes there is one
     # of integers, inductor's loops have no vectors
     numbers = call(aten._to_copy.default, values, dtype=torch.float32)
     if signed:

@@ -113,8 +113,9 @@ def sums_integers() -> bool:
 
 
 def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor:
-    """Return the weights of a convolution over integers as oneDNN lays them out: a copy."""
-    if weight.dtype is not torch.int8 or weight.dim() != 4:
+    """Return the weights of a convolution as oneDNN lays them out: a copy."""
+    dtype = torch.float32 if where["zero_point"] is None else torch.int8
+    if weight.dtype is not dtype or weight.dim() != 4:
         raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")
     found = f"weights of {tuple(weight.shape)} for a convolution with {dict(where)}"
     if len(weight) % where["groups"]:
@@ -149,6 +150,10 @@ def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
     fits = all(len(pair) == 2 for pair in where.values()) and min(where["padding"]) >= 0
     require(fits and min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
-    numbers = {name: int(given[name]) for name in ("zero_point", "groups")}
-    require(numbers["groups"] > 0, f"a convolution in {numbers['groups']} groups")
-    return given["constant"], {**numbers, **where}
+    groups, zero_point = int(given["groups"]), given["zero_point"]
+    require(groups > 0, f"a convolution in {groups} groups")
+    return given["constant"], {
+        "zero_point": None if zero_point is None else int(zero_point),
+        "groups": groups,
+        **where,
+    }

@@ -109,24 +109,33 @@ def byte_convolution() -> OpOverload[..., Any]:
     return torch.ops.onednn.qconv_pointwise.tensor
 
 
+def float_convolution() -> OpOverload[..., Any]:
+    """Return the operator that convolves numbers of float32, with weights as `packed_weight` gives them."""
+    return torch.ops.mkldnn._convolution_pointwise.default
+
+
 def packed_weight(
     weight: torch.Tensor,
-    zero_point: int,
+    zero_point: int | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
     size: Sequence[int],
 ) -> torch.Tensor:
-    """Return weights of int8 as oneDNN lays them out for a convolution in two dimensions.
+    """Return weights as oneDNN lays them out for a convolution in two dimensions: of float32 without a zero point.
 
     With a layout for another zero point, or for other heights and widths, the numbers are the same, but each call may
     lay them out again: with the slowest of oneDNN's loops for some.
     """
-    ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
     images = [1, weight.shape[1] * groups, *size]
-    pack = torch.ops.onednn.qconv_prepack
-    packed: torch.Tensor = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, groups, images)
+    packed: torch.Tensor
+    if zero_point is None:
+        packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, images)
+    else:
+        ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
+        pack = torch.ops.onednn.qconv_prepack
+        packed = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, groups, images)
     return packed
 
 

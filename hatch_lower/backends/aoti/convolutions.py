@@ -1,0 +1,65 @@
+"""Convolutions whose weights are laid out at load, as oneDNN computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.runtime.torch_private.inductor import float_convolution
+
+aten = torch.ops.aten
+DIMENSIONS = 4  # of images and weights
+SIDE = 32  # of an image, where it is known at run time only: weights that are laid out for it fit most others
+
+Call = Callable[..., Node]  # writes a call of an operator
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The weights of a convolution, and what their layout depends on besides their sizes."""
+
+    constant: int  # their position among the constants
+    zero_point: int | None  # of bytes without a sign; of floating-point numbers there is none
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    size: tuple[int, ...]  # height and width of the image
+
+
+def places_of(node: Node, image: Node, weight: Node, constant: int, zero_point: int | None = None) -> Places:
+    given = named_arguments(node)
+    pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
+    stride, padding, dilation = where
+    sizes, kernel = (each.meta["val"].shape[2:] for each in (image, weight))
+    sides = zip(sizes, kernel, dilation, strict=True)
+    size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
+    return Places(constant, zero_point, stride, padding, dilation, given.get("groups", 1), size)
+
+
+def may_copy(constant: torch.Tensor) -> bool:
+    """Return whether a constant may be weights that are copied at load."""
+    # a cache of keys is a buffer of as many dimensions: a copy of it would be of no use to the method that fills it
+    is_float = constant.dtype is torch.float32 and isinstance(constant, nn.Parameter)
+    return constant.dim() == DIMENSIONS and (is_float or constant.dtype is torch.int8)
+
+
+def is_of_floats(node: Node) -> bool:
+    """Return whether an operation is a convolution of float32 whose weights oneDNN may lay out, wherever they lie."""
+    if torch_operator(node.target) is not aten.conv2d.default:
+        return False
+    given = named_arguments(node)
+    values = [given[name].meta["val"] for name in ("input", "weight")]
+    return all(value.dtype is torch.float32 and value.dim() == DIMENSIONS for value in values)
+
+
+def write_of_floats(call: Call, image: Any, weight: Node, bias: Any, places: Places) -> Node:
+    where = [list(pair) for pair in (places.padding, places.stride, places.dilation)]
+    return call(float_convolution(), image, weight, bias, *where, places.groups, "none", [], "")  # nothing behind it

@@ -1,0 +1,222 @@
+"""Weights of convolutions that loading lays out for AOTInductor's code, where the option `prepack-weights` says so."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import hatch_lower
+from hatch_lower.backends.aoti import run
+from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.configuration import options_from_specs, parse_options
+from hatch_lower.backends.aoti.prepare import AotiCopy
+from hatch_lower.errors import ProgramError
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.backend_details import PreprocessResult
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.torch_private.inductor import packed_weight
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+
+class Convolution(nn.Module):
+    def __init__(self, **where: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(6, 12, 3, **where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+def edge_of(module: nn.Module, *args: Tensor, shapes: Any = None) -> ExportedProgram:
+    program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+    return to_edge(program, keep=[torch.ops.aten.conv2d.default])
+
+
+def copied(program: ExportedProgram, *, prepacks: bool = True) -> AotiCopy:
+    return AotiCopy(program, prepacks=prepacks)
+
+
+def call(program: ExportedProgram, *inputs: Tensor) -> Tensor:
+    """Return what the graph for inductor gives, its weights laid out."""
+    copy = copied(program)
+    tensors = [constant_of(program, spec) for spec in constant_specs(program)]
+    assert copy.packed
+    given = {f"c{place}": tensor for place, tensor in enumerate(tensors)}
+    for name, places in copy.packed.items():
+        where = asdict(places)
+        given[name] = packed_weight(tensors[where.pop("constant")].detach(), **where)
+    with torch.no_grad():
+        (result,) = torch.fx.GraphModule(given, copy.graph)(*inputs)
+    assert isinstance(result, Tensor)
+    assert result.stride() == program.module()(*inputs).stride()
+    return result
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"stride": 2, "bias": False},
+        {"padding": (2, 1), "stride": (1, 3)},
+        {"dilation": (1, 2), "padding": 1},
+        {"groups": 3},
+        {"groups": 6, "bias": False},
+    ],
+)
+def test_a_convolution_gives_eagers_numbers(where: dict[str, Any]) -> None:
+    eager = Convolution(**where)
+    program = edge_of(eager, torch.randn(2, 6, 9, 8))
+    for x in (torch.randn(2, 6, 9, 8), torch.zeros(2, 6, 9, 8)):
+        torch.testing.assert_close(call(program, x), eager(x).detach())
+
+
+def test_a_convolution_takes_sizes_that_are_known_at_run_time_only() -> None:
+    eager = Convolution(padding=1)
+    shapes = {"x": {0: Dim("rows", min=0, max=9), 2: Dim("height", min=4, max=99)}}
+    program = edge_of(eager, torch.randn(2, 6, 9, 8), shapes=shapes)
+    for x in (torch.randn(1, 6, 5, 8), torch.randn(9, 6, 77, 8), torch.randn(0, 6, 9, 8)):
+        torch.testing.assert_close(call(program, x), eager(x).detach())
+
+
+def test_weights_with_the_dimensions_in_another_order_are_laid_out_too() -> None:
+    eager = Convolution()
+    eager.layer.weight = nn.Parameter(eager.layer.weight.detach().contiguous(memory_format=torch.channels_last))
+    x = torch.randn(2, 6, 9, 8)
+    torch.testing.assert_close(call(edge_of(eager, x), x), eager(x).detach())
+
+
+def test_convolutions_share_the_copy_of_the_weights_that_they_share() -> None:
+    class Often(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(6, 6, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = self.layer(x)
+            return F.conv2d(x, self.layer.weight, stride=2)
+
+    eager, x = Often(), torch.randn(2, 6, 9, 8)
+    program = edge_of(eager, x)
+    assert [(places.constant, places.stride) for places in copied(program).packed.values()] == [
+        (0, (1, 1)),
+        (0, (2, 2)),
+    ]
+    torch.testing.assert_close(call(program, x), eager(x).detach())
+
+
+class Computed(Convolution):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.layer.weight * 2)
+
+
+class Changed(Convolution):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        self.layer.weight.add_(1)
+        return result
+
+
+class OfState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(12, 6, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Computed, Changed, OfState])
+@torch.no_grad()
+def test_what_is_no_parameter_or_changes_is_bound_as_it_lies(kind: type[nn.Module]) -> None:
+    assert not copied(edge_of(kind(), torch.randn(2, 6, 9, 8))).packed
+
+
+def test_without_the_option_and_without_several_images_nothing_is_laid_out() -> None:
+    x = torch.randn(2, 6, 9, 8)
+    assert not copied(edge_of(Convolution(), x), prepacks=False).packed
+    assert not copied(edge_of(Convolution(), x[0])).packed
+    assert not copied(edge_of(Convolution().double(), x.double())).packed
+
+
+@torch.no_grad()
+def test_a_parameter_that_another_method_changes_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[AotiCopy] = []
+
+    def compile_nothing(programs: list[ExportedProgram], compile_specs: object) -> list[PreprocessResult]:
+        seen.extend(map(copied, programs))
+        return [PreprocessResult(b"", suffix="so") for _ in programs]
+
+    monkeypatch.setattr(AotiBackend, "preprocess_many", compile_nothing)
+
+    class Change(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer.weight.add_(1)  # type: ignore[operator]
+            return x + 1
+
+    using, x = Convolution(), torch.randn(2, 6, 9, 8)
+    partitioner = AotiBackend.partitioner({"prepack-weights": True})
+    for programs, packed in (
+        ({"forward": edge_of(using, x)}, 1),
+        ({"forward": edge_of(using, x), "change": edge_of(Change(using.layer), x)}, 0),
+    ):
+        seen.clear()
+        lower_methods(programs, dict.fromkeys(programs, partitioner))
+        assert seen
+        assert sum(len(each.packed) for each in seen) == packed
+
+
+def test_the_option_is_part_of_what_shapes_the_code() -> None:
+    specs = parse_options({"prepack-weights": True}).to_specs()
+    assert [spec.key for spec in specs] == ["isa", "prepack-weights"]
+    assert options_from_specs(specs).prepacks
+    assert not options_from_specs(parse_options({}).to_specs()).prepacks
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_eagers_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16)
+    ).eval()
+    shapes = ({0: Dim("rows", min=1, max=9), 2: Dim("height", min=4, max=99)},)
+    program = torch.export.export(eager, (torch.randn(2, 3, 9, 8),), dynamic_shapes=shapes)
+    partitioner = AotiBackend.partitioner({"prepack-weights": True})
+    lowered = to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    with torch.no_grad():
+        for x in (torch.randn(2, 3, 9, 8), torch.randn(9, 3, 50, 8)):
+            for each in (model, model.clone(), model):
+                found, expected = each(x), eager(x)
+                torch.testing.assert_close(found, expected)
+                assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(torch.int8, None), (torch.float32, 0), (torch.float64, None)])
+def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: torch.dtype, zero_point: int | None) -> None:
+    where = {"zero_point": zero_point, "groups": 1, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    with pytest.raises(ProgramError) as caught:
+        run.pack(DelegateBlob(tmp_path / "net.so", {}), torch.zeros(1, 1, 3, 3, dtype=dtype), where)
+    assert caught.value.found == f"weights of {dtype} in 4 dimensions"
