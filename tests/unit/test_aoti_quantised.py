@@ -227,7 +227,7 @@ def test_sizes_of_a_convolution_may_be_known_at_run_time_only(channels: int, gro
 
 def test_weights_are_laid_out_for_the_image_where_its_size_is_known() -> None:
     sizes = {"x": {0: torch.export.Dim("rows", min=1, max=9), 2: torch.export.Dim("height", min=50, max=99)}}
-    for dilation, size in ((2, (32, 8)), (20, (60, 8))):  # an image that the kernel fits into
+    for dilation, size in ((2, (1, 32, 8)), (20, (1, 60, 8))):  # an image that the kernel fits into
         program = edge_of(Convolution(dilation=(dilation, 1)), torch.randn(2, 4, 60, 8), shapes=sizes)
         (places,) = AotiCopy(program, multiplies=True).packed.values()
         assert places.size == size
@@ -317,7 +317,7 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     assert entry.info.get("multiplies", False) is has_vnni
     packed = entry.info.get("packed", {}).values()
     places = [(given["padding"], given["groups"], given["size"]) for given in packed]
-    assert places == [([1, 1], 1, [8, 8]), ([1, 1], 1, [8, 8]), ([0, 0], 2, [8, 8])] * has_vnni
+    assert places == [([1, 1], 1, [2, 8, 8]), ([1, 1], 1, [2, 8, 8]), ([0, 0], 2, [2, 8, 8])] * has_vnni
     model = hatch_lower.load(folder)
     found = model(x)
     assert number_difference(eager(x).detach(), found, Tolerance(quantised=True))[0] == ""
@@ -329,7 +329,7 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     assert sum(path.stat().st_size for path in folder.rglob("constants.safetensors")) < 1.2 * weights
 
 
-PLACES = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "size": [4, 4]}
+PLACES = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "size": [1, 4, 4]}
 
 
 @pytest.mark.parametrize(
@@ -340,8 +340,8 @@ PLACES = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "size": [4, 4
         {"stride": [1]},
         {"dilation": [1, 0]},
         {"padding": [-1, 0]},
-        {"size": [4]},
-        {"size": [0, 4]},
+        {"size": [4, 4]},
+        {"size": [1, 0, 4]},
     ],
 )
 def test_a_layout_that_no_convolution_has_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

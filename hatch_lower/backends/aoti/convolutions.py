@@ -30,7 +30,7 @@ class Places:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    size: tuple[int, ...]  # height and width of the image
+    size: tuple[int, ...]  # number of images, their height and width
 
 
 def places_of(node: Node, image: Node, weight: Node, constant: int, zero_point: int | None = None) -> Places:
@@ -38,9 +38,10 @@ def places_of(node: Node, image: Node, weight: Node, constant: int, zero_point: 
     pairs = (given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)))
     where = (tuple(pair) * (2 // len(pair)) if isinstance(pair, Sequence) else (pair, pair) for pair in pairs)
     stride, padding, dilation = where
-    sizes, kernel = (each.meta["val"].shape[2:] for each in (image, weight))
-    sides = zip(sizes, kernel, dilation, strict=True)
-    size = tuple(side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in sides)
+    (rows, _, *sides), kernel = image.meta["val"].shape, weight.meta["val"].shape[2:]
+    places = zip(sides, kernel, dilation, strict=True)
+    sides = [side if isinstance(side, int) else max(SIDE, length * step) for side, length, step in places]
+    size = rows if isinstance(rows, int) and rows else 1, *sides
     return Places(constant, zero_point, stride, padding, dilation, given.get("groups", 1), size)
 
 
@@ -52,12 +53,18 @@ def may_copy(constant: torch.Tensor) -> bool:
 
 
 def is_of_floats(node: Node) -> bool:
-    """Return whether an operation is a convolution of float32 whose weights oneDNN may lay out, wherever they lie."""
+    """Return whether an operation is a convolution of float32 whose weights can be laid out for all of its calls."""
     if torch_operator(node.target) is not aten.conv2d.default:
         return False
     given = named_arguments(node)
     values = [given[name].meta["val"] for name in ("input", "weight")]
-    return all(value.dtype is torch.float32 and value.dim() == DIMENSIONS for value in values)
+    # Of other numbers of images, heights and widths, a call would lay out a layout: twice as slow as without.
+    return all(
+        value.dtype is torch.float32
+        and value.dim() == DIMENSIONS
+        and all(isinstance(size, int) and size for size in value.shape)
+        for value in values
+    )
 
 
 def write_of_floats(call: Call, image: Any, weight: Node, bias: Any, places: Places) -> Node:

@@ -148,7 +148,7 @@ def read_info(blob: DelegateBlob, constants: int) -> Info:
 def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str, object]]:
     where = {name: [int(number) for number in given[name]] for name in ("stride", "padding", "dilation", "size")}
     require(0 <= given["constant"] < constants, f"constant {given['constant']} of {constants}")
-    fits = all(len(pair) == 2 for pair in where.values()) and min(where["padding"]) >= 0
+    fits = [len(numbers) for numbers in where.values()] == [2, 2, 2, 3] and min(where["padding"]) >= 0
     require(fits and min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
     groups, zero_point = int(given["groups"]), given["zero_point"]
     require(groups > 0, f"a convolution in {groups} groups")

@@ -125,10 +125,10 @@ def packed_weight(
 ) -> torch.Tensor:
     """Return weights as oneDNN lays them out for a convolution in two dimensions: of float32 without a zero point.
 
-    With a layout for another zero point, or for other heights and widths, the numbers are the same, but each call may
-    lay them out again: with the slowest of oneDNN's loops for some.
+    `size` is the number of images, their height and width. With a layout for others, or for another zero point, the
+    numbers are the same, but each call may lay them out again: with the slowest of oneDNN's loops for some.
     """
-    images = [1, weight.shape[1] * groups, *size]
+    images = [size[0], weight.shape[1] * groups, *size[1:]]
     packed: torch.Tensor
     if zero_point is None:
         packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, images)
