@@ -58,16 +58,15 @@ def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
         begin = LENGTH_BYTES + int.from_bytes(weights[:LENGTH_BYTES], "little")
         header: Any = parse_json(weights[LENGTH_BYTES:begin], where)
         entries = [decode(TensorEntry, header[storage.key], where) for storage in plan.storages]
-        return [
-            read_span(storage, entry, weights[begin:]) for storage, entry in zip(plan.storages, entries, strict=True)
-        ]
+        data = memoryview(weights)[begin:]
+        return [read_span(storage, entry, data) for storage, entry in zip(plan.storages, entries, strict=True)]
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(WEIGHTS, where, f"{type(error).__name__}: {error}") from error
     except ProgramError as error:
         raise damaged(WEIGHTS, where, error.found) from error
 
 
-def read_span(storage: Storage, entry: TensorEntry, data: bytes) -> Tensor:
+def read_span(storage: Storage, entry: TensorEntry, data: memoryview) -> Tensor:
     import torch
 
     first, last = entry.data_offsets
