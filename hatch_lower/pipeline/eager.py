@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
-from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.graph.surgery import all_nodes, attribute_of
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
@@ -88,14 +88,27 @@ def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], 
 
 
 def changed_parameters(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the parameters that an exported program may write into, itself or through views."""
+    """Return the names of the parameters that an exported program writes into, itself or through views."""
     # what a program writes into is in its graph alone until it is decomposed
     names = program.graph_signature.inputs_to_parameters
-    nodes = {owner_of(target) for node in all_nodes(program.graph_module) for target in sources_of(node, is_write=True)}
-    written = [node for node in nodes if node.op == "placeholder"]
-    if any(node.graph is not program.graph for node in written):  # of a region that is given any of them
-        return frozenset(names.values())
-    return frozenset(names[node.name] for node in written if node.name in names)
+    return frozenset(names[node.name] for node in written_into(program.graph_module) if node.name in names)
+
+
+def written_into(module: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """Return the values of a graph that it changes, in regions of other graphs as well."""
+    found: set[torch.fx.Node] = set()
+    for node in module.graph.nodes:
+        found.update(map(owner_of, sources_of(node, is_write=True)))
+        leaves = trees.tree_leaves(node.args)
+        for leaf in leaves:
+            inner = attribute_of(module, leaf.target) if getattr(leaf, "op", "") == "get_attr" else None
+            if isinstance(inner, torch.fx.GraphModule):
+                # what a region takes comes last among what it is called with
+                taken = inner.graph.find_nodes(op="placeholder")
+                changed = written_into(inner)
+                given = zip(reversed(taken), reversed(leaves), strict=False)
+                found.update(owner_of(value) for placeholder, value in given if placeholder in changed)
+    return found
 
 
 def owner_of(node: torch.fx.Node) -> torch.fx.Node:
@@ -112,9 +125,10 @@ def sources_of(node: torch.fx.Node, *, is_write: bool) -> Iterator[torch.fx.Node
     elif isinstance(node.target, OpOverload):
         given = named_arguments(node)
         for argument in schema_of(node.target).arguments:
-            value, alias = given.get(argument.name), argument.alias_info
-            if isinstance(value, torch.fx.Node) and alias is not None and (alias.is_write or not is_write):
-                yield value
+            alias = argument.alias_info
+            if alias is not None and (alias.is_write or not is_write):
+                values = trees.tree_leaves(given.get(argument.name))
+                yield from (value for value in values if isinstance(value, torch.fx.Node))
 
 
 def is_training(model: CapturedModel) -> bool:
