@@ -23,6 +23,7 @@ from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.format.plan import read_plan
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.torch_private.inductor import packed_weight
@@ -207,7 +208,14 @@ def test_a_compiled_model_gives_eagers_numbers(tmp_path: Path) -> None:
     program = torch.export.export(eager, (torch.randn(2, 3, 9, 8),))
     partitioner = AotiBackend.partitioner({"prepack-weights": True})
     lowered = to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
-    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    folder = save_program(lowered, tmp_path / "saved")
+    (plan,) = folder.rglob("default.json")
+    (entry,) = read_plan(plan.read_bytes(), "plan").delegates
+    assert [(given["groups"], given["size"]) for given in entry.info["packed"].values()] == [
+        (1, [2, 9, 8]),
+        (16, [2, 9, 8]),
+    ]
+    model = hatch_lower.load(folder)
     with torch.no_grad():
         for x in torch.randn(2, 2, 3, 9, 8):
             for each in (model, model.clone(), model):

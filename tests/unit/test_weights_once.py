@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.nn.utils import fuse_conv_bn_eval
 
 import hatch_lower
 from hatch_lower.exir.backend.registry import find_backend
@@ -99,10 +100,13 @@ def test_weights_that_one_method_folds_are_the_others_as_they_are(backend: str, 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_batch_norms_that_the_model_has_folded_are_in_its_weights(backend: str, tmp_path: Path) -> None:
-    # as docs/engines.md shows it
-    module, folded, x = Folding().eval(), Folding().eval(), torch.randn(2, 4, 6, 6)
-    folded.convolution = fuse_conv_bn_eval(module.convolution, module.norm)
-    folded.norm = nn.Identity()  # type: ignore[assignment]
+    text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?def fold_batch_norms.*?)```", text, re.DOTALL)
+    shown: dict[str, Any] = {}
+    exec(code, shown)
+    module, x = Folding().eval(), torch.randn(2, 4, 6, 6)
+    folded = shown["fold_batch_norms"](Folding().eval())
+    assert isinstance(folded.norm, nn.Identity)
     folder = package(tmp_path / "out", backend, (x,), forward=folded)
     (constants,) = folder.rglob("*.safetensors")
     with safe_open(constants, "pt") as file:
