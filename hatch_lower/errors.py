@@ -102,6 +102,10 @@ class ProgramError(LowerError):
     """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
 
 
+class UnavailableError(ProgramError):
+    """The device or execution provider that a recipe computes on is missing or does not start on this machine."""
+
+
 class SampleError(LowerError):
     """A file of real inputs cannot be read, or does not fit the methods that are to be called with it."""
 
@@ -123,7 +127,9 @@ def indented(text: str) -> str:
 
 
 def error_from_json(fields: dict[str, str]) -> LowerError:
-    kinds = {kind.__name__: kind for kind in LowerError.__subclasses__()}
+    kinds: dict[str, type[LowerError]] = {
+        kind.__name__: kind for kind in (*LowerError.__subclasses__(), UnavailableError)
+    }
     # the other process may have a class that this one has not
     kind = kinds.get(fields.get("error", ""), LowerError)
     return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])

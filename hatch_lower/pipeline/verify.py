@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hatch_lower.cache.quarantine import suspected
 from hatch_lower.config.settings import Recipe
-from hatch_lower.errors import LowerError, VerificationError
+from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.metrics import VerifiedMethod, worst
@@ -149,6 +149,14 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
     try:
         plan = packager.source(lowered.files.plan.path)
         return load_written(plan, constants_of(build, lowered), packager.folder, packager.outside)
+    except UnavailableError as error:
+        raise VerificationError(
+            "what was lowered cannot be compared with eager: it does not run on this machine",
+            where=build.place(lowered.recipe),
+            found=f"{error.what}: {error.found}",
+            hint=f"{error.hint}, build where it runs, or write `verify = false` in the recipe: then it is in the wheel"
+            " without ever having run",
+        ) from error
     except BaseException as error:
         refuse_out_of_memory(error)
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)

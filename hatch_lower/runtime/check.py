@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import LowerError, UnavailableError
 from hatch_lower.format.arguments import Literal, Special
 from hatch_lower.format.expression import evaluate, symbols_in
 from hatch_lower.format.inputs import LiteralInput, TensorInput
@@ -84,6 +84,11 @@ def check_model(
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
             loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # contents were just compared
+        except UnavailableError as error:
+            yield CheckRow(
+                model, name, "", "skipped" if recipe is None else "fails", f"it cannot run here: {error.found}"
+            )
+            continue
         except LowerError as error:
             yield CheckRow(model, name, "", "fails", str(error))
             continue

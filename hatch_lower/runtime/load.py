@@ -24,7 +24,7 @@ from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.requirements import import_modules
-from hatch_lower.runtime.selection import DelegateKinds, choose_recipe, numpy_reason
+from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, start_recipe
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
@@ -161,26 +161,29 @@ def load_recipe(
     def fits(recipe: str) -> str | None:
         return numpy_reason(plan_of(recipe), entry.recipes[recipe].imports, kinds) if arrays.name == "numpy" else None
 
-    chosen = choose_recipe(model, entry, recipe, kinds, where, fits)
-    files = entry.recipes[chosen]
-    import_modules(files.imports, where, installed=folder.installed)
-    folder.check(files.debug)
-    plan = plan_of(chosen)
-    check_agreement(plan, files, str(folder.path / files.plan.path))
-    check_delegates(folder, plan, files)
-    if plan.storages and constants is None:
-        refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
+    def start(recipe: str) -> tuple[str, Executor]:
+        files = entry.recipes[recipe]
+        import_modules(files.imports, where, installed=folder.installed)
+        folder.check(files.debug)
+        plan = plan_of(recipe)
+        check_agreement(plan, files, str(folder.path / files.plan.path))
+        check_delegates(folder, plan, files)
+        if plan.storages and constants is None:
+            refuse(where, f"no constants file, and the plan of recipe `{recipe}` needs one")
+        return recipe, executor_of(plan, constants, kinds, arrays, folder.path)
+
+    chosen, executor = start_recipe(model, entry, recipe, kinds, where, fits, start)
     provenance = Provenance(
         model,
         chosen,
         entry.order,
-        functools.partial(read_debug_file, folder, files.debug),
+        functools.partial(read_debug_file, folder, entry.recipes[chosen].debug),
         functools.partial(load_recipe, folder, model, constants, kinds, arrays),
         MappingProxyType({name: folder.path / asset.path for name, asset in entry.assets.items()}),
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
         arrays.name,
     )
-    return LoadedModel(executor_of(plan, constants, kinds, arrays, folder.path), provenance)
+    return LoadedModel(executor, provenance)
 
 
 def executor_of(

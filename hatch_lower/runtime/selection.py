@@ -7,10 +7,10 @@ import functools
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hatch_lower import DELEGATE_GROUP
-from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.errors import ProgramError, UnavailableError, nearest
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.runtime.arrays import is_installed
@@ -19,6 +19,9 @@ from hatch_lower.runtime.requirements import requirement_reason, unsupported_rea
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.timing import Timing
+
+
+Started = TypeVar("Started")
 
 
 class DelegateKinds:
@@ -98,31 +101,45 @@ class DelegateKinds:
         return {point.name: point for point in importlib.metadata.entry_points(group=DELEGATE_GROUP)} | self._own
 
 
-def choose_recipe(
-    name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str, fits: Callable[[str], str | None]
-) -> str:
-    """Return the recipe that was asked for, or the first in load order that can run here."""
+def start_recipe(
+    name: str,
+    model: ModelEntry,
+    asked: str | None,
+    kinds: DelegateKinds,
+    where: str,
+    fits: Callable[[str], str | None],
+    start: Callable[[str], Started],
+) -> Started:
+    """Start the recipe that was asked for, or the first in load order that can run here."""
     # `fits` returns why a recipe for which all is here cannot run all the same, or `None`
+    # `start` raises an `UnavailableError` where only starting a recipe shows that its device or provider is missing
     # taking another than the first is said in a `RuntimeWarning`, for it may be slower by far
     if asked is not None and asked not in model.recipes:
         raise ProgramError(
             f"model `{name}` has no recipe `{asked}`", found=nearest(asked, model.recipes), hint="name one of these"
         )
     reasons: dict[str, str] = {}
+    unavailable: UnavailableError | None = None
     for recipe in model.order if asked is None else (asked,):
         reason = refusal_reason(model.recipes[recipe], kinds, where) or fits(recipe)
+        if reason is None:
+            try:
+                started = start(recipe)
+            except UnavailableError as error:
+                reason, unavailable = f"{error.what}: {error.found}; {error.hint}", error
         if reason is None:
             if reasons:
                 passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
                 message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
-            return recipe
+            return started
         reasons[recipe] = reason
-    raise ProgramError(
+    kind = ProgramError if unavailable is None else UnavailableError
+    raise kind(
         f"model `{name}` cannot run here" if asked is None else f"recipe `{asked}` of model `{name}` cannot run here",
         found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
         hint="install what is named, or another wheel of the distribution",
-    )
+    ) from unavailable
 
 
 def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:

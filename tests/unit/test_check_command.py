@@ -20,9 +20,11 @@ from support.lowered import install
 from support.quantised import mlp, quantised
 from support.without_torch import run_without_torch
 
+from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.config.settings import Recipe
+from hatch_lower.errors import UnavailableError
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
@@ -570,6 +572,21 @@ def test_a_recipe_that_cannot_run_here(
     assert reason in rows[0]["detail"]
     assert sorted(outcome(rows)[1:]) == ALL_RIGHT[2:]
     assert run(folder).exit_code == 0
+    (named,) = rows_of(folder, "--recipe", "default")
+    assert (named["status"], named["detail"]) == ("fails", rows[0]["detail"])
+
+
+def test_a_recipe_whose_device_is_missing_is_skipped(
+    net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise UnavailableError("no `GPU` here", found="CPU only", hint="install a driver")
+
+    monkeypatch.setattr(ReferenceDelegate, "load", fail)
+    folder = write_folder(tmp_path, net)
+    rows = rows_of(folder)
+    assert outcome(rows)[0] == ("default", "", "skipped")
+    assert rows[0]["detail"] == "it cannot run here: `default`: no `GPU` here: CPU only; install a driver"
     (named,) = rows_of(folder, "--recipe", "default")
     assert (named["status"], named["detail"]) == ("fails", rows[0]["detail"])
 

@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from hatch_lower.errors import ConfigError, InputError, LowerError, error_from_json, nearest, refused_error
+from hatch_lower.errors import (
+    ConfigError,
+    InputError,
+    LowerError,
+    UnavailableError,
+    error_from_json,
+    nearest,
+    refused_error,
+)
 
 
 def test_a_message_says_what_where_found_and_what_to_do() -> None:
@@ -16,7 +24,7 @@ def test_a_message_says_what_where_found_and_what_to_do() -> None:
     assert str(LowerError("Only what")) == "Only what"
 
 
-@pytest.mark.parametrize("kind", LowerError.__subclasses__())
+@pytest.mark.parametrize("kind", [*LowerError.__subclasses__(), UnavailableError])
 def test_an_error_survives_the_way_to_another_process(kind: type[LowerError]) -> None:
     error = kind("What", where="where", found="found", hint="hint")
     again = error_from_json(json.loads(json.dumps(error.to_json())))

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ from support.plans import (
 )
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.errors import InputError, LowerError, ProgramError
+from hatch_lower.errors import InputError, LowerError, ProgramError, UnavailableError
 from hatch_lower.runtime.check import check_model
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
 from hatch_lower.runtime.load import load, load_folder
@@ -544,6 +545,37 @@ def test_falling_to_another_recipe_is_said_aloud(tmp_path: Path, fields: dict[st
         f"recipe `default` of model `digits` cannot run here\n  found: `default`: {reason}"
     )
     assert load_here(folder, recipe="portable").recipe == "portable"
+
+
+class Deviceless(Doubling):
+    """Finds when it is loaded that its device is not here."""
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Any]) -> Delegate:
+        raise UnavailableError("no `GPU` here", where="file", found="CPU only", hint="install a driver")
+
+
+def test_a_recipe_whose_device_is_missing_gives_way_to_the_next_one_aloud(folder: Path) -> None:
+    kinds: dict[str, type[Delegate]] = {"doubling": Deviceless}
+    reason = "no `GPU` here: CPU only; install a driver"
+    with pytest.warns(RuntimeWarning) as warned:
+        loaded = load_folder(folder, "digits", delegates=kinds)
+    assert loaded.recipe == "portable"
+    assert loaded(torch.ones(4)).tolist() == [1.0, 2.0, 3.0, 4.0]
+    (warning,) = warned
+    message = f"model `digits` runs its recipe `portable`, for `default` cannot run here: {reason}"
+    assert (str(warning.message), warning.filename) == (message, __file__)
+    for load_default in (
+        lambda: load_folder(folder, "digits", "default", delegates=kinds),
+        lambda: loaded.in_recipe("default"),
+    ):
+        with pytest.raises(UnavailableError) as caught:
+            load_default()
+        assert str(caught.value) == (
+            "recipe `default` of model `digits` cannot run here\n"
+            f"  found: `default`: {reason}\n"
+            "  to do: install what is named, or another wheel of the distribution"
+        )
 
 
 def test_no_recipe_that_can_run(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hatch_lower.backends.testing.memory import SMAPS, own_bytes
 from hatch_lower.backends.testing.probes import of_tensors
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.errors import BackendError, ProgramError, UnavailableError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
@@ -51,10 +51,12 @@ from onnxruntime_operators import choice, examine, examine_samples, write_table
 from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
-from hatch_lower.backends.onnxruntime.library import SWITCH, import_onnxruntime
+from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, NAME_BYTES, offset_mark, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
+
+CUDA = "CUDAExecutionProvider"
 
 pytestmark = [
     pytest.mark.torch,
@@ -1000,16 +1002,15 @@ def test_options_are_checked_with_a_list_of_those_that_are_known() -> None:
 
 
 def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
-    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    lowered = lower(Apply(torch.relu), torch.randn(3), threads=1, providers=providers)
+    lowered = lower(Apply(torch.relu), torch.randn(3), threads=1, providers=[CUDA, CPU])
     (delegate,) = delegates(lowered)
     made = made_of(delegate)
     result = made.result
     assert result.requirements == ("onnxruntime-gpu>=1.23,<2",)
-    assert (result.info["threads"], result.info["providers"]) == (1, providers)
-    loaded = made.load(tmp_path)
+    assert (result.info["threads"], result.info["providers"]) == (1, [CUDA, CPU])
+    loaded = made.load(tmp_path, providers=[CPU])
     assert loaded.inner._session.get_session_options().intra_op_num_threads == 1
-    assert loaded.inner._session.get_providers() == ["CPUExecutionProvider"]
+    assert loaded.inner._session.get_providers() == [CPU]
 
 
 def test_as_many_threads_as_torch_has_are_the_default(net: Made, tmp_path: Path) -> None:
@@ -1020,10 +1021,51 @@ def test_as_many_threads_as_torch_has_are_the_default(net: Made, tmp_path: Path)
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
 
 
-def test_without_any_of_the_providers_a_program_is_refused(net: Made, tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="none of the execution providers") as caught:
-        net.load(tmp_path, providers=["RocmExecutionProvider"])
-    assert "wanted RocmExecutionProvider; installed" in str(caught.value)
+@pytest.mark.parametrize(
+    ("providers", "missing", "build"),
+    [
+        ([CUDA, CPU], CUDA, "`onnxruntime-gpu`"),
+        ([CPU, CUDA], CUDA, "`onnxruntime-gpu`"),
+        (["MIGraphXExecutionProvider"], "MIGraphXExecutionProvider", "a build of ONNX Runtime that has the provider"),
+    ],
+)
+def test_a_provider_that_is_not_installed_is_named_with_the_build_that_has_it(
+    net: Made, tmp_path: Path, providers: list[str], missing: str, build: str
+) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        net.load(tmp_path, providers=providers)
+    error = caught.value
+    assert error.what == f"ONNX Runtime does not run on `{missing}` here"
+    assert error.found == f"ONNX Runtime as installed has {', '.join(import_onnxruntime().get_available_providers())}"
+    assert error.hint.startswith(f"install {build}, with the driver")
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_a_provider_that_is_installed_and_does_not_start_is_an_error(
+    net: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # as where the driver is missing: ONNX Runtime makes a session on the CPU instead, and says so in its log at most
+    onnxruntime = import_onnxruntime()
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    with pytest.raises(UnavailableError) as caught:
+        net.load(tmp_path, providers=[CUDA, CPU])
+    assert caught.value.what == f"ONNX Runtime does not run on `{CUDA}` here"
+    assert caught.value.found == f"ONNX Runtime has started {CPU} only"
+    # or it raises an error, and falls back to the CPU unless it is told not to
+    made = onnxruntime.InferenceSession
+
+    def make(model: bytes, options: object, providers: list[str], **more: object) -> Any:
+        assert more["enable_fallback"] == 0
+        if CUDA in providers:
+            raise RuntimeError("CUDA failure 35: CUDA driver version is insufficient")
+        return made(model, options, providers=providers, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", make)
+    with pytest.raises(UnavailableError) as caught:
+        net.load(tmp_path, providers=[CUDA, CPU])
+    assert caught.value.found == "RuntimeError: CUDA failure 35: CUDA driver version is insufficient"
+    assert "Falling back" not in capfd.readouterr().out
+    assert net.load(tmp_path, providers=[CPU]).inner._session.get_providers() == [CPU]
 
 
 def test_the_fingerprint_names_what_shapes_the_bytes() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, MULTIPLY_INTEGERS, NAN_LOSING
 from hatch_lower.backends.openvino.prepare import COMPOSITES
 from hatch_lower.backends.testing.probes import of_tensors
-from hatch_lower.errors import BackendError, CallError, ProgramError
+from hatch_lower.errors import BackendError, CallError, ProgramError, UnavailableError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
@@ -41,7 +42,7 @@ from hatch_lower.runtime.delegates import DelegateBlob
 if find_spec("openvino") is None:
     pytest.skip("OpenVINO is not installed", allow_module_level=True)
 
-from hatch_lower.backends.openvino import run
+from hatch_lower.backends.openvino import library, run
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
 from hatch_lower.backends.openvino.library import engine, sums_integers
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
@@ -1270,9 +1271,51 @@ def test_damaged_facts_are_refused(blob: DelegateBlob, values: dict[str, Any], f
 def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, constants: list[Tensor], tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.xml"
     damaged.write_bytes(blob.path.read_bytes()[:200])
-    for each in (DelegateBlob(damaged, blob.info, blob.data), changed(blob, device="TPU")):
-        with pytest.raises(ProgramError, match="OpenVINO cannot load a partition"):
-            of_tensors(OpenvinoDelegate).load(each, constants)
+    with pytest.raises(ProgramError, match="OpenVINO cannot load a partition"):
+        of_tensors(OpenvinoDelegate).load(DelegateBlob(damaged, blob.info, blob.data), constants)
+
+
+@pytest.mark.parametrize(
+    ("device", "missing"),
+    [
+        ("TPU", "TPU"),
+        ("GPU.7", "GPU.7"),
+        ("HETERO:CPU,TPU", "TPU"),
+        ("MULTI:TPU,CPU", "TPU"),
+        ("BATCH:TPU(4)", "TPU"),
+        ("AUTO:TPU", "AUTO:TPU"),
+    ],
+)
+def test_a_device_that_the_machine_lacks_is_named(
+    blob: DelegateBlob, constants: list[Tensor], device: str, missing: str
+) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        of_tensors(OpenvinoDelegate).load(changed(blob, device=device), constants)
+    assert caught.value.what == f"OpenVINO does not run on the device `{missing}` here"
+    assert caught.value.found
+    assert caught.value.hint == "install the driver of the device, or take another recipe"
+
+
+@pytest.mark.parametrize(
+    ("device", "present", "missing"),
+    [
+        ("CPU", [], []),
+        ("AUTO", ["CPU"], []),
+        ("AUTO:GPU,CPU", ["CPU"], []),
+        ("GPU", ["CPU", "GPU"], []),
+        ("GPU.0", ["CPU", "GPU"], []),
+        ("GPU", ["CPU", "GPU.0", "GPU.1"], []),
+        ("GPU.1", ["CPU", "GPU"], ["GPU.1"]),
+        ("MULTI:GPU.1,CPU", ["CPU", "GPU.0", "GPU.1"], []),
+        ("BATCH:CPU(4)", ["CPU"], []),
+        ("HETERO:NPU,GPU,CPU", ["CPU"], ["NPU", "GPU"]),
+    ],
+)
+def test_devices_that_a_recipe_names_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, device: str, present: list[str], missing: list[str]
+) -> None:
+    monkeypatch.setattr(library, "engine", lambda: SimpleNamespace(available_devices=present))
+    assert library.missing_devices(device) == missing
 
 
 # What it says.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, ClassVar
 
-from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, CPU, Options, parse_options
+from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.options import extra_hint, spec_values
@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 VERSION = "13"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
-DISTRIBUTIONS: Mapping[str, str] = {
-    "CUDAExecutionProvider": "onnxruntime-gpu",
-    "TensorrtExecutionProvider": "onnxruntime-gpu",
-    "DmlExecutionProvider": "onnxruntime-directml",
-    "OpenVINOExecutionProvider": "onnxruntime-openvino",
-}
 # those with a kernel for ONNX Runtime's own product of matrices that are turned
-FUSING = frozenset({"CPUExecutionProvider", "CUDAExecutionProvider"})
+FUSING = frozenset({CPU, "CUDAExecutionProvider"})
 # ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried
 RANGE = ">=1.23,<2"
 

@@ -1,10 +1,20 @@
-"""ONNX Runtime's library, imported where it is needed, and without its telemetry."""
+"""ONNX Runtime's library, imported where it is needed, and without its telemetry; the distributions of its builds."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
+
+CPU = "CPUExecutionProvider"
+# the distribution whose build of ONNX Runtime has an execution provider; the CPU's provider is in each build
+DISTRIBUTIONS: Mapping[str, str] = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+    "DmlExecutionProvider": "onnxruntime-directml",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+}
 
 SWITCH = "ORT_DISABLE_TELEMETRY"
 IMPORTING = Lock()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hatch_lower.backends.onnxruntime.library import CPU
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from, json_specs
 
 BACKEND_ID = "onnxruntime"
-CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    # ONNX Runtime's execution providers, the best first; those that are not installed are left out
+    # ONNX Runtime's execution providers, the best first; a model is loaded with all of the providers, or not at all
     providers: tuple[str, ...] = (CPU,)
     # how many threads a loaded model has; 0: as many as torch has where it is loaded
     threads: int = 0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.backends.onnxruntime.library import import_onnxruntime
+from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import fits, relocate
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, UnavailableError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_dtypes import is_bfloat16
 from hatch_lower.runtime.processor import multiplies_bytes, thread_count
@@ -68,21 +68,31 @@ class OnnxruntimeDelegate(Delegate):
             ) from error
         info = read_info(blob, len(constants))
         available = onnxruntime.get_available_providers()
-        providers = [name for name in info.providers if name in available]
-        if not providers:
-            raise ProgramError(
-                "ONNX Runtime as installed has none of the execution providers that the program was built for",
-                where=str(blob.path),
-                found=f"wanted {', '.join(info.providers)}; installed {', '.join(available)}",
-                hint="install the build of ONNX Runtime that has one of them, such as onnxruntime-gpu",
-            )
+        if missing := [name for name in info.providers if name not in available]:
+            raise unavailable_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
         options = make_options(onnxruntime, info.threads)
         adjust(options)
-        try:
-            model, values = bind_constants(options, blob, constants, info.bound)
+
+        def start(model: bytes, providers: Sequence[str]) -> InferenceSession:
             joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
             disabled = [*DISABLED, *(() if joins else (JOINING,))]
-            session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
+            # without ONNX Runtime's own fallback, which computes on the CPU where a provider fails
+            return onnxruntime.InferenceSession(
+                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+            )
+
+        try:
+            model, values = bind_constants(options, blob, constants, info.bound)
+            try:
+                session = start(model, info.providers)
+            except Exception as error:
+                others = [name for name in info.providers if name != CPU]
+                if not others:
+                    raise
+                start(model, [CPU])  # the model is right, and another provider fails
+                raise unavailable_error(blob, others[0], f"{type(error).__name__}: {error}") from error
+        except UnavailableError:
+            raise
         except Exception as error:
             raise ProgramError(
                 "ONNX Runtime refuses a model",
@@ -90,6 +100,9 @@ class OnnxruntimeDelegate(Delegate):
                 found=f"{type(error).__name__}: {error}",
                 hint="install the version of ONNX Runtime that the wheel requires, or build the wheel again",
             ) from error
+        started = session.get_providers()
+        if missing := [name for name in info.providers if name not in started]:
+            raise unavailable_error(blob, missing[0], f"ONNX Runtime has started {', '.join(started)} only")
         delegate = cls(session, info.call, values)
         names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
         if names != ([name for name, _ in delegate._feed], delegate._names):
@@ -101,6 +114,17 @@ class OnnxruntimeDelegate(Delegate):
     def run(self, inputs: list[Array]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, self._run(self._names, feed))
+
+
+def unavailable_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
+    build = DISTRIBUTIONS.get(provider)
+    what = f"`{build}`" if build else "a build of ONNX Runtime that has the provider"
+    return UnavailableError(
+        f"ONNX Runtime does not run on `{provider}` here",
+        where=str(blob.path),
+        found=found,
+        hint=f"install {what}, with the driver and the libraries that the provider needs, or take another recipe",
+    )
 
 
 def make_options(onnxruntime: Any, threads: int) -> SessionOptions:

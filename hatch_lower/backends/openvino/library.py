@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 INSTALL = 'install it: `pip install "hatch-lower[openvino]"`'
+CPU = "CPU"
 TELEMETRY = "openvino_telemetry"
 IMPORTING = Lock()
 
@@ -61,6 +62,19 @@ def sums_integers() -> bool:
     greatest = openvino.Tensor(openvino.Type.f32, openvino.Shape([1, count]))
     greatest.data[:] = 255
     return bool((model([greatest])[0] == 255 * 127 * count / 4).all())
+
+
+def missing_devices(device: str) -> list[str]:
+    """Return the devices that a recipe's `device` names and OpenVINO lacks here; `AUTO` names choices only."""
+    kind, _, listed = device.partition(":")
+    if device == CPU or kind == "AUTO":
+        return []
+    names = listed.split(",") if listed else [device]
+    available = engine().available_devices
+    # `GPU.0` is the only GPU too, which is listed as `GPU`; `CPU(4)` is the CPU with a size of a batch
+    bare = [name.partition("(")[0].removesuffix(".0") for name in names]
+    present = {name.removesuffix(".0") for name in available}
+    return [name for name in bare if name not in present]
 
 
 @cache

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.backends.openvino.library import INSTALL, engine, engine_of_integers, import_openvino
-from hatch_lower.errors import CallError, ProgramError
+from hatch_lower.backends.openvino.library import (
+    CPU,
+    INSTALL,
+    engine,
+    engine_of_integers,
+    import_openvino,
+    missing_devices,
+)
+from hatch_lower.errors import CallError, ProgramError, UnavailableError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
@@ -53,6 +60,7 @@ class OpenvinoDelegate(Delegate):
                 found=str(error),
                 hint=INSTALL,
             ) from error
+        check_device(blob, info.device)
         try:
             literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
             text = blob.path.read_bytes()
@@ -63,12 +71,17 @@ class OpenvinoDelegate(Delegate):
             for layer in model.get_ops():
                 if layer.get_type_name() == "Divide":
                     layer.get_rt_info()[EXACT] = True
-            compiled = core.compile_model(model, info.device, {**settings(info), **more})
+            try:
+                compiled = core.compile_model(model, info.device, {**settings(info), **more})
+            except RuntimeError as error:
+                if info.device == CPU:
+                    raise
+                raise unavailable_error(blob, info.device, words_of(error)) from error
         except RuntimeError as error:
             raise ProgramError(
                 "OpenVINO cannot load a partition",
                 where=str(blob.path),
-                found="\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line),
+                found=words_of(error),
                 hint="install the OpenVINO that the wheel requires; choose a device that this machine has",
             ) from error
         return cls(compiled, [literals, *values], info)
@@ -99,6 +112,26 @@ class OpenvinoDelegate(Delegate):
     def _result(self, result: Any) -> Array:
         copy: Array = result.data.copy()
         return copy.view(element_dtype("bfloat16")) if result.element_type == self._openvino.Type.bf16 else copy
+
+
+def check_device(blob: DelegateBlob, device: str) -> None:
+    """Raise an `UnavailableError` where the machine lacks a device that the recipe names."""
+    if missing := missing_devices(device):
+        raise unavailable_error(blob, missing[0], f"OpenVINO has {', '.join(engine().available_devices)}")
+
+
+def unavailable_error(blob: DelegateBlob, device: str, found: str) -> UnavailableError:
+    return UnavailableError(
+        f"OpenVINO does not run on the device `{device}` here",
+        where=str(blob.path),
+        found=found,
+        hint="install the driver of the device, or take another recipe",
+    )
+
+
+def words_of(error: RuntimeError) -> str:
+    """Return OpenVINO's words without the places in its own sources."""
+    return "\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line)
 
 
 def to_tensor(openvino: Any, array: Array) -> Any:
@@ -151,7 +184,7 @@ def settings(info: OpenvinoFacts) -> dict[str, object]:
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    if info.device == "CPU":
+    if info.device == CPU:
         # several models, and other libraries, share the cores
         chosen["ENABLE_CPU_PINNING"] = False
         if info.threads:
