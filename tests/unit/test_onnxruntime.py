@@ -813,6 +813,45 @@ def test_products_of_turned_constants_give_eagers_numbers(tmp_path: Path, rank: 
         check(Apply(function, w=weight), tmp_path / str(number), (x,))
 
 
+class LowRank(nn.Module):
+    """A product of two weights that are flattened to the same shape, as DoRA has for a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = torch.mm(self.b.weight.flatten(1), self.a.weight.flatten(1)).reshape(4, 4, 3)
+        return nn.functional.conv1d(x, self.a.weight + low)
+
+
+@pytest.mark.parametrize(
+    ("left", "inner_left", "right", "inner_right", "result"),
+    [
+        # the operands as they are cannot be multiplied, or give other numbers in the same shape
+        ((4, 4, 1), (4, 4), (4, 4, 3), (4, 12), (4, 4, 3)),
+        ((1, 2, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1), (1, 2, 2)),
+        ((1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 2, 2), (1, 2, 1)),
+        ((1, 2, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 1)),
+    ],
+)
+def test_a_product_between_reshapes_keeps_the_reshapes(
+    tmp_path: Path,
+    left: tuple[int, ...],
+    inner_left: tuple[int, ...],
+    right: tuple[int, ...],
+    inner_right: tuple[int, ...],
+    result: tuple[int, ...],
+) -> None:
+    product = Apply(lambda x, y: (x.reshape(inner_left) @ y.reshape(inner_right)).reshape(result))
+    assert len(delegates(check(product, tmp_path, (torch.randn(left), torch.randn(right))))) == 1
+
+
+def test_a_product_of_flattened_weights_gives_eagers_numbers(tmp_path: Path) -> None:
+    assert len(delegates(check(LowRank(), tmp_path, (torch.randn(1, 4, 9),)))) == 1
+
+
 def test_a_constant_that_equals_a_literal_stays_apart(tmp_path: Path) -> None:
     def last(x: Tensor) -> Tensor:
         # the sizes are put together with a literal -1

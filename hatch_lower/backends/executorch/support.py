@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensors
+from hatch_lower.backends.engine_partitioner import arguments_of, why_not_target, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.formulas import FORMULAS, formula_of
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
@@ -287,6 +287,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK's `{name}` of one dimension takes one size at most that is known at run time only"
     if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
         return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
+    if name == "aten.addmm.default" and (reason := why_not_linear(copy)):
+        return reason
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
     if any(value.dim() > LARGEST_RANK for source in (copy, *copy.all_input_nodes) for value in tensors_of(source)):
@@ -296,6 +298,14 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     if not finite and differs_for_nan(copy, form):
         return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return ""
+
+
+def why_not_linear(copy: Node) -> str:
+    # XNNPACK's rules write it as a linear layer: one number for each column, and no factors
+    given = arguments_of(copy)
+    if any(given[factor] != 1 for factor in ("beta", "alpha")):
+        return f"XNNPACK's linear layer leaves out `beta={given['beta']}` and `alpha={given['alpha']}`"
+    return "" if given["self"].meta["val"].dim() == 1 else "XNNPACK's linear layer takes one row of numbers to add"
 
 
 def is_row(image: torch.Tensor) -> bool:

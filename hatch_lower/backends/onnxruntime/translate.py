@@ -36,6 +36,7 @@ IR_VERSION = 10
 NEARLY = 1e-4  # more than within which onnxscript takes numbers to be the same
 LITERAL_LIMIT = 4096  # elements of what is computed of literals; more ONNX Runtime computes when it loads the model
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+HIDDEN = "hidden"  # the domain of operators while no rule of onnxscript may see the operators
 FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
 ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
 
@@ -158,7 +159,8 @@ def optimise(model: ir.Model) -> None:
     """Compute what literals alone give, and simplify, in place.
 
     onnxscript takes every number that is nearly 0 or 1 for that, and leaves it out of a sum or product: an epsilon of
-    1e-8 as well. So these are inputs meanwhile.
+    1e-8 as well. So these are inputs meanwhile. Its rule for products between reshapes compares sizes only, and not the
+    places to which the reshapes move elements. So products are operators of a domain that no rule knows meanwhile.
     """
     common.InlinePass()(model)
     optimizer.fold_constants(model, output_size_limit=LITERAL_LIMIT)
@@ -177,12 +179,24 @@ def optimise(model: ir.Model) -> None:
                 )
             node.replace_input_with(position, hidden[key][0])
     graph.inputs.extend(value for value, _ in hidden.values())
+    products = [node for node in ir.traversal.RecursiveGraphIterator(graph) if is_operator(node, "MatMul")]
+    for product in products:
+        product.domain = HIDDEN
+    model.opset_imports[HIDDEN] = 1
     optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
+    for product in products:
+        product.domain = ""
+    model.opset_imports.pop(HIDDEN, None)
+    model.opset_imports.setdefault("", OPSET)
     for value, tensor in hidden.values():
         graph.inputs.remove(value)
         value.const_value = tensor
         if value.uses():
             graph.register_initializer(value)
+
+
+def is_operator(node: ir.Node, name: str) -> bool:
+    return node.op_type == name and node.domain == ""
 
 
 def is_nearly_neutral(tensor: ir.TensorProtocol) -> bool:

@@ -67,6 +67,21 @@ def products(self: Program, x: Tensor, y: Tensor, z: Tensor) -> object:
     return x @ y, torch.addmm(z, x, y), torch.matmul(x, y[:, 0]), torch.bmm(x[None], y[None])
 
 
+def factors(self: Program, x: Tensor, y: Tensor, z: Tensor) -> object:
+    scaled = torch.addmm(z, x, y, beta=0.5, alpha=3), torch.addmm(z[0], x, y, beta=2), torch.addmm(z, x, y, alpha=-1)
+    stacked = torch.baddbmm(z[None], x[None], y[None], beta=0.5, alpha=3), torch.addmv(z[:, 0], x, y[:, 1], alpha=3)
+    weighed = torch.addmm(self.shift, x, self.weight, beta=0.5, alpha=3), torch.addmm(self.shift, x, self.weight)
+    added = torch.addmm(self.rows, x, self.weight), torch.addmm(self.rows, x, self.weight, beta=-1, alpha=2)
+    return *scaled, *stacked, *weighed, *added, torch.addcmul(z, z, z, value=0.5), torch.sub(x, x * x, alpha=2)
+
+
+def reshaped_products(self: Program, x: Tensor, y: Tensor) -> object:
+    # products between reshapes whose operands could be multiplied, to the same shape, without the reshapes
+    low = torch.mm(self.up.flatten(1), self.down.flatten(1)).reshape(4, 4, 3)
+    turned = (x.reshape(1, 2, 1) @ y.reshape(2, 1, 1)).reshape(1, 2, 2), (x @ y.reshape(1, 1, 2)).reshape(1, 2, 2)
+    return low + self.weight, *turned, (y.reshape(2, 1, 1) @ x.reshape(1, 1, 2)).reshape(2, 2, 1)
+
+
 def selection(self: Program, x: Tensor, rows: Tensor, columns: Tensor) -> object:
     selected = torch.index_select(x, 0, rows), torch.gather(x, 1, columns), x[rows], x[:, 1:3], x[-1]
     joined = torch.cat([x, x + 1], 1), torch.stack([x, x])
@@ -155,6 +170,10 @@ def operator_cases() -> Iterator[Case]:
     yield from of_dtype("extremes", ("float32", "float64", "int64"), extremes, (3, 4))
     yield from of_dtype("moments", ("float32", "float64"), moments, (3, 4))
     yield from of_dtype("products", (*FLOATS, "int64"), products, (3, 4), (4, 2), (3, 2))
+    scale = weighted(factors, shift=(2,), rows=(3, 2), weight=(4, 2))
+    yield Case("operators/factors", scale, drawn((3, 4), (4, 2), (3, 2)))
+    reshape = weighted(reshaped_products, up=(4, 4, 1), down=(4, 4, 3), weight=(4, 4, 3))
+    yield Case("operators/reshaped products", reshape, drawn((1, 2, 1), (2, 1, 1)))
     for dtype in ("float32", "int64"):
         yield Case(f"operators/selection {dtype}", plain(selection), twice(partial(draw_selection, dtype)))
     yield from of_dtype("ordering", ("float32", "int64"), ordering, (3, 5), low=-99, high=99)
