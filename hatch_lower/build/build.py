@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def build(context: BuildContext) -> BuildResult:
     """Lower every model of a project of which no earlier result holds."""
     settings, store = context.settings, context.store
+    store.mark()
     assets = find_assets(settings)
     sources: dict[str, LocalSource] = {}
     while True:

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from hatch_lower.cache.files import make_folder
-from hatch_lower.canonical import sha256_bytes
+from hatch_lower.cache.files import make_folder, write_file
+from hatch_lower.canonical import read_file, sha256_bytes
 from hatch_lower.errors import CacheError
 
 MODES = ("on", "off", "read-only", "refresh", "frozen")
@@ -18,6 +18,12 @@ WRITING = ("on", "refresh")
 VERSION = "v1"  # the folder for this layout: another version of hatch-lower may have another
 # folders in it; those for results are made by `cache/files.py`, for this user or a group alone
 PARTS = ("blobs", "locks", "preload", "records")
+# files that keep the cache out of backups and out of git; the first line of a tag is the same for all programs
+TAG = "CACHEDIR.TAG"
+MARKS = {
+    TAG: b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of hatch-lower; see https://bford.info/cachedir/\n",
+    ".gitignore": b"*\n",
+}
 MOST_LINKS = 40  # on the way to the cache; more are a circle
 
 
@@ -58,6 +64,21 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
         warn(f"the cache is not used: {reason}; {hint}")
         mode = "off"
     return parent / VERSION, mode
+
+
+def mark_directory(directory: Path) -> None:
+    """Write the files `MARKS` into the folder of this version, unless the tag is there."""
+    if not (directory / TAG).exists():
+        for name, data in sorted(MARKS.items()):
+            write_file(directory / name, data)
+
+
+def is_marked(folder: Path) -> bool:
+    """Return whether a folder holds the tag of a cache of hatch-lower."""
+    try:
+        return read_file(folder / TAG) == MARKS[TAG]
+    except OSError:
+        return False
 
 
 def reason_to_distrust(directory: Path) -> str | None:

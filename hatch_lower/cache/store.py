@@ -22,7 +22,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hatch_lower.cache.directory import WRITING, choose_directory
+from hatch_lower.cache.directory import WRITING, choose_directory, mark_directory
 from hatch_lower.cache.entry import DIGEST, Record, RemoteCache, check_record, fetch_record, make_record, parse_record
 from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import Level, hold_keys
@@ -283,6 +283,11 @@ class Store(Frozen):
 
     def _write_record(self, key: str, record: Record) -> None:
         write_file(self.record_path(key), canonical_json({**record, "stored": int(time.time())}))
+
+    def mark(self) -> None:
+        """Write the files that keep the cache out of backups and out of git."""
+        if self.writes:
+            self._try_writing(lambda: mark_directory(self.directory))
 
     # a directory that fails
 

@@ -54,6 +54,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
         """Lower the models for a wheel; for a source distribution, add the files that lowering will need."""
         self._discard()
         with self._reported():
+            from hatch_lower.hatch.cache_files import leave_out_cache
+
+            leave_out_cache(self, build_data)
             if self.target_name == "sdist":
                 from hatch_lower.hatch.project import input_files
 
@@ -83,9 +86,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self._discard()
 
     def _prepare(self, version: str, build_data: BuildData) -> None:
+        from hatch_lower.hatch.cache_files import refuse_cache
         from hatch_lower.hatch.project import read_project
 
         project = read_project(self, build_data)
+        refuse_cache((file.path for file in (*project.selected, *project.forced)), "wheel")
         editable = version == "editable"
         if editable and project.settings.editable == "skip":
             return

@@ -129,7 +129,10 @@ def project_files(hook: Hook, packaged: Iterable[DistributedFile]) -> tuple[Path
     """Return the files that an export may read elsewhere: those of sdist and wheel, and the declared inputs."""
     from hatchling.builders.sdist import SdistBuilder
 
+    from hatch_lower.hatch.cache_files import exclude_cache
+
     builder = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app)
+    exclude_cache(builder.config)
     listed = {Path(os.path.normpath(file.path)) for file in builder.recurse_included_files()}
     return tuple(sorted({*listed, *(file.path for file in packaged), *input_files(hook)}))
 

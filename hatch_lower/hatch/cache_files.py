@@ -1,0 +1,83 @@
+"""The cache inside a project: kept out of each distribution, for its records hold values of variables and their key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.cache.directory import VERSION, default_directory, is_marked
+from hatch_lower.errors import PackageError
+
+if TYPE_CHECKING:
+    from hatchling.builders.config import BuilderConfig
+    from hatchling.builders.plugin.interface import BuilderInterface
+
+    from hatch_lower.hatch.project import BuildData, Hook
+
+SPECIAL = re.compile(r"([\\*?\[\]!# ])")  # characters with a meaning in git's patterns
+
+
+def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
+    """Exclude the cache from the files of a target; raise `PackageError` where another pattern includes the cache."""
+    target = hook.target_name
+    exclude_cache(hook.build_config)
+    if target != "wheel":  # the files of a wheel are listed for the project
+        with hook.build_config.set_build_data(build_data):
+            refuse_cache(listed_files(hook.build_config.builder), target)
+    if target != "sdist" and is_within(cache_folder(), Path(hook.root)):
+        from hatchling.builders.sdist import SdistBuilder
+
+        builder = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app)
+        if hook.PLUGIN_NAME not in builder.config.hook_config:
+            refuse_cache(listed_files(builder), "sdist")
+
+
+def cache_folder() -> Path | None:
+    """Return the folder that this version makes in the cache directory, if its place can be told."""
+    try:
+        return default_directory(os.environ) / VERSION
+    except ModuleNotFoundError:  # a source distribution is built without the packages that know the user's folders
+        return None
+
+
+def is_within(path: Path | None, folder: Path | None) -> bool:
+    if path is None or folder is None:
+        return False
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def exclude_cache(config: BuilderConfig) -> None:
+    """Add the cache to the patterns that a target of hatchling excludes, if the cache is in the project."""
+    cache = cache_folder()
+    if cache is None or not is_within(cache, Path(config.root)):
+        return
+    import pathspec
+
+    place = os.path.relpath(os.path.realpath(cache), os.path.realpath(config.root)).replace(os.sep, "/")
+    pattern = SPECIAL.sub(r"\\\1", place)
+    given = config.exclude_spec
+    added = pathspec.GitIgnoreSpec.from_lines([f"/{pattern}/"])
+    config.exclude_spec = added if given is None else pathspec.GitIgnoreSpec([*given.patterns, *added.patterns])
+
+
+def listed_files(builder: BuilderInterface[Any, Any]) -> list[Path]:
+    return [Path(file.path) for file in builder.recurse_included_files()]
+
+
+def refuse_cache(files: Iterable[Path], target: str) -> None:
+    """Refuse files of a distribution that are in the cache, links followed."""
+    cache = cache_folder()
+    folders = sorted({file.parent for file in files})
+    inside = next((folder for folder in folders if is_within(folder, cache) or is_marked(folder)), None)
+    if inside is not None:
+        raise PackageError(
+            f"the cache of hatch-lower would go into the {'source distribution' if target == 'sdist' else target},"
+            " and its records hold values of variables",
+            found=str(inside),
+            hint="name a directory outside of the project in `HATCH_LOWER_CACHE_DIR`, or add the cache to `exclude`"
+            " under `[tool.hatch.build]`; if a distribution with it was published, change the values"
+            " that `pass-env` lets through",
+        )
