@@ -58,6 +58,12 @@ def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
     return tuple(sorted(top for top in tops if top.isidentifier()))
 
 
+def find_regular_packages(files: Iterable[DistributedFile]) -> frozenset[str]:
+    """Return the dotted names of the packages with an `__init__.py`."""
+    folders = (file.distributed.rpartition("/") for file in files)
+    return frozenset(folder.replace("/", ".") for folder, _, name in folders if folder and name == "__init__.py")
+
+
 def plan_links(files: Collection[DistributedFile]) -> tuple[tuple[str, Path], ...]:
     """Return the links that make modules with rewritten paths importable under their distributed names."""
     # A directory is linked whole where all that is packaged below it comes from one place: so the code finds files that

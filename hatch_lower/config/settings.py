@@ -114,21 +114,22 @@ def read_settings(
     version: str,
     entry_points: Mapping[str, str],
     packages: Sequence[str],
+    regular: Collection[str],
     path: str = HOOK_PATH,
     dependencies: Sequence[str] | None = None,
     optional_dependencies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Settings:
     """Return the settings of one build; all problems of the hook's table are one `ConfigError`.
 
-    `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel, `path`
-    is the dotted TOML path of the table.
+    `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel,
+    `regular` the dotted names of all its packages with an `__init__.py`, `path` is the dotted TOML path of the table.
     """
     problems: list[str] = []
     given = read_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
     order = resolve_order(given, recipes, path, problems)
     extras = resolve_extras(given, optional_dependencies, path, problems)
-    models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
+    models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
     lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}
     problems += unknown_limits(given.bench, path, order, lowered_for)
@@ -298,6 +299,7 @@ def resolve_models(
     given: HookTable,
     entry_points: Mapping[str, str],
     packages: Sequence[str],
+    regular: Collection[str],
     order: tuple[str, ...],
     path: str,
     problems: list[str],
@@ -336,7 +338,7 @@ def resolve_models(
         if match is None:
             problems.append(f"`{declared}` must be written `module:attribute`, found `{export}`")
             continue
-        package = resolve_package(given, override, match["module"], packages, path, here, problems)
+        package = resolve_package(given, override, match["module"], packages, regular, path, here, problems)
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
@@ -359,6 +361,7 @@ def resolve_package(
     override: ModelTable,
     module: str,
     packages: Sequence[str],
+    regular: Collection[str],
     path: str,
     here: str,
     problems: list[str],
@@ -372,14 +375,23 @@ def resolve_package(
             known = nearest(package.partition(".")[0], packages)
             problems.append(f"`{owner}.package` names no package of the wheel, found `{package}`; {known}")
         return package
+    around = innermost(module, regular)
+    if around is not None:
+        return around
     top = module.partition(".")[0]
-    if top in packages:
-        return top
-    if len(packages) == 1:
-        return packages[0]
-    listed = ", ".join(f"`{package}`" for package in sorted(packages)) or "none"
-    problems.append(
-        f"`{here}.package` must say which package gets the model's files: "
-        f"its module `{module}` is in none of the wheel's packages ({listed})"
-    )
+    # a package that no other regular package holds
+    outermost = [name for name in sorted(regular) if innermost(name.rpartition(".")[0], regular) is None]
+    if top not in packages and len(packages) == 1 and len(outermost) == 1:
+        return outermost[0]
+    listed = ", ".join(f"`{package}`" for package in sorted(regular)) or "none"
+    known = f"its module `{module}` is in none of the wheel's packages with an `__init__.py` ({listed})"
+    shared = f", and other distributions may have files in `{top}`" if top in packages else ""
+    problems.append(f"`{here}.package` must say which package gets the model's files: {known}{shared}")
     return None
+
+
+def innermost(module: str, packages: Collection[str]) -> str | None:
+    """Return the longest dotted name in `packages` that is a module's own name, or the name of a package around it."""
+    while module and module not in packages:
+        module = module.rpartition(".")[0]
+    return module or None

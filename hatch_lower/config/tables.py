@@ -211,8 +211,9 @@ class HookTable(Frozen):
     models: Mapping[str, ModelTable] = field(default_factory=dict)
     """Settings for single models, by entry-point name; also declares models that are not entry points."""
     package: str | None = None
-    """Dotted name of the import package that gets the folder `_lowered`. Default: the top-level package of the entry
-    point, or the only package of the wheel."""
+    """Dotted name of the import package that gets the folder `_lowered`. Default: the innermost package with an
+    `__init__.py` that holds the entry point's module, or else the only package of the wheel: a namespace package may be
+    another distribution's as well."""
     verify: bool = True
     """Compare each lowered method with eager before packaging, on its example inputs, on random inputs, on a second
     size of every dynamic dimension, and on the model's `verify-inputs`. A mismatch fails the build."""

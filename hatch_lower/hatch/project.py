@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.build.project_view import DistributedFile, ProjectView, find_import_roots, find_packages, plan_links
+from hatch_lower.build.project_view import (
+    DistributedFile,
+    ProjectView,
+    find_import_roots,
+    find_packages,
+    find_regular_packages,
+    plan_links,
+)
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.settings import Settings, is_sample_file, read_settings, verify_inputs_of
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
@@ -103,6 +110,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
         version=hook.metadata.version,
         entry_points=declared,
         packages=find_packages(files),
+        regular=find_regular_packages(files),
         path=table,
         dependencies=core.dependencies,
         optional_dependencies=core.optional_dependencies,

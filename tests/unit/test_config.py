@@ -25,6 +25,7 @@ def read(
     *,
     entry_points: Mapping[str, str] | None = None,
     packages: Sequence[str] = ("digits",),
+    regular: Sequence[str] | None = None,
 ) -> Settings:
     return read_settings(
         table or {},
@@ -33,6 +34,7 @@ def read(
         version="1.0",
         entry_points=DIGITS if entry_points is None else entry_points,
         packages=packages,
+        regular=packages if regular is None else regular,
     )
 
 
@@ -137,6 +139,7 @@ def test_an_extra_of_a_recipe_is_one_of_the_projects() -> None:
             version="1",
             entry_points=DIGITS,
             packages=["digits"],
+            regular=["digits"],
             optional_dependencies={"with-torch": ["torch>=2.13"]},
         ).extras
 
@@ -163,6 +166,7 @@ def test_another_path_of_the_table_is_named() -> None:
             version="1",
             entry_points=DIGITS,
             packages=["digits"],
+            regular=["digits"],
             path="tool.hatch.build.targets.wheel.hooks.lower",
         )
 
@@ -547,12 +551,47 @@ def test_package_of_an_entry_point_outside_the_wheel() -> None:
     assert read(entry_points={"digits": "b.c:export"}, packages=["a", "b"]).models[0].package == "b"
     assert problems(entry_points=outside, packages=["a", "b"]) == [
         f"`{LOWER}.models.digits.package` must say which package gets the model's files: "
-        "its module `tools.export` is in none of the wheel's packages (`a`, `b`)"
+        "its module `tools.export` is in none of the wheel's packages with an `__init__.py` (`a`, `b`)"
     ]
     assert problems(entry_points=outside, packages=[]) == [
         f"`{LOWER}.models.digits.package` must say which package gets the model's files: "
-        "its module `tools.export` is in none of the wheel's packages (none)"
+        "its module `tools.export` is in none of the wheel's packages with an `__init__.py` (none)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "regular", "package"),
+    [
+        ("digits.model", ["digits"], "digits"),
+        ("digits.nets.model", ["digits", "digits.nets"], "digits.nets"),
+        ("digits.nets.model", ["digits"], "digits"),
+        ("acme.vision.model", ["acme.vision"], "acme.vision"),
+        ("acme.vision", ["acme.vision"], "acme.vision"),
+        ("acme.vision.nets.deep.model", ["acme.vision", "acme.vision.nets.deep"], "acme.vision.nets.deep"),
+        ("tools.export", ["acme.vision", "acme.vision.nets"], "acme.vision"),
+    ],
+)
+def test_the_innermost_regular_package_gets_the_files(module: str, regular: list[str], package: str) -> None:
+    top = regular[0].partition(".")[0]
+    settings = read(entry_points={"digits": f"{module}:export"}, packages=[top], regular=regular)
+    assert settings.models[0].package == package
+
+
+@pytest.mark.parametrize(
+    ("module", "regular", "found"),
+    [
+        ("acme.model", [], "(none), and other distributions may have files in `acme`"),
+        ("acme.model", ["acme.vision"], "(`acme.vision`), and other distributions may have files in `acme`"),
+        ("tools.export", ["acme.text", "acme.vision"], "(`acme.text`, `acme.vision`)"),
+    ],
+)
+def test_a_namespace_package_gets_files_only_by_name(module: str, regular: list[str], found: str) -> None:
+    given = {"entry_points": {"digits": f"{module}:export"}, "packages": ["acme"], "regular": regular}
+    assert problems(**given) == [
+        f"`{LOWER}.models.digits.package` must say which package gets the model's files: "
+        f"its module `{module}` is in none of the wheel's packages with an `__init__.py` {found}"
+    ]
+    assert read({"package": "acme"}, **given).models[0].package == "acme"
 
 
 def test_entry_point_with_extras_loses_them() -> None:
