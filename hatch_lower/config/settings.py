@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.bench_tables import BenchTable
+from hatch_lower.config.packages import resolve_package
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import (
@@ -43,7 +44,6 @@ MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
 LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
-PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Recipe(Frozen):
@@ -104,6 +104,7 @@ class Settings(Frozen):
     extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
     localise: int = 120  # seconds; it is in no key
     executor: str = "local"  # it is in no key
+    keep_weights: bool = False  # it is in no key
 
 
 def read_settings(
@@ -166,6 +167,7 @@ def read_settings(
         executor=given.executor,
         inputs=given.inputs,
         jobs=given.jobs,
+        keep_weights=given.keep_weights,
         localise=given.localise,
         pass_env=given.pass_env,
         runtime_requirements=given.runtime_requirements,
@@ -354,44 +356,3 @@ def verify_inputs_of(given: ModelTable) -> dict[str, str]:
 
 def is_sample_file(source: str) -> bool:
     return source.endswith(".safetensors")
-
-
-def resolve_package(
-    given: HookTable,
-    override: ModelTable,
-    module: str,
-    packages: Sequence[str],
-    regular: Collection[str],
-    path: str,
-    here: str,
-    problems: list[str],
-) -> str | None:
-    """Return the import package that gets the model's files, or `None` if none can be told."""
-    owner, package = (here, override.package) if override.package is not None else (path, given.package)
-    if package is not None:
-        if not PACKAGE_NAME.fullmatch(package):
-            problems.append(f"`{owner}.package` must be the dotted name of an import package, found `{package}`")
-        elif package.partition(".")[0] not in packages:
-            known = nearest(package.partition(".")[0], packages)
-            problems.append(f"`{owner}.package` names no package of the wheel, found `{package}`; {known}")
-        return package
-    around = innermost(module, regular)
-    if around is not None:
-        return around
-    top = module.partition(".")[0]
-    # a package that no other regular package holds
-    outermost = [name for name in sorted(regular) if innermost(name.rpartition(".")[0], regular) is None]
-    if top not in packages and len(packages) == 1 and len(outermost) == 1:
-        return outermost[0]
-    listed = ", ".join(f"`{package}`" for package in sorted(regular)) or "none"
-    known = f"its module `{module}` is in none of the wheel's packages with an `__init__.py` ({listed})"
-    shared = f", and other distributions may have files in `{top}`" if top in packages else ""
-    problems.append(f"`{here}.package` must say which package gets the model's files: {known}{shared}")
-    return None
-
-
-def innermost(module: str, packages: Collection[str]) -> str | None:
-    """Return the longest dotted name in `packages` that is a module's own name, or the name of a package around it."""
-    while module and module not in packages:
-        module = module.rpartition(".")[0]
-    return module or None

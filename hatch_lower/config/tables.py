@@ -237,6 +237,9 @@ class HookTable(Frozen):
     whose bytes stand in one of them is mapped from there, whatever its name; what they lack stays in the wheel, and the
     build says how much and why. `"file"` alone: what the wheel does not hold is written into a file beside it, to be
     uploaded. No URL holds credentials: those come from the environment of whoever downloads."""
+    keep_weights: bool = False
+    """Package weights that the lowered programs hold as well. By default the wheel leaves out a safetensors file whose
+    tensors are all in the programs; whoever runs the module itself from the installed package keeps them."""
     torch_free: bool = False
     """Promise that programs run where torch is not installed, on NumPy's arrays: the build fails if an operation is
     left that needs torch, and names it. Without this setting, too, a recipe requires no torch if its engine takes all

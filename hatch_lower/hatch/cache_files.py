@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cache.directory import VERSION, default_directory, is_marked
 from hatch_lower.errors import PackageError
+from hatch_lower.hatch.exclusion import exclude
 
 if TYPE_CHECKING:
     from hatchling.builders.config import BuilderConfig
     from hatchling.builders.plugin.interface import BuilderInterface
 
     from hatch_lower.hatch.project import BuildData, Hook
-
-SPECIAL = re.compile(r"([\\*?\[\]!# ])")  # characters with a meaning in git's patterns
 
 
 def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
@@ -54,13 +52,8 @@ def exclude_cache(config: BuilderConfig) -> None:
     cache = cache_folder()
     if cache is None or not is_within(cache, Path(config.root)):
         return
-    import pathspec
-
     place = os.path.relpath(os.path.realpath(cache), os.path.realpath(config.root)).replace(os.sep, "/")
-    pattern = SPECIAL.sub(r"\\\1", place)
-    given = config.exclude_spec
-    added = pathspec.GitIgnoreSpec.from_lines([f"/{pattern}/"])
-    config.exclude_spec = added if given is None else pathspec.GitIgnoreSpec([*given.patterns, *added.patterns])
+    exclude(config, f"{place}/")
 
 
 def listed_files(builder: BuilderInterface[Any, Any]) -> list[Path]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.diff.tensors import read_tensor_file
 from hatch_lower.build.project_view import DistributedFile
-from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.constants import CONSTANTS_FILES
 from hatch_lower.frozen import Frozen
 
@@ -19,14 +17,16 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
 SUFFIX = ".safetensors"
-SMALLEST = 1024  # bytes; smaller tensors are equal by chance
+SMALLEST = 1024  # bytes; smaller tensors alone may be equal by chance
+COUNTER = "num_batches_tracked"  # of a batch norm, which only training reads
 
 
 class Repeated(Frozen):
-    """A packaged file, and how many bytes of its tensors the payload holds as well."""
+    """A packaged file whose larger tensors the payload holds as well."""
 
     file: DistributedFile
-    size: int
+    size: int  # bytes of these tensors
+    whole: bool  # whether the payload holds all tensors of the file
 
 
 Kind = tuple[str, int]  # dtype and size: what two tensors must have in common before their data is compared
@@ -36,20 +36,34 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     kinds: dict[Kind, list[memoryview]] = {}
     for constants in payload:
         if constants.path.endswith(CONSTANTS_FILES):
-            for kind, data in larger_tensors(constants.source):
+            for _, kind, data in tensors_of(constants.source):
                 kinds.setdefault(kind, []).append(data)
-    # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
-    # transposed one is not recognised.
-    digests_of = cache(lambda kind: {sha256_bytes(constant) for constant in kinds[kind]})
+    # The payload holds tensors in the order of their memory, so a transposed tensor is not recognised.
     repeated = []
     for file in files:
         if not file.distributed.endswith(SUFFIX):
             continue
-        tensors = [(kind, data) for kind, data in larger_tensors(file.path) if kind in kinds]
-        size = sum(len(data) for kind, data in tensors if sha256_bytes(data) in digests_of(kind))
+        size, whole = 0, True
+        for name, kind, data in tensors_of(file.path):
+            if any(is_equal(data, constant) for constant in kinds.get(kind, ())):
+                size += len(data) if len(data) >= SMALLEST else 0
+            elif not name.endswith(COUNTER):
+                whole = False
         if size:
-            repeated.append(Repeated(file, size))
+            repeated.append(Repeated(file, size, whole))
     return tuple(repeated)
+
+
+def is_equal(data: memoryview, other: memoryview) -> bool:
+    # `bytes` are compared at once, memory views item by item
+    return data[:SMALLEST] == other[:SMALLEST] and bytes(data) == bytes(other)
+
+
+def omission_line(repeated: Repeated) -> str:
+    return (
+        f"`{repeated.file.distributed}` is left out of the wheel: the lowered programs hold its tensors"
+        f" ({repeated.size:,} bytes); `keep-weights = true` packages the file, too"
+    )
 
 
 def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]) -> str:
@@ -64,17 +78,16 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
     )
 
 
-def larger_tensors(path: Path) -> Iterator[tuple[Kind, memoryview]]:
-    """Yield the larger tensors of a safetensors or constants file; nothing for a file that is not one."""
+def tensors_of(path: Path) -> Iterator[tuple[str, Kind, memoryview]]:
+    """Yield name, kind and data of each tensor of a safetensors or constants file; an unreadable file has none."""
     try:
         with path.open("rb") as opened:
             data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError):  # it is empty, or its file system maps none: nothing is said then
+    except (OSError, ValueError):  # the file is empty, or its file system maps no files
         return
     file = read_tensor_file(data)
     if file is None:
         return
     for name, entry in file.entries.items():
         data = file.contents(name)
-        if len(data) >= SMALLEST:
-            yield (entry.dtype, len(data)), data
+        yield name, (entry.dtype, len(data)), data

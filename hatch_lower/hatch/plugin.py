@@ -152,8 +152,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
             add_sbom(build_data, project.settings, result, work, self._store)
-            for warning in (*project.pattern_warnings(), *project.repetition_warnings(result.payload)):
+            for warning in project.pattern_warnings():
                 self.app.display_warning(f"hatch-lower: {warning}")
+            self._ship_once(project, result.payload)
         for line in (*summary_lines(result.rows), *weights_lines(result.models)):
             self.app.display_info(line)
         if not editable:
@@ -164,6 +165,21 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         context = build_context(project.settings, project.view, work, self._store, NullReporter())
         return (*result.payload, *write_sources(context))
+
+    def _ship_once(self, project: Project, payload: Sequence[PayloadFile]) -> None:
+        """Leave out packaged weights that the payload holds, or warn about these."""
+        from hatch_lower.hatch.duplicates import omission_line, repetition_warning
+        from hatch_lower.hatch.exclusion import exclude
+
+        for repeated in project.repeated(payload):
+            path = project.relative(repeated.file)
+            if repeated.whole and path and not project.settings.keep_weights:
+                exclude(self.build_config, path)
+                if not self.build_config.include_path(path, explicit=True):
+                    self.app.display_info(f"hatch-lower: {omission_line(repeated)}")
+                    continue
+            if not project.settings.keep_weights:
+                self.app.display_warning(f"hatch-lower: {repetition_warning(repeated, path, project.exclude)}")
 
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hatchling.builders.plugin.interface import IncludedFile
 
     from hatch_lower.format.results import PayloadFile
+    from hatch_lower.hatch.duplicates import Repeated
 
     BuildData = dict[str, Any]  # what hatchling hands from hook to hook, and packages by in the end
     Hook = BuildHookInterface[Any]
@@ -77,18 +78,18 @@ class Project(Frozen):
                 hint="bring them back, and let the model's code remove only what it has made itself",
             )
 
-    def repetition_warnings(self, payload: Sequence[PayloadFile]) -> Iterator[str]:
-        """Yield a warning for each packaged file that holds tensors of the payload again."""
+    def repeated(self, payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
+        """Return the packaged files that hold tensors of the payload again."""
         files = (*self.selected, *self.forced)
         if not any(file.distributed.endswith(".safetensors") for file in files):
-            return
-        from hatch_lower.hatch.duplicates import find_repeated, repetition_warning
+            return ()
+        from hatch_lower.hatch.duplicates import find_repeated
 
-        root, forced = self.settings.root, {id(file) for file in self.forced}
-        for repeated in find_repeated(files, payload):
-            path = repeated.file.path
-            relative = "" if id(repeated.file) in forced else path.relative_to(root).as_posix()
-            yield repetition_warning(repeated, relative, self.exclude)
+        return find_repeated(files, payload)
+
+    def relative(self, file: DistributedFile) -> str:
+        """Return the path of a packaged file in the project; an empty string for a file that is included by force."""
+        return "" if file in self.forced else file.path.relative_to(self.settings.root).as_posix()
 
 
 def read_project(hook: Hook, build_data: BuildData) -> Project:

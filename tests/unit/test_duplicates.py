@@ -31,21 +31,25 @@ def payload(tmp_path: Path, request: pytest.FixtureRequest) -> list[PayloadFile]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tensors", "size"),
+    ("dtype", "tensors", "size", "whole"),
     [
-        ("F32", {"weight": ONE}, 4096),
-        ("F32", {"x": TWO, "weight": ONE, "other": b"3" * 4096}, 8192),
-        ("F32", {"other": b"3" * 4096}, 0),
-        ("F32", {"small": b"tiny"}, 0),
-        ("F64", {"weight": ONE}, 0),
-        ("F32", {"part": ONE[:2048]}, 0),
+        ("F32", {"weight": ONE}, 4096, True),
+        ("F32", {"weight": ONE, "small": b"tiny"}, 4096, True),
+        ("F32", {"weight": ONE, "norm.num_batches_tracked": b"12345678"}, 4096, True),
+        ("F32", {"weight": ONE, "small": b"more"}, 4096, False),
+        ("F32", {"x": TWO, "weight": ONE, "other": b"3" * 4096}, 8192, False),
+        ("F32", {"weight": ONE, "other": ONE[:-1] + b"2"}, 4096, False),
+        ("F32", {"other": b"3" * 4096}, 0, False),
+        ("F32", {"small": b"tiny"}, 0, True),
+        ("F64", {"weight": ONE}, 0, False),
+        ("F32", {"part": ONE[:2048]}, 0, False),
     ],
 )
 def test_tensors_are_compared_by_content(
-    tmp_path: Path, payload: list[PayloadFile], dtype: str, tensors: dict[str, bytes], size: int
+    tmp_path: Path, payload: list[PayloadFile], dtype: str, tensors: dict[str, bytes], size: int, whole: bool
 ) -> None:
     file = DistributedFile(write_tensors(tmp_path / "w", dtype, **tensors), "digits/w.safetensors")
-    assert find_repeated([file], payload) == ((Repeated(file, size),) if size else ())
+    assert find_repeated([file], payload) == ((Repeated(file, size, whole),) if size else ())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_other_files_are_not_read(payload: list[PayloadFile]) -> None:
 
 
 def test_the_warning_names_the_exact_line() -> None:
-    repeated = Repeated(DistributedFile(Path("w"), "w.safetensors"), 5_000)
+    repeated = Repeated(DistributedFile(Path("w"), "w.safetensors"), 5_000, False)
     assert repetition_warning(repeated, "w.safetensors", ()) == (
         "`w.safetensors` is packaged although the lowered programs hold 5,000 bytes of its tensors already; "
         'to ship them once, add to `[tool.hatch.build.targets.wheel]`: exclude = ["/w.safetensors"]'

@@ -816,13 +816,50 @@ def test_requirements_can_be_left_alone(make_project: MakeProject, lowering: Low
     assert "torch" not in read_from(wheel, "digits-1.0.dist-info/METADATA")
 
 
-def test_weights_that_are_packaged_again_are_warned_about(
+@pytest.mark.parametrize("folder", ["src/digits", "src/digits/a b[1]"])
+def test_weights_that_the_programs_hold_are_left_out(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str], folder: str
+) -> None:
+    root = make_project()
+    path = root / folder / "weights.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(safetensors(weight=TENSOR))
+    name = f"{folder.removeprefix('src/')}/weights.safetensors"
+    assert name not in names_in(build_wheel(root))
+    assert capfd.readouterr().err.count("safetensors") == 1
+    kept = make_project("keep-weights = true")
+    assert name in names_in(build_wheel(kept))
+    assert "safetensors" not in capfd.readouterr().err
+    (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
+    with tarfile.open(sdist) as archive:
+        assert f"digits-1.0/{folder}/weights.safetensors" in archive.getnames()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[tool.hatch.build.targets.wheel]\nartifacts = ["*.safetensors"]',
+        '[tool.hatch.build.targets.wheel.force-include]\n"weights.safetensors" = "digits/weights.safetensors"',
+    ],
+)
+def test_weights_that_the_project_packages_by_name_are_kept_and_warned_about(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str], more: str
+) -> None:
+    root = make_project(more=more)
+    (root / ("weights.safetensors" if "force" in more else "src/digits/weights.safetensors")).write_bytes(
+        safetensors(weight=TENSOR)
+    )
+    assert "digits/weights.safetensors" in names_in(build_wheel(root))
+    assert "to ship them once" in capfd.readouterr().err
+
+
+def test_weights_that_are_packaged_again_in_part_are_warned_about(
     make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more = '[tool.hatch.build.targets.wheel]\nexclude = ["*.md"]'
     root = make_project(more=more)
     (root / "src/digits/weights.safetensors").write_bytes(safetensors(weight=TENSOR, small=b"abcd"))
-    build_wheel(root)
+    assert "digits/weights.safetensors" in names_in(build_wheel(root))
     assert (
         "hatch-lower: `digits/weights.safetensors` is packaged although the lowered programs hold 2,048 bytes of its "
         "tensors already; to ship them once, add to `[tool.hatch.build.targets.wheel]`: "
