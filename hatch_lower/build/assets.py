@@ -5,6 +5,7 @@ Nothing is exported or lowered for them, so they are in no key: a changed one ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -38,8 +39,14 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
     for pattern in model.assets:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
         folder = root / folder_of(pattern)
-        matches = sorted(path for path in root.glob(pattern) if path.is_file())
-        if not matches:
+        found = sorted(root.glob(pattern))
+        dangling = [path for path in found if path.is_symlink() and not path.exists()]
+        problems += [
+            f"{here} matches `{path.relative_to(root)}`, a link to `{os.readlink(path)}`, which is not there"
+            for path in dangling
+        ]
+        matches = [path for path in found if path.is_file()]
+        if not matches and not dangling:
             problems.append(f"{here} matches no file")
         for path in matches:
             name = path.relative_to(folder).as_posix()

@@ -64,9 +64,23 @@ def child_environment(
 ) -> dict[str, str]:
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
+    passed |= account_variables(passed)
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
     return {**passed, **fixed_variables(instruction_sets), **folders, **asked, **path}
+
+
+def account_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `USER` for a user without a name in the environment and without an entry in the password database."""
+    if environment.keys() & {"USER", "LOGNAME"}:
+        return {}
+    import getpass
+
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        return {"USER": "nobody"}  # torch asks for the name, and fails without
+    return {}
 
 
 def fixed_variables(instruction_sets: str) -> Mapping[str, str]:

@@ -24,16 +24,26 @@ MARKS = {
     TAG: b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of hatch-lower; see https://bford.info/cachedir/\n",
     ".gitignore": b"*\n",
 }
+HINT = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
 MOST_LINKS = 40  # on the way to the cache; more are a circle
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
+    """Return the cache directory; raise `CacheError` for a user without a home folder, as in some containers."""
     named = environment.get("HATCH_LOWER_CACHE_DIR")
     if named:
         return Path(named)
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
+    with contextlib.suppress(RuntimeError):  # a platformdirs that looks for the home folder itself
+        found = Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
+        if found.is_absolute():
+            return found
+    raise CacheError(
+        "there is no folder for the cache",
+        found="the environment has no `HOME`, and the user has no entry in the password database",
+        hint=HINT,
+    )
 
 
 def history_path(directory: Path, root: Path) -> Path:
@@ -50,18 +60,24 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
             found=f"`{mode}`",
             hint="use one of " + ", ".join(f"`{name}`" for name in MODES),
         )
-    parent = default_directory(environment)
+    try:
+        parent = default_directory(environment)
+    except CacheError as error:
+        if mode == "frozen":
+            raise
+        if mode != "off":
+            warn(f"the cache is not used: {error.found}; {HINT}")
+        return Path(os.devnull, VERSION), "off"
     reason = None if mode == "off" else reason_to_distrust(parent)
     if reason and mode in WRITING and not (parent / VERSION).exists():
         # made now and looked at again, so that nobody else makes it where everybody may
         with contextlib.suppress(OSError):
             make_folder(parent / VERSION)
         reason = reason_to_distrust(parent)
-    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
     if reason and mode == "frozen":
-        raise CacheError("the cache is frozen and cannot be trusted", where=str(parent), found=reason, hint=hint)
+        raise CacheError("the cache is frozen and cannot be trusted", where=str(parent), found=reason, hint=HINT)
     if reason:
-        warn(f"the cache is not used: {reason}; {hint}")
+        warn(f"the cache is not used: {reason}; {HINT}")
         mode = "off"
     return parent / VERSION, mode
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from hatch_lower.cache.directory import VERSION, default_directory, is_marked
-from hatch_lower.errors import PackageError
+from hatch_lower.errors import CacheError, PackageError
 from hatch_lower.hatch.exclusion import exclude
 
 if TYPE_CHECKING:
     from hatchling.builders.config import BuilderConfig
-    from hatchling.builders.plugin.interface import BuilderInterface
 
     from hatch_lower.hatch.project import BuildData, Hook
 
@@ -24,13 +23,28 @@ def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
     exclude_cache(hook.build_config)
     if target != "wheel":  # the files of a wheel are listed for the project
         with hook.build_config.set_build_data(build_data):
-            refuse_cache(listed_files(hook.build_config.builder), target)
-    if target != "sdist" and is_within(cache_folder(), Path(hook.root)):
+            refuse_cache((Path(file.path) for file in hook.build_config.builder.recurse_included_files()), target)
+    cache = cache_folder()
+    if target != "sdist" and cache is not None and is_within(cache, Path(hook.root)):
         from hatchling.builders.sdist import SdistBuilder
 
-        builder = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app)
-        if hook.PLUGIN_NAME not in builder.config.hook_config:
-            refuse_cache(listed_files(builder), "sdist")
+        config = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app).config
+        if hook.PLUGIN_NAME not in config.hook_config and would_include(config, cache):
+            raise inclusion_error(
+                "sdist", cache, f"declare the hook under `[tool.hatch.build.hooks.{hook.PLUGIN_NAME}]`, "
+            )
+
+
+def would_include(config: BuilderConfig, cache: Path) -> bool:
+    """Return whether a target of hatchling selects the files of a cache in the project, which may be empty as yet."""
+    starts = config.only_include
+    if starts and not any(is_within(cache, Path(start)) for start in starts):
+        return False
+    place = PurePath(os.path.relpath(os.path.realpath(cache), os.path.realpath(config.root)))
+    folders = [folder for folder in (place, *place.parents) if folder.name]
+    if any(config.directory_is_excluded(folder.name, str(folder.parent)) for folder in folders):
+        return False
+    return config.include_path(str(place / "records" / "key.json"), explicit=bool(starts))
 
 
 def cache_folder() -> Path | None:
@@ -38,6 +52,8 @@ def cache_folder() -> Path | None:
     try:
         return default_directory(os.environ) / VERSION
     except ModuleNotFoundError:  # a source distribution is built without the packages that know the user's folders
+        return None
+    except CacheError:  # the user has no home folder, and so no cache
         return None
 
 
@@ -56,21 +72,21 @@ def exclude_cache(config: BuilderConfig) -> None:
     exclude(config, f"{place}/")
 
 
-def listed_files(builder: BuilderInterface[Any, Any]) -> list[Path]:
-    return [Path(file.path) for file in builder.recurse_included_files()]
-
-
 def refuse_cache(files: Iterable[Path], target: str) -> None:
     """Refuse files of a distribution that are in the cache, links followed."""
     cache = cache_folder()
     folders = sorted({file.parent for file in files})
     inside = next((folder for folder in folders if is_within(folder, cache) or is_marked(folder)), None)
     if inside is not None:
-        raise PackageError(
-            f"the cache of hatch-lower would go into the {'source distribution' if target == 'sdist' else target},"
-            " and its records hold values of variables",
-            found=str(inside),
-            hint="name a directory outside of the project in `HATCH_LOWER_CACHE_DIR`, or add the cache to `exclude`"
-            " under `[tool.hatch.build]`; if a distribution with it was published, change the values"
-            " that `pass-env` lets through",
-        )
+        raise inclusion_error(target, inside)
+
+
+def inclusion_error(target: str, found: Path, cure: str = "") -> PackageError:
+    return PackageError(
+        f"the cache of hatch-lower would go into the {'source distribution' if target == 'sdist' else target},"
+        " and its records hold values of variables",
+        found=str(found),
+        hint=f"{cure}add the cache to `exclude` under `[tool.hatch.build]`, or name a directory outside of the project"
+        " in `HATCH_LOWER_CACHE_DIR`; if a distribution with the cache was published, change the values that `pass-env`"
+        " lets through",
+    )

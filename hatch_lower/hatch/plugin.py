@@ -55,7 +55,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._discard()
         with self._reported():
             from hatch_lower.hatch.cache_files import leave_out_cache
+            from hatch_lower.hatch.times import check_fixed_time
 
+            check_fixed_time(os.environ)
             leave_out_cache(self, build_data)
             if self.target_name == "sdist":
                 from hatch_lower.hatch.project import input_files
@@ -91,6 +93,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         project = read_project(self, build_data)
         refuse_cache((file.path for file in (*project.selected, *project.forced)), "wheel")
+        project.check_place()
         editable = version == "editable"
         if editable and project.settings.editable == "skip":
             return

@@ -22,6 +22,7 @@ from hatch_lower.config.reader import read_table
 from hatch_lower.config.settings import Settings, is_sample_file, read_settings, verify_inputs_of
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.errors import ConfigError, PackageError
+from hatch_lower.format.results import payload_folder
 from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ class Project(Frozen):
             meant = [(folder / pattern).as_posix() for folder in roots if is_something(root / folder, pattern)]
             hint = f"; patterns are relative to the project: write `{meant[0]}`" if meant else ""
             yield f"`{pattern}` in `{where}` matches no file{hint}"
+
+    def check_place(self) -> None:
+        """Refuse packaged files in the folders of the lowered programs, such as an unpacked wheel has."""
+        folders = sorted({f"{payload_folder(model.package)}/" for model in self.settings.models})
+        taken = [file for file in (*self.selected, *self.forced) if file.distributed.startswith(tuple(folders))]
+        if taken:
+            names = sorted(f"`{file.distributed}`" for file in taken)
+            raise PackageError(
+                "the project has files where the lowered programs go",
+                where="tool.hatch.build.targets.wheel",
+                found=", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])]),
+                hint="remove the folder `_lowered` of an earlier build, or take the folder out of `force-include`",
+            )
 
     def check_complete(self) -> None:
         # hatchling builds a wheel without a module of the project as if it had never been there

@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import SBOM_FILE, BuildResult
+from hatch_lower.hatch.times import fixed_time
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import BuildData
@@ -64,9 +64,3 @@ def version_of(library: str) -> str:
     named = ((entry, [name for name in names if name.startswith(start)]) for entry, names in listings)
     distribution = find_distributions(named).get(library)
     return distribution.version if distribution is not None else importlib.metadata.version(library)
-
-
-def fixed_time(environment: Mapping[str, str]) -> int | None:
-    """Return the time that is to stand in what is built, in seconds since 1970, if somebody has fixed one."""
-    text = environment.get("SOURCE_DATE_EPOCH", "")
-    return int(text) if text.isdecimal() else None

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hatch_lower.errors import FetchError
+
 if TYPE_CHECKING:
     from hatch_lower.format.weights import Source
 
@@ -44,8 +46,15 @@ def weights_folders() -> list[Path]:
 
 
 def cache_home() -> Path:
-    # on every system, as huggingface_hub has it
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    """Return the user's folder of caches, where huggingface_hub has it; raise `FetchError` without a home folder."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if folder.startswith("~"):
+        raise FetchError(
+            "there is no folder for weights",
+            found="the environment has no `HOME`, and the user has no entry in the password database",
+            hint=f"name the folder of the weights in `{FOLDERS}`",
+        )
+    return Path(folder).expanduser()
 
 
 def file_name(sha256: str) -> str:

@@ -230,10 +230,10 @@ def test_a_payload_path_that_the_wheel_has_already(project: Callable[[str], Proj
     (bad.root / "tiny" / "_lowered").mkdir()
     (bad.root / "tiny" / "_lowered" / "manifest.json").write_text("{}")
     assert message_of(bad) == (
-        """the wheel already has a file `tiny/_lowered/manifest.json`, which is the path of a lowered program
+        """the project has files where the lowered programs go
   where: tool.hatch.build.targets.wheel
-  to do: add `"tiny/_lowered/manifest.json"`, as it is called in the source tree, to `exclude` under \
-`[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"""
+  found: `tiny/_lowered/manifest.json`
+  to do: remove the folder `_lowered` of an earlier build, or take the folder out of `force-include`"""
     )
 
 

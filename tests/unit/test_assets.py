@@ -73,6 +73,16 @@ def test_wrong_assets_are_refused_all_at_once(project: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("pattern", ["*.txt", "gone.txt"])
+def test_a_dangling_link_among_assets_is_refused(project: Path, pattern: str) -> None:
+    (project / "gone.txt").symlink_to("nowhere.txt")
+    with pytest.raises(ConfigError) as caught:
+        find_assets(settings(project, pattern))
+    assert caught.value.found == (
+        f"`{pattern}` in the `assets` of model `words` matches `gone.txt`, a link to `nowhere.txt`, which is not there"
+    )
+
+
 def test_assets_are_in_the_manifest_and_among_the_files(project: Path) -> None:
     result = ModelResult("words", model_json(ENTRY), (), (), (), {}, "2.13.0")
     assert with_assets(result, {}) is result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,7 @@ def test_a_cache_of_another_build_is_known_by_its_tag(
         sdist_of(root)
 
 
+@pytest.mark.parametrize("filled", [True, False])
 @pytest.mark.parametrize(
     ("more", "refused"),
     [
@@ -136,9 +138,11 @@ def test_a_cache_of_another_build_is_known_by_its_tag(
     ],
 )
 def test_a_wheel_is_refused_where_the_source_distribution_would_hold_the_cache(
-    project: Callable[..., Path], more: str, refused: bool
+    project: Callable[..., Path], more: str, refused: bool, filled: bool
 ) -> None:
     root = project(f"[tool.hatch.build.targets.wheel.hooks.lower]\n{more}")
+    if not filled:
+        shutil.rmtree(root / ".cache")
     builder = WheelBuilder(str(root), plugin_manager=manager())
     (hook,) = builder.get_build_hooks(str(root / "dist")).values()
     error: LowerError | None = None

@@ -86,6 +86,15 @@ def test_storages_of_several_files_and_of_the_constants_file(tmp_path: Path, cac
     assert load(folder)(torch.zeros(4)).tolist() == [111.5, 222.5, 333.5, 444.5]
 
 
+def test_a_user_without_a_home_folder_has_to_name_the_folder_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HATCH_LOWER_WEIGHTS", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(FetchError, match="there is no folder for weights") as caught:
+        weights_folders()
+    assert caught.value.hint == "name the folder of the weights in `HATCH_LOWER_WEIGHTS`"
+
+
 def test_the_folders_of_the_variable_are_searched_in_order(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -775,11 +775,38 @@ def test_a_packaged_file_in_the_way_fails_the_build(
     (root / "src/digits/_lowered/manifest.json").write_text("{}")
     with pytest.raises(SystemExit):
         build_wheel(root)
-    message = (
-        "hatch-lower: the wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered"
-    )
-    assert message in capfd.readouterr().err
+    shown = capfd.readouterr().err
+    assert "hatch-lower: the project has files where the lowered programs go\n" in shown
+    assert "  found: `digits/_lowered/manifest.json`\n" in shown
     assert list((root / "dist").iterdir()) == []
+    assert lowering.calls == []
+
+
+def test_an_old_folder_of_programs_is_refused_by_force_include_too(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = '[tool.hatch.build.targets.wheel.force-include]\n"old" = "digits/_lowered/old"'
+    root = make_project(more=more)
+    (root / "old").mkdir()
+    (root / "old/plan.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert "  found: `digits/_lowered/old/plan.json`\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("target", [SdistBuilder, WheelBuilder])
+def test_a_time_out_of_range_is_one_paragraph(
+    make_project: MakeProject,
+    lowering: Lowering,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    target: Any,
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "99999999999")
+    start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
+    with pytest.raises(SystemExit):
+        list(target(str(make_project(start=start)), plugin_manager=manager()).build())
+    assert "environment variable `SOURCE_DATE_EPOCH`" in capfd.readouterr().err
 
 
 def test_a_wrong_table_fails_the_build(

@@ -19,7 +19,7 @@ from hatch_lower.build.sbom.document import document_text
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import Author, Card, Dataset
-from hatch_lower.errors import PackageError
+from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.codec import encode
 from hatch_lower.format.delegates import TargetEntry
@@ -31,7 +31,8 @@ from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.format.results import SBOM_FILE, BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.format.weights import Source, Span, Weights, write_weights
-from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
+from hatch_lower.hatch.sbom import add_sbom, check_hatchling, version_of
+from hatch_lower.hatch.times import check_fixed_time, fixed_time
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
 PLAN = Plan(
@@ -347,10 +348,19 @@ def test_an_old_hatchling_is_refused_before_anything_is_lowered() -> None:
     assert 'requires = ["hatchling>=1.28", …]' in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "time"), [("0", 0), ("1580601600", 1580601600), ("", None), ("soon", None)])
-def test_only_a_time_that_somebody_has_fixed_is_taken(text: str, time: int | None) -> None:
-    assert fixed_time({"SOURCE_DATE_EPOCH": text}) == time
+@pytest.mark.parametrize("text", ["0", "1580601600", str(2**32 - 1)])
+def test_a_time_of_the_environment_is_taken(text: str) -> None:
+    check_fixed_time({"SOURCE_DATE_EPOCH": text})
+    assert fixed_time({"SOURCE_DATE_EPOCH": text}) == int(text)
+    check_fixed_time({})
     assert fixed_time({}) is None
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1e9", " 1", "1.5", "\u0663", str(2**32), "9" * 30])
+def test_a_time_that_no_archive_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the time of the build is no number of seconds since 1970") as caught:
+        check_fixed_time({"SOURCE_DATE_EPOCH": text})
+    assert caught.value.found == f"`{text}`"
 
 
 def test_a_librarys_version_is_that_of_its_metadata() -> None:

@@ -164,6 +164,32 @@ def test_adopt_moves_a_file_in_and_leaves_it_where_nothing_is_written(tmp_path: 
     assert not source.exists()
 
 
+@pytest.mark.parametrize("mode", ["on", "off", "frozen", "read-only"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_user_without_a_home_folder_has_no_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, raises: bool
+) -> None:
+    def user_cache_dir(*args: object, **options: object) -> str:
+        if raises:  # as newer versions of platformdirs do
+            raise RuntimeError("could not determine the home directory")
+        return "~/.cache/hatch-lower"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_cache_dir", user_cache_dir)
+    said: list[str] = []
+    if mode == "frozen":
+        with pytest.raises(CacheError, match="there is no folder for the cache"):
+            open_store({"HATCH_LOWER_CACHE": mode}, said.append)
+        return
+    store = open_store({"HATCH_LOWER_CACHE": mode}, said.append)
+    store.put(KEY, {}, 1, [b"abc"])
+    reason = "the environment has no `HOME`, and the user has no entry in the password database"
+    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
+    assert said == ([] if mode == "off" else [f"the cache is not used: {reason}; {hint}"])
+    assert store.mode == "off"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_environment_chooses_mode_and_directory(tmp_path: Path) -> None:
     environment = {"HATCH_LOWER_CACHE_DIR": str(tmp_path), "HATCH_LOWER_CACHE": "frozen"}
     store = open_store(environment, lambda line: None)
