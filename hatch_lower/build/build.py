@@ -48,6 +48,8 @@ def build(context: BuildContext) -> BuildResult:
         # a build of what is known starts no process
         from hatch_lower.build.executor import export_models, record_results
 
+        if missing:
+            context.check_early()
         if missing and context.executor != "local":
             from hatch_lower.build.spread.spread import make_elsewhere
 

@@ -15,6 +15,7 @@ from hatch_lower.errors import ConfigError
 from hatch_lower.frozen import Frozen
 
 OWN_NAME = "hatch-lower"
+OTHER_MODES = {"check": '"add" or "off"', "add": '"off"'}  # modes without the errors of a mode
 
 
 class Extra(Frozen):
@@ -22,6 +23,21 @@ class Extra(Frozen):
 
     name: str
     dependencies: tuple[str, ...]
+
+
+class Unmet(Frozen):
+    """Why the project's dependencies do not imply a requirement."""
+
+    reason: str
+    wide: bool = False  # a dependency allows the versions that are needed, and others
+    excluded: bool = False  # a dependency allows none of the versions that are needed
+
+
+class Addition(Frozen):
+    """A requirement that the wheel's metadata has beside the project's dependencies."""
+
+    requirement: str
+    reason: str
 
 
 def read_requirement(text: str) -> Requirement | None:
@@ -44,18 +60,21 @@ def requirements_to_add(
     required: Mapping[str, Iterable[str]],
     declared: Sequence[str],
     extras: Mapping[str, Extra] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    """Return the requirements to append to the wheel's metadata.
+) -> tuple[Addition, ...]:
+    """Return the requirements to append to the wheel's metadata; raise `ConfigError` for dependencies that fall short.
 
     `required` is what each recipe requires, `declared` are the project's dependencies, `extras` those of recipes.
+    A dependency that lacks a bound does not fall short, in any mode: the wheel's metadata has the bound.
     """
     if mode == "off":
         return ()
     common = sorted({text for recipe, texts in required.items() if recipe not in extras for text in texts})
     added = find_added(mode, common, declared)
+    known = [*declared, *(addition.requirement for addition in added)]
     for recipe, extra in extras.items():
-        # an extra cannot be appended to
-        if lacks := find_unmet(sorted(required.get(recipe, ())), [*declared, *added, *extra.dependencies]):
+        unmet = find_unmet(sorted(required.get(recipe, ())), [*known, *extra.dependencies])
+        # an extra without a distribution that it needs cannot be appended to
+        if lacks := {text: each for text, each in unmet.items() if not each.wide}:
             texts = ", ".join(f'"{requirement}"' for requirement in lacks)
             raise ConfigError(
                 f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
@@ -63,28 +82,30 @@ def requirements_to_add(
                 found=unmet_lines(lacks),
                 hint=f"let it contain {texts}",
             )
-    return added
+        added += tuple(Addition(f'{text}; extra == "{extra.name}"', each.reason) for text, each in unmet.items())
+    return tuple(dict.fromkeys(added))
 
 
-def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
+def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[Addition, ...]:
     unmet = find_unmet(required, declared)
-    if mode == "check" and unmet:
-        lines = "".join(f'\n    "{requirement}",' for requirement in unmet)
+    lacks = {text: each for text, each in unmet.items() if (not each.wide if mode == "check" else each.excluded)}
+    if lacks:
+        lines = "".join(f'\n    "{requirement}",' for requirement in lacks)
         raise ConfigError(
             "the project's dependencies do not imply what its lowered programs need at run time",
             where="project.dependencies",
-            found=unmet_lines(unmet),
+            found=unmet_lines(lacks),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
-            'or set `runtime-requirements` of the build hook `lower` to "add" or "off"',
+            f"or set `runtime-requirements` of the build hook `lower` to {OTHER_MODES[mode]}",
         )
-    return tuple(unmet)
+    return tuple(Addition(text, each.reason) for text, each in unmet.items())
 
 
-def unmet_lines(unmet: Mapping[str, str]) -> str:
-    return "\n".join(f"`{requirement}`: {reason}" for requirement, reason in unmet.items())
+def unmet_lines(unmet: Mapping[str, Unmet]) -> str:
+    return "\n".join(f"`{requirement}`: {each.reason}" for requirement, each in unmet.items())
 
 
-def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, str]:
+def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, Unmet]:
     """Return the requirements that are not implied, each with a reason."""
     # Careful rather than clever: a dependency with an environment marker, or one that names a URL, implies nothing,
     # since neither says which version there will be. An extra of hatch-lower stands for what it consists of here:
@@ -98,8 +119,8 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, st
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
         alike = [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
-        if reason := reason_unmet(requirement, alike):
-            unmet[text] = reason
+        if found := unmet_by(requirement, alike):
+            unmet[text] = found
     return unmet
 
 
@@ -151,20 +172,30 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name, _ in seen)
 
 
-def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) -> str:
+def unmet_by(requirement: Requirement, candidates: Sequence[Requirement]) -> Unmet | None:
     if not candidates:
-        return "not among the dependencies"
+        return Unmet("not among the dependencies")
     certain = [candidate for candidate in candidates if candidate.marker is None]
     if not certain:
-        return f"`{candidates[0]}` holds only where its marker does"
+        return Unmet(f"`{candidates[0]}` holds only where its marker does")
     if any(dependency.url for dependency in certain):
-        return f"`{certain[0]}` does not say which version it is"
+        return Unmet(f"`{certain[0]}` does not say which version it is")
     missing = requirement.extras - {extra for dependency in certain for extra in dependency.extras}
     if missing:
-        return f"`{certain[0]}` does not ask for the extra `{sorted(missing)[0]}`"
+        return Unmet(f"`{certain[0]}` does not ask for the extra `{sorted(missing)[0]}`")
     allowed = SpecifierSet(",".join(str(dependency.specifier) for dependency in certain if dependency.specifier))
     outside = version_outside(allowed, requirement.specifier)
-    return f"`{certain[0]}` also allows {outside}" if outside else ""
+    if not outside:
+        return None
+    if not have_common_version(allowed, requirement.specifier):
+        return Unmet(f"`{certain[0]}` allows none of these versions", excluded=True)
+    return Unmet(f"`{certain[0]}` also allows {outside}", wide=True)
+
+
+def have_common_version(allowed: SpecifierSet, wanted: SpecifierSet) -> bool:
+    points = (point for specifier in (*allowed, *wanted) for point in points_around(specifier.version))
+    both = allowed & wanted
+    return any(both.contains(point, prereleases=True) for point in points)
 
 
 def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:

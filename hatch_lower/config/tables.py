@@ -248,9 +248,10 @@ class HookTable(Frozen):
     """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
     checked."""
     runtime_requirements: Literal["check", "add", "off"] = "check"
-    """What to do about packages that the programs need at run time. `check`: fail unless `[project] dependencies`
-    implies them, and print the lines to paste. `add`: append them to the wheel's metadata; the source distribution then
-    says something else than the wheel. `off`: nothing."""
+    """Packages that the programs need at run time, and `[project] dependencies`. `check`: a package that is missing
+    there, or of which no needed version is allowed, fails the build, and the error has the lines to paste; a bound that
+    is missing is appended to the wheel's metadata, with a note. `add`: missing packages are appended as well. `off`:
+    neither. Requirements that are appended are not in the source distribution."""
     editable: Literal["lower", "eager", "skip"] = "lower"
     """What an editable install gets. `lower`: lowered programs. `eager`: `load` imports the entry point and runs the
     module. `skip`: nothing."""

@@ -135,12 +135,18 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._store = replace(store, remote=None)
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
 
+        def check_early() -> None:
+            from hatch_lower.backends.early import refuse_unmet_early  # a build of known models spends no time on it
+
+            refuse_unmet_early(project.settings)
+
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
             reporter = SaidOnce(reporter_for(self.app.display_info, self.app.verbosity, log))
             notes.report_to(reporter)
             try:
-                return build(build_context(project.settings, project.view, folder, store, reporter, project.files))
+                context = build_context(project.settings, project.view, folder, store, reporter, project.files)
+                return build(replace(context, check_early=check_early))
             finally:
                 reporter.close()
 
@@ -148,9 +154,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._lower_again = lambda: lower(work / "again").files
         project.check_complete()
         settings, declared = project.settings, self.metadata.core.dependencies
-        build_data["dependencies"].extend(
-            requirements_to_add(settings.runtime_requirements, result.requirements, declared, settings.extras)
-        )
+        added = requirements_to_add(settings.runtime_requirements, result.requirements, declared, settings.extras)
+        build_data["dependencies"].extend(addition.requirement for addition in added)
+        if settings.runtime_requirements == "check":
+            for addition in added:
+                self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))

@@ -22,9 +22,7 @@ from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.requirements import requirement_reason, version_here
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.runtime.torch_reasons import NUMPY, TORCH, TorchReason, array_requirements, torch_reasons
-
-PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this one writes
+from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH, TorchReason, array_requirements, torch_reasons
 
 SHOWN = 20  # reasons that an error names
 

@@ -15,6 +15,7 @@ from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 NUMPY = "numpy>=1.26"
 ML_DTYPES = "ml_dtypes>=0.5"  # the first with all of torch's types of 8 bits
 TORCH = "torch>=2.13"
+PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this version writes
 
 UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has
 

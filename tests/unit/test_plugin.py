@@ -837,6 +837,15 @@ def test_missing_dependencies_can_be_added(make_project: MakeProject, lowering: 
     assert "Requires-Dist: hatch-lower>=0.1\nRequires-Dist: torch==2.13.*\n" in text
 
 
+def test_a_bound_that_is_missing_is_added_with_a_note(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = PYPROJECT.replace('"torch==2.13.*"', '"torch"')
+    wheel = build_wheel(make_project(start=start))
+    assert "Requires-Dist: torch==2.13.*\n" in read_from(wheel, "digits-1.0.dist-info/METADATA")
+    assert "hatch-lower: the wheel requires `torch==2.13.*`: `torch` also allows 0\n" in capfd.readouterr().err
+
+
 def test_requirements_can_be_left_alone(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace(', "torch==2.13.*"', "")
     wheel = build_wheel(make_project('runtime-requirements = "off"', start=start))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from hatch_lower.config.requirements import Extra, find_unmet, requirements_to_add
+from hatch_lower.backends.early import OWN, early_requirements, refuse_unmet_early
+from hatch_lower.config.requirements import Addition, Extra, Unmet, find_unmet, requirements_to_add
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError
+from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
 
@@ -75,7 +81,37 @@ def test_a_declared_dependency_implies(declared: str, required: str) -> None:
     ],
 )
 def test_a_declared_dependency_does_not_imply(declared: str, required: str, reason: str) -> None:
-    assert find_unmet([required], [declared]) == {required: reason}
+    assert find_unmet([required], [declared]) == {required: Unmet(reason, wide="also allows" in reason)}
+
+
+@pytest.mark.parametrize(
+    ("declared", "required"),
+    [
+        ("torch<2.13", "torch==2.13.*"),
+        ("torch==2.12.*", "torch==2.13.*"),
+        ("torch>=2.14", "torch==2.13.*"),
+        ("torch!=2.13.*", "torch==2.13.*"),
+        ("numpy<1.26", "numpy>=1.26"),
+        ("numpy==1.25", "numpy>=1.26"),
+        ("openvino~=2025.0", "openvino>=2026.0,<2027"),
+        ("openvino>=2027", "openvino>=2026.0,<2027"),
+    ],
+)
+def test_a_dependency_that_excludes_the_needed_versions_is_an_error_in_both_modes(declared: str, required: str) -> None:
+    assert find_unmet([required], [declared]) == {
+        required: Unmet(f"`{Requirement(declared)}` allows none of these versions", excluded=True)
+    }
+    for mode in ("check", "add"):
+        with pytest.raises(ConfigError) as caught:
+            requirements_to_add(mode, {"default": [required]}, [declared])
+        assert f'"{required}"' in caught.value.hint
+
+
+@pytest.mark.parametrize("declared", ["torch", "torch>=2.13", "torch<3", "torch>=2.10,<2.14", "torch!=2.12.*"])
+def test_a_bound_that_is_missing_is_added_and_no_error(declared: str) -> None:
+    (added,) = requirements_to_add("check", {"default": REQUIRED}, ["hatch-lower>=0.1", declared])
+    assert added.requirement == "torch==2.13.*"
+    assert added.reason.startswith(f"`{Requirement(declared)}` also allows ")
 
 
 def test_several_dependencies_on_one_package_hold_together() -> None:
@@ -84,12 +120,12 @@ def test_several_dependencies_on_one_package_hold_together() -> None:
 
 def test_check_fails_with_the_lines_to_paste() -> None:
     with pytest.raises(ConfigError) as caught:
-        requirements_to_add("check", {"default": REQUIRED}, ["torch>=2.13"])
+        requirements_to_add("check", {"default": REQUIRED}, ["torch<2.13"])
     assert str(caught.value) == (
         "the project's dependencies do not imply what its lowered programs need at run time\n"
         "  where: project.dependencies\n"
         "  found: `hatch-lower>=0.1`: not among the dependencies\n"
-        "    `torch==2.13.*`: `torch>=2.13` also allows 2.14\n"
+        "    `torch==2.13.*`: `torch<2.13` allows none of these versions\n"
         "  to do: let `[project] dependencies` contain\n"
         "    dependencies = [\n"
         '        "hatch-lower>=0.1",\n'
@@ -104,7 +140,7 @@ def test_an_extra_of_hatch_lower_implies_what_it_consists_of() -> None:
     assert find_unmet(required, ["hatch-lower[openvino]>=0.1"]) == {}
     assert find_unmet(["onnx>=1.19"], ["hatch-lower[ONNXRuntime]>=0.1"]) == {}
     for declared in ("hatch-lower>=0.1", "hatch-lower[remote]>=0.1", 'hatch-lower[openvino]>=0.1; os_name == "nt"'):
-        assert find_unmet(required[1:], [declared]) == dict.fromkeys(required[1:], "not among the dependencies")
+        assert find_unmet(required[1:], [declared]) == dict.fromkeys(required[1:], Unmet("not among the dependencies"))
 
 
 @pytest.mark.torch
@@ -130,9 +166,6 @@ def test_what_a_recipe_will_require_is_checked_before_anything_is_lowered(
 ) -> None:
     from support.exports import Workshop, settings_of
 
-    from hatch_lower.config.settings import Recipe
-    from hatch_lower.config.tables import BackendChoice
-
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
     monkeypatch.setattr("hatch_lower.pipeline.lower_model.lower_recipe", lambda *args: pytest.fail("it was lowered"))
     shop = Workshop(tmp_path)
@@ -144,10 +177,44 @@ def export():
     return Model(torch.nn.ReLU(), {"forward": Method((torch.ones(2),))})
 """)
     recipes = Recipe("default", (BackendChoice("reference"),)), Recipe("native", (BackendChoice("aoti"),))
-    settings = replace(settings_of(*recipes), dependencies=("hatch-lower>=0.1", "torch>=2.13"))
+    settings = replace(settings_of(*recipes), dependencies=("hatch-lower>=0.1", "torch>=2.16"))
     with pytest.raises(ConfigError) as caught:
         shop.build(source, settings)
-    assert caught.value.found == "`torch>=2.13,<2.16`: `torch>=2.13` also allows 2.16"
+    assert caught.value.found == "`torch>=2.13,<2.16`: `torch>=2.16` allows none of these versions"
+
+
+def early(recipe: Recipe, dependencies: tuple[str, ...]) -> None:
+    settings = Settings(Path("/project"), "net", "1", (), (recipe,), ("default",), dependencies=dependencies)
+    refuse_unmet_early(settings)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "executorch", "reference", "aoti"])
+def test_a_backend_of_the_table_is_checked_before_torch_is_imported(backend: str) -> None:
+    recipe = Recipe("default", (BackendChoice(backend),))
+    early(recipe, ("hatch-lower>=0.1", "numpy", "openvino", "onnxruntime", "executorch", "torch"))
+    with pytest.raises(ConfigError, match="do not imply what its lowered programs need"):
+        early(recipe, ("hatch-lower>=0.1", "pillow"))
+    early(Recipe("default", (BackendChoice("somebodys"),)), ("hatch-lower>=0.1",))
+
+
+def test_a_provider_of_onnxruntime_decides_on_its_distribution() -> None:
+    choice = BackendChoice("onnxruntime", {"providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
+    assert "onnxruntime-gpu>=1.23,<2" in early_requirements(Recipe("default", (choice,)))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", sorted(OWN))
+def test_the_early_requirements_are_those_of_the_backend(backend: str) -> None:
+    from hatch_lower.exir.backend.registry import find_backend
+    from hatch_lower.runtime.selection import DelegateKinds
+
+    early = {*early_requirements(Recipe("default", (BackendChoice(backend),)))}
+    arrays = {NUMPY} if DelegateKinds().on_numpy([backend]) else {TORCH} if backend != "aoti" else set()
+    assert early == {PLAN_READER, *find_backend(backend).requirements({}), *arrays}
+
+
+def test_the_early_check_imports_no_torch(modules_after: Callable[[str], set[str]]) -> None:
+    assert "torch" not in modules_after("import hatch_lower.backends.early")
 
 
 def test_check_passes_and_adds_nothing() -> None:
@@ -155,7 +222,7 @@ def test_check_passes_and_adds_nothing() -> None:
 
 
 def test_add_gives_what_is_not_implied() -> None:
-    assert requirements_to_add("add", {"default": REQUIRED}, ["hatch-lower>=0.1"]) == ("torch==2.13.*",)
+    assert texts(requirements_to_add("add", {"default": REQUIRED}, ["hatch-lower>=0.1"])) == ["torch==2.13.*"]
 
 
 EXTRA = Extra("with-torch", ("torch>=2.13",))
@@ -165,7 +232,7 @@ TWO = {"default": ("hatch-lower>=0.1", "numpy>=1.26"), "portable": ("hatch-lower
 def test_what_one_recipe_requires_may_come_with_an_extra() -> None:
     declared = ["hatch-lower>=0.1", "numpy>=2"]
     assert requirements_to_add("check", TWO, declared, {"portable": EXTRA}) == ()
-    assert requirements_to_add("add", TWO, [], {"portable": EXTRA}) == ("hatch-lower>=0.1", "numpy>=1.26")
+    assert texts(requirements_to_add("add", TWO, [], {"portable": EXTRA})) == ["hatch-lower>=0.1", "numpy>=1.26"]
     with pytest.raises(ConfigError) as caught:
         requirements_to_add("check", TWO, declared)
     assert caught.value.found == "`torch>=2.13`: not among the dependencies"
@@ -173,16 +240,26 @@ def test_what_one_recipe_requires_may_come_with_an_extra() -> None:
 
 @pytest.mark.parametrize("mode", ["check", "add"])
 def test_an_extra_that_does_not_suffice_is_refused(mode: str) -> None:
-    extra = Extra("with-torch", ("torch>=2.12",))
+    extra = Extra("with-torch", ("torch<2.13",))
     with pytest.raises(ConfigError) as caught:
         requirements_to_add(mode, TWO, ["hatch-lower>=0.1", "numpy>=2"], {"portable": extra})
     assert str(caught.value) == (
         "the project's extra `with-torch` does not imply what its recipe `portable` needs at run time\n"
         "  where: project.optional-dependencies.with-torch\n"
-        "  found: `torch>=2.13`: `torch>=2.12` also allows 2.12\n"
+        "  found: `torch>=2.13`: `torch<2.13` allows none of these versions\n"
         '  to do: let it contain "torch>=2.13"'
     )
     assert requirements_to_add("off", TWO, [], {"portable": extra}) == ()
+
+
+@pytest.mark.parametrize("mode", ["check", "add"])
+def test_a_bound_that_an_extra_lacks_is_added_to_the_extra(mode: str) -> None:
+    added = requirements_to_add(mode, TWO, ["hatch-lower>=0.1", "numpy>=2"], {"portable": Extra("all", ("torch",))})
+    assert texts(added) == ['torch>=2.13; extra == "all"']
+
+
+def texts(added: Sequence[Addition]) -> list[str]:
+    return [each.requirement for each in added]
 
 
 def test_off_looks_at_nothing() -> None:

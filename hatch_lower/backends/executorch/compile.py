@@ -17,6 +17,7 @@ from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
 from hatch_lower.backends.executorch.softmax import SAFE_SOFTMAX
 from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
+from hatch_lower.backends.executorch.versions import LIMIT, REQUIREMENT
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
@@ -28,10 +29,6 @@ from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 VERSION = "11"
-
-# the first that none of this has been tried with
-LIMIT = "1.6"
-REQUIREMENT = f"executorch>=1.4,<{LIMIT}"
 
 
 class ExecutorchBackend(BackendDetails):

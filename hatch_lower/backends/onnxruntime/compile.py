@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, ClassVar
 
-from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
+from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime, requirement
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, parse_options
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.options import extra_hint, spec_values
@@ -22,8 +22,6 @@ CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 # those with a kernel for ONNX Runtime's own product of matrices that are turned
 FUSING = frozenset({CPU, "CUDAExecutionProvider"})
-# ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried
-RANGE = ">=1.23,<2"
 
 
 class OnnxruntimeBackend(BackendDetails):
@@ -44,7 +42,7 @@ class OnnxruntimeBackend(BackendDetails):
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),
             suffix="onnx",
-            requirements=(requirement(options),),
+            requirements=(requirement(options.providers[0]),),
             info={
                 **translated.call,
                 "bound": translated.bound,
@@ -63,7 +61,7 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
-        return (requirement(parse_options(options)),)
+        return (requirement(parse_options(options).providers[0]),)
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
@@ -92,8 +90,3 @@ def require_libraries() -> None:
             found=f"{type(error).__name__}: {error}",
             hint=extra_hint("onnxruntime"),
         ) from error
-
-
-def requirement(options: Options) -> str:
-    # that of the provider which the recipe prefers
-    return DISTRIBUTIONS.get(options.providers[0], "onnxruntime") + RANGE

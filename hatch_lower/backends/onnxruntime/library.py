@@ -16,6 +16,8 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "OpenVINOExecutionProvider": "onnxruntime-openvino",
 }
 
+# ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried
+RANGE = ">=1.23,<2"
 SWITCH = "ORT_DISABLE_TELEMETRY"
 IMPORTING = Lock()
 
@@ -33,3 +35,8 @@ def import_onnxruntime() -> Any:
             if not chosen:
                 del os.environ[SWITCH]
     return onnxruntime
+
+
+def requirement(provider: str) -> str:
+    """Return the distribution whose build of ONNX Runtime has an execution provider, with its range."""
+    return DISTRIBUTIONS.get(provider, "onnxruntime") + RANGE

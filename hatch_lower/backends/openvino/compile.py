@@ -14,7 +14,7 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.openvino.claims import DEQUANTISE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
-from hatch_lower.backends.openvino.library import import_openvino
+from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
 from hatch_lower.backends.openvino.support import Support, is_move, is_square, why_not_operation
@@ -32,8 +32,6 @@ from hatch_lower.exir.graph.surgery import graph_modules
 
 VERSION = "8"
 ALIGNMENT = 64  # of literals, in bytes
-# The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated
-REQUIREMENT = "openvino>=2026.0,<2027"
 
 
 class OpenvinoBackend(BackendDetails):

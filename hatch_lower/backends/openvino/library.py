@@ -12,6 +12,8 @@ from typing import Any
 
 INSTALL = 'install it: `pip install "hatch-lower[openvino]"`'
 CPU = "CPU"
+# The format and its opsets are kept readable by later releases; a new year's release may drop deprecated parts
+REQUIREMENT = "openvino>=2026.0,<2027"
 TELEMETRY = "openvino_telemetry"
 IMPORTING = Lock()
 

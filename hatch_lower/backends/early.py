@@ -1,0 +1,58 @@
+"""Requirements of the programs that hatch-lower's own backends make, known before torch is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+
+from hatch_lower.backends.executorch import versions as executorch
+from hatch_lower.backends.onnxruntime import library as onnxruntime
+from hatch_lower.backends.openvino import library as openvino
+from hatch_lower.config.requirements import requirements_to_add
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
+
+
+def refuse_unmet_early(settings: Settings) -> None:
+    """Raise `ConfigError` where the project's dependencies fall short of the table of the hook, as far as it tells.
+
+    Backends of other distributions, which only their code knows, are asked when torch is imported.
+    """
+    if settings.dependencies is not None:
+        required = {recipe.name: early_requirements(recipe) for recipe in settings.recipes}
+        requirements_to_add(settings.runtime_requirements, required, settings.dependencies, settings.extras)
+
+
+def early_requirements(recipe: Recipe) -> tuple[str, ...]:
+    known = [PLAN_READER]
+    if recipe.imports:
+        known.append(TORCH)
+    for choice in recipe.backends:
+        if choice.name in OWN:
+            known += OWN[choice.name](choice.options)
+    return tuple(dict.fromkeys(known))
+
+
+def of_aoti(options: Mapping[str, object]) -> Sequence[str]:
+    from hatch_lower.backends.aoti.versions import torch_requirement  # it reads ELF files, and takes long to import
+
+    try:
+        return [torch_requirement(importlib.metadata.version("torch"), None)]
+    except importlib.metadata.PackageNotFoundError:
+        return [TORCH]
+
+
+def of_onnxruntime(options: Mapping[str, object]) -> Sequence[str]:
+    providers = options.get("providers")
+    # a wrong value is refused when the backend reads its options
+    first = providers[0] if isinstance(providers, (list, tuple)) and providers else onnxruntime.CPU
+    return [onnxruntime.requirement(str(first)), NUMPY]
+
+
+OWN: Mapping[str, Callable[[Mapping[str, object]], Sequence[str]]] = {
+    "aoti": of_aoti,
+    "executorch": lambda options: [executorch.REQUIREMENT, TORCH],
+    "onnxruntime": of_onnxruntime,
+    "openvino": lambda options: [openvino.REQUIREMENT, NUMPY],
+    "reference": lambda options: [TORCH],
+}
