@@ -27,7 +27,7 @@ from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
-from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.pipeline.localise.finding import Localisation
 
 SHOWN = 3  # reasons of a method that the summary of a build names
@@ -70,7 +70,7 @@ def export_models(
             log=None if library is None else log,
             variables={} if library is None else preload_environment(library, log, context.environment),
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
-            sources=tuple(sources[url] for url in model.weights if url in sources),
+            sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localisation=localisation,
             asking=context.asking,
             outbox=context.outbox,

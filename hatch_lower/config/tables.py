@@ -15,8 +15,9 @@ from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.frozen import Frozen
 
 REMOTE = {
-    # a scheme and a place; an `@` only where it names a container (`abfs://container@account`), never a user
-    "pattern": r"(?!https?://[^/]*@)(?![^/]*//[^/]*:[^/]*@)[a-z][a-z0-9+.-]*://\S+",
+    # a scheme and a place without `::`; an `@` only where it names a container (`abfs://container@account`), no user
+    "pattern": r"(?!https?://[^/]*@)(?![^/]*//[^/]*:[^/]*@)(https?|file|s3|gs|az|abfss?)://"
+    r"(\[[0-9A-Fa-f:.]+\])?((?!::)[^\s?#])+",
     "words": "a URL such as `https://cache.example.org` or `s3://bucket/folder`, without a user name or password",
 }
 MODULE = {"pattern": r"[^\W\d]\w*(\.[^\W\d]\w*)*", "words": "the dotted name of a module"}
@@ -186,7 +187,7 @@ class CacheSettings(Frozen):
     """Days after which a result that no build has used is removed."""
     remote: str | None = field(default=None, metadata=REMOTE)
     """URL of a cache that is shared by a team and its CI: `http://` or `https://` for a server that speaks Bazel's
-    HTTP cache protocol, or any other scheme that fsspec knows (`s3://`, `gs://`, `az://`, `file://`). The environment
+    HTTP cache protocol, or `s3://`, `gs://`, `az://`, `abfs://`, `abfss://` or `file://`. The environment
     variable `HATCH_LOWER_REMOTE_CACHE` comes first. Credentials are never in it: they come from the environment."""
     public_keys: tuple[str, ...] = field(default=(), metadata=PUBLIC_KEY)
     """Base64 of the ed25519 public keys whose signatures are accepted on results from the shared cache."""
@@ -232,8 +233,9 @@ class HookTable(Frozen):
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from
     anywhere, `load` imports nothing: whoever loads one imports them."""
     weights: tuple[str, ...] = field(default=(), metadata=WEIGHTS)
-    """URLs of published safetensors files whose bytes the wheel need not hold: `https://…`, `s3://…`, any other that
-    fsspec reads, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit. A tensor of a program
+    """URLs of published safetensors files whose bytes the wheel need not hold: `https://…`, `s3://…`, `gs://…`,
+    `az://…`, `abfs://…`, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit; a wheel has of a
+    `file://…` the name alone. A tensor of a program
     whose bytes stand in one of them is mapped from there, whatever its name; what they lack stays in the wheel, and the
     build says how much and why. `"file"` alone: what the wheel does not hold is written into a file beside it, to be
     uploaded. No URL holds credentials: those come from the environment of whoever downloads."""

@@ -18,7 +18,7 @@ from hatch_lower.format.codec import Damage, decode_file, encode, refuse, within
 from hatch_lower.format.constants import Storage, content_key
 from hatch_lower.format.values import DTYPES, Digest, Natural, read_text
 from hatch_lower.frozen import Frozen
-from hatch_lower.urls import url_fault
+from hatch_lower.urls import packaged_fault
 
 WEIGHTS_SCHEMA = 1
 WEIGHTS = "weights.json"
@@ -28,7 +28,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 
 def read_url(value: object) -> str:
     text = read_text(value)
-    fault = "" if FILE_NAME.fullmatch(text) else url_fault(text)
+    fault = "" if FILE_NAME.fullmatch(text) else packaged_fault(text)
     if fault:
         raise Damage(f"{text!r:.120} instead of a URL of weights: {fault}")
     return text

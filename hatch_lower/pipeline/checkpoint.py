@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hatch_lower.errors import LowerError, PackageError
 from hatch_lower.format.codec import decode, parse_json
 from hatch_lower.format.constants import TensorEntry, header_span
 from hatch_lower.format.values import DTYPES
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import FILE_NAME, Source
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.mapped import map_file
+from hatch_lower.runtime.sources import file_name
 
 SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored.safetensors is not None}
 
@@ -26,8 +28,27 @@ class LocalSource(Frozen):
     sha256: str
     path: Path
 
+    @property
+    def where(self) -> str:
+        return self.url if "://" in self.url else str(self.path)
+
     def source(self) -> Source:
         return Source(self.url, self.size, self.sha256)
+
+
+def named_in_wheel(sources: Sequence[LocalSource]) -> tuple[LocalSource, ...]:
+    """Return a model's sources as a wheel names them: a file of this machine by its name, never by its path."""
+    files = Counter(source.path.name for source in sources if source.url.startswith("file:"))
+    return tuple(
+        replace(source, url=source.path.name if is_plain(source, files) else file_name(source.sha256))
+        if source.url.startswith("file:")
+        else source
+        for source in sources
+    )
+
+
+def is_plain(source: LocalSource, files: Counter[str]) -> bool:
+    return files[source.path.name] == 1 and FILE_NAME.fullmatch(source.path.name) is not None
 
 
 class OutsideFiles(Frozen):
@@ -101,4 +122,4 @@ def no_safetensors(local: LocalSource, found: str) -> PackageError:
 
 
 def unusable(local: LocalSource, found: str, hint: str) -> PackageError:
-    return PackageError("a source of weights is no safetensors file", where=local.url, found=found, hint=hint)
+    return PackageError("a source of weights is no safetensors file", where=local.where, found=found, hint=hint)

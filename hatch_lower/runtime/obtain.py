@@ -11,14 +11,23 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.download import download, errors_of
-from hatch_lower.runtime.origins import INSTALL, BrokenError, HttpOrigin, Limits, Origin, RefusedError, origin_of
+from hatch_lower.runtime.origins import (
+    INSTALL,
+    BrokenError,
+    HttpOrigin,
+    Limits,
+    Origin,
+    RefusedError,
+    origin_of,
+    refused_url,
+)
 from hatch_lower.runtime.sources import (
     HUB,
     OFFLINE,
@@ -31,6 +40,7 @@ from hatch_lower.runtime.sources import (
     size_of,
     weights_folders,
 )
+from hatch_lower.urls import ALLOWED, open_fault, packaged_fault
 
 PATIENCE = "HATCH_LOWER_FETCH_TIMEOUT"  # seconds
 
@@ -51,7 +61,9 @@ def fetched_copy(source: Source) -> Path:
 def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: Sequence[str] = ()) -> list[Fetched]:
     """Fetch sources into the cache or the folder `to`, from `origins` if there are any: see `hatch_lower.fetch`."""
     unique = list({(source.url, source.sha256): source for source in sources}.values())
-    chosen, limits = choose_origins(unique, [as_url(origin) for origin in origins]), limits_from(os.environ)
+    urls = [as_url(origin) for origin in origins]
+    refuse_places(urls)
+    chosen, limits = choose_origins(unique, urls), limits_from(os.environ)
     return [fetch_source(source, to, origin, limits) for source, origin in zip(unique, chosen, strict=True)]
 
 
@@ -65,6 +77,17 @@ def limits_from(environment: Mapping[str, str]) -> Limits:
             hint="give an integer from 1 on",
         )
     return Limits(silence=float(text))
+
+
+def refuse_places(urls: Sequence[str]) -> None:
+    for url in urls:
+        if fault := open_fault(below(url, "model.safetensors")):
+            raise FetchError(
+                "no connection is opened to a given place",
+                where=url,
+                found=fault,
+                hint=f"name a path, {ALLOWED}",
+            )
 
 
 def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
@@ -97,7 +120,10 @@ def as_url(origin: str) -> str:
 
 
 def name_of(url: str) -> str:
-    return unquote(urlsplit(url).path if "://" in url else url).rpartition("/")[2]
+    path = url.partition("?")[0]
+    if "://" in path:
+        path = path.partition("://")[2].partition("/")[2]
+    return unquote(path).rpartition("/")[2]
 
 
 def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -> Fetched:
@@ -117,6 +143,8 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
         )
     refuse_offline(url)
     with errors_of(url, target):
+        if here is None and not origin and (fault := packaged_fault(url)):
+            raise refused_url(fault)
         if url.startswith(HUB) and to is None and taken is None and not origin:
             return Fetched(source.url, fetch_from_hub(source), source.size, is_new=True)
         with Progress(sys.stderr, name_of(url), source.size) as progress:

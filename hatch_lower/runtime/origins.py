@@ -1,4 +1,4 @@
-"""Where a file of weights is downloaded from: a web server, or whatever file system fsspec reaches.
+"""Where a file of weights is downloaded from: a web server, a file, or an object store by fsspec.
 
 Each gives a file from some byte on, in pieces. None is believed: who stores the pieces compares size and digest.
 """
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from hatch_lower import __version__
 from hatch_lower.canonical import PIECE
 from hatch_lower.frozen import Frozen
+from hatch_lower.urls import WEB, UrlError, open_fault, open_folder, web_fault
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
 COUNT = r"[0-9]{1,18}"
@@ -71,10 +72,16 @@ class Origin(Protocol):
 
 
 def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Origin:
+    if fault := open_fault(url):
+        raise refused_url(fault)
     scheme = urlsplit(url).scheme
-    if scheme in ("http", "https"):
+    if scheme in WEB:
         return HttpOrigin(url, limits, headers)
     return LocalOrigin(local_path(url)) if scheme == "file" else FilesOrigin(url, limits)
+
+
+def refused_url(fault: str) -> RefusedError:
+    return RefusedError(f"no connection is opened: {fault}", "name a place with the same bytes with `--from`")
 
 
 def local_path(url: str) -> Path:
@@ -101,6 +108,8 @@ class HttpOrigin:
     """A web server. Proxies are those of the environment, credentials those of `.netrc`."""
 
     def __init__(self, url: str, limits: Limits, headers: Mapping[str, str] = {}) -> None:
+        if fault := web_fault(url):
+            raise refused_url(fault)
         self._url = url
         self._limits = limits
         self._own = {**netrc_headers(url), **headers}  # for this host alone: a redirect does not get them
@@ -188,8 +197,15 @@ class HttpOrigin:
 
 class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        text = ""
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
-            raise RefusedError(f"a redirect away from https, to {newurl[:200]}")
+            text = f"a redirect away from https, to {newurl[:200]}"
+        elif fault := web_fault(newurl):
+            text = f"a redirect to {newurl[:200]} is not followed: {fault}"
+        if text:
+            if fp is not None:
+                fp.close()
+            raise RefusedError(text)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -251,20 +267,20 @@ class FilesOrigin:
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
         self._options: dict[str, object] = {}
-        if urlsplit(url).scheme in ("s3", "s3a"):
+        if url.startswith("s3:"):
             timeouts = {"connect_timeout": limits.silence, "read_timeout": limits.silence}
             self._options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}
 
     def open(self, begin: int, stamp: str) -> Stream:
         try:
-            from fsspec.core import url_to_fs
-
-            system, path = url_to_fs(self._url, **self._options, skip_instance_cache=True, use_listings_cache=False)
+            system, path = open_folder(self._url, self._options)
             file = system.open(path, "rb", block_size=4 * PIECE)
             details = getattr(file, "details", None) or {}
             found = str(details.get("ETag") or details.get("etag") or "")
             file.seek(begin if not stamp or stamp == found else 0)
             return Stream(file.tell(), file.size, found, fsspec_pieces(file), file.close)
+        except UrlError as error:
+            raise refused_url(str(error)) from error
         except ImportError as error:
             raise RefusedError(str(error), self._install_hint(error)) from error
         except FileNotFoundError as error:

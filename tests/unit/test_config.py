@@ -410,6 +410,12 @@ def test_every_problem_of_the_table_cache_is_reported_with_the_others() -> None:
         ("https://token@cache.example.org", False),
         ("https://user:password@cache.example.org", False),
         ("sftp://user:password@cache.example.org", False),
+        ("sftp://cache.example.org/folder", False),
+        ("memory://folder", False),
+        ("http://[::1]:8080/cache", True),
+        ("s3://bucket/a::b", False),
+        ("simplecache::s3://bucket/folder", False),
+        ("s3://bucket/folder?versionId=1", False),
         ("https://", False),
         ("//cache.example.org", False),
         ("s3://bucket/a b", False),
@@ -631,7 +637,7 @@ def test_weights_of_a_model_come_before_those_at_the_top() -> None:
 def test_every_problem_of_weights_is_reported_with_the_others() -> None:
     allowed = (
         '"file" or `https://example.org/model.safetensors`, `hf://org/name@<commit>/model.safetensors`,'
-        " `s3://bucket/model.safetensors`, or another URL that fsspec reads"
+        " `s3://bucket/model.safetensors`, or a URL of `gs`, `az`, `abfs` or `file`"
     )
     branch = "hf://org/name@main/model.safetensors"
     table = {"weights": ["weights.safetensors", branch], "models": {"digits": {"weights": 1}}, "jobs": 0}

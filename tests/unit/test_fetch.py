@@ -298,10 +298,10 @@ def test_a_hub_without_its_library(tmp_path: Path, server: Served, monkeypatch: 
 @pytest.mark.parametrize(
     ("url", "missing", "hint"),
     [
-        ("memory://weights/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[fetch]"'),
+        ("az://weights/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[fetch]"'),
         ("s3://bucket/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[s3]"'),
         ("s3://bucket/model.safetensors", "s3fs", 'install it: pip install "hatch-lower[s3]"'),
-        ("sftp://host/model.safetensors", "paramiko", "install what fsspec needs for URLs of this kind"),
+        ("gs://weights/model.safetensors", "gcsfs", "install what fsspec needs for URLs of this kind"),
     ],
 )
 def test_a_url_without_what_opens_it(

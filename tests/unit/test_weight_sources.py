@@ -11,14 +11,14 @@ import pytest
 from support.lowered import floats
 from support.weights import COMMIT, Served, checkpoint, served
 
-from hatch_lower.build.sources import known_digest, known_source, record_key, urls_of
+from hatch_lower.build.sources import file_path, known_digest, known_source, record_key, urls_of
 from hatch_lower.build.weight_sources import obtain
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import CacheError, FetchError, PackageError
-from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.runtime.download import private_part
 
 FIRST = checkpoint({"weight": floats(*range(64))}).data
@@ -166,6 +166,23 @@ def test_a_file_of_this_machine_is_where_it_is(builder: Builder) -> None:
     assert builder.known(url) == ""
     with pytest.raises(FetchError, match="a file of weights cannot be read"):
         builder.obtain(url)
+
+
+def test_a_wheel_has_the_name_of_a_file_of_this_machine_and_no_path(tmp_path: Path) -> None:
+    def local(url: str, number: int) -> LocalSource:
+        return LocalSource(url, 8, f"{number:064x}", file_path(url))
+
+    folder = tmp_path.as_uri()
+    sources = [
+        local("https://example.org/model.safetensors", 0),
+        *(local(f"{folder}/{name}", 1 + i) for i, name in enumerate(("a.safetensors", "b%20c.safetensors", "model"))),
+        *(local(f"{folder}/{name}/same.safetensors", 4 + i) for i, name in enumerate(("vae", "text"))),
+    ]
+    named = named_in_wheel(sources)
+    digests = [f"{number:064x}.safetensors" for number in range(2, 6)]
+    assert [source.url for source in named] == ["https://example.org/model.safetensors", "a.safetensors", *digests]
+    assert [source.path for source in named] == [source.path for source in sources]
+    assert [source.where for source in named[:2]] == [sources[0].url, str(tmp_path / "a.safetensors")]
 
 
 def test_a_commit_of_the_hub_is_asked_for_once(

@@ -110,7 +110,7 @@ def test_a_span_is_aligned_for_its_elements() -> None:
         "https://example.org/a%20b.safetensors",
     ],
 )
-def test_a_url_of_weights_is_of_any_scheme(url: str) -> None:
+def test_a_url_of_weights_is_of_a_listed_scheme(url: str) -> None:
     assert url_fault(url) == ""
 
 

@@ -1,4 +1,4 @@
-"""A cache shared by a team and its CI: a server of Bazel's HTTP protocol, or whatever fsspec can reach."""
+"""A cache shared by a team and its CI: a server of Bazel's HTTP protocol, or a folder or object store."""
 
 from __future__ import annotations
 

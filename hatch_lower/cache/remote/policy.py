@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign, needs_library, read_key, read_keys
 from hatch_lower.errors import CacheError, ConfigError, LowerError
 from hatch_lower.frozen import Frozen
+from hatch_lower.urls import folder_fault, open_fault
 
 CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATCH_LOWER_REMOTE_PUSH"
 TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
@@ -25,11 +26,11 @@ SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)  # variables that the code of a m
 
 PROJECT_KEY = "tool.hatch.build.hooks.lower.cache"
 PORTS = {"http": 80, "https": 443}
-# schemes that a project may name, and what makes fsspec leave this user's credentials alone
+# fsspec's schemes, and the options with which fsspec leaves this user's credentials alone
 ANONYMOUS: Mapping[str, Mapping[str, object]] = {
-    **{scheme: {"anon": True} for scheme in ("s3", "s3a", "az", "abfs", "abfss")},
-    **{scheme: {"token": "anon"} for scheme in ("gs", "gcs")},
-    **{scheme: {} for scheme in ("file", "memory")},
+    **{scheme: {"anon": True} for scheme in ("s3", "az", "abfs", "abfss")},
+    "gs": {"token": "anon"},
+    "file": {},
 }
 
 
@@ -69,14 +70,6 @@ def read_policy(
     where = f"environment variable `{CACHE}`" if from_environment else f"`{PROJECT_KEY}.remote`"
     parts = check_url(url, where, ConfigError if not from_environment else CacheError)
     named = bool(from_environment) or names_host(environment.get(HOST, "").strip(), parts)
-    if parts.scheme not in PORTS and not named and parts.scheme not in ANONYMOUS:
-        raise ConfigError(
-            "a project may not name a remote cache of this kind",
-            where=where,
-            found=f"`{parts.scheme}://`, which may use the credentials of whoever builds",
-            hint=f"name it in the environment variable `{CACHE}`, or use one of "
-            + ", ".join(f"`{scheme}`" for scheme in (*PORTS, *ANONYMOUS)),
-        )
     wants_push = environment.get(PUSH, "") == "1"
     policy = RemotePolicy(
         url=url,
@@ -109,7 +102,7 @@ def own_key(environment: Mapping[str, str]) -> SigningKey | None:
 
 
 def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
-    """Return a URL's parts; an error of `kind` if it is none, holds a password, or chains file systems."""
+    """Return a URL's parts; an error of `kind` if it is none, holds a password, or leads to more than a place."""
     try:
         parts = urlsplit(url)
         port_is_good = parts.port is None or parts.port > 0
@@ -122,15 +115,14 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
             found=f"`{parts.scheme}://…@{parts.hostname}`",
             hint=f"give them as `{TOKEN}`, or as `{USER}` and `{PASSWORD}`",
         )
-    if parts.scheme in PORTS:
-        is_plain = bool(re.fullmatch(r"[!-~]+", url) and parts.hostname and not parts.query and not parts.fragment)
-    else:
-        is_plain = bool(re.match(r"[a-z][a-z0-9+.-]*://.", url)) and url.isprintable() and "::" not in url
-    if not is_plain or not port_is_good:
+    fault = open_fault(url) if parts.scheme in PORTS else folder_fault(url)
+    if not fault and parts.query:
+        fault = "it has options"
+    if fault or not port_is_good:
         raise kind(
             "a remote cache needs a URL",
             where=where,
-            found=f"`{url}`",
+            found=f"`{url}`" + (f": {fault}" if fault else ""),
             hint="write `https://host/path` for a server of the Bazel protocol, or `s3://bucket/path`, `gs://…`, `az://…`,"
             " `file:///path`",
         )

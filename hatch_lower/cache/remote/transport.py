@@ -1,4 +1,4 @@
-"""How objects of a remote cache are read and written: by HTTP, or in whatever file system fsspec reaches.
+"""How objects of a remote cache are read and written: by HTTP, or by fsspec in a folder or an object store.
 
 Both know objects by the names of Bazel's HTTP cache protocol: `ac/<sha256>` and `cas/<sha256>`. Neither checks what it
 reads: the client does.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from hatch_lower.frozen import Frozen
+from hatch_lower.urls import UrlError, open_folder, web_fault
 
 if TYPE_CHECKING:
     import fsspec
@@ -65,7 +66,8 @@ class HttpTransport:
 
     def __init__(self, url: str, authorization: str, limits: Limits) -> None:
         self._url = url
-        self._path = urlsplit(url).path.rstrip("/")
+        self._fault = web_fault(url)
+        self._path = "" if self._fault else urlsplit(url).path.rstrip("/")
         self._headers = {"Authorization": authorization} if authorization else {}
         self._limits = limits
         self._pool: urllib3.HTTPConnectionPool | None = None
@@ -89,6 +91,8 @@ class HttpTransport:
         self._discard(response)
 
     def _request(self, method: str, name: str, source: bytes | Path | None = None) -> urllib3.BaseHTTPResponse:
+        if self._fault:
+            raise UnreachableError(f"no connection is opened: {self._fault}")
         import urllib3  # 100 ms, which a build without a remote cache need not spend
 
         if self._pool is None:
@@ -162,12 +166,12 @@ def http_errors() -> Iterator[None]:
 
 
 class FilesTransport:
-    """Objects below a URL that fsspec knows: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`."""
+    """Objects below a URL: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`."""
 
     def __init__(self, url: str, options: Mapping[str, object], limits: Limits) -> None:
         self._url = url
         self._options = dict(options)
-        if urlsplit(url).scheme in ("s3", "s3a"):
+        if url.startswith("s3:"):
             timeouts = {"connect_timeout": limits.connect, "read_timeout": limits.silence}
             self._options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}
         self._opened: tuple[fsspec.AbstractFileSystem, str] | None = None
@@ -214,13 +218,11 @@ class FilesTransport:
 
     def _open(self) -> tuple[fsspec.AbstractFileSystem, str]:
         if self._opened is None:
-            from fsspec.core import url_to_fs
-
             try:
-                system, root = url_to_fs(self._url, **self._options, skip_instance_cache=True, use_listings_cache=False)
-            except ValueError as error:  # fsspec knows no such file system
-                raise ImportError(str(error)) from error
-            self._opened = system, str(root).rstrip("/")
+                system, root = open_folder(self._url, self._options)
+            except UrlError as error:
+                raise UnreachableError(f"no connection is opened: {printable(str(error))}") from error
+            self._opened = system, root.rstrip("/")
         return self._opened
 
     @contextlib.contextmanager
