@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -164,18 +165,24 @@ def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
 @contextlib.contextmanager
 def held_part(target: Path) -> Iterator[Part]:
     """Give the unfinished file beside `target`, which one process has at a time."""
-    # where the system has no locks, it is one with a random name, which is removed in any case
+    # a file with a random name, removed in any case, stands in for it where the system has no locks, and where the name
+    # leads to a file that no download of this user has made
     path = target.with_name(target.name + PART)
-    while True:
+    while not is_foreign(path):
         with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:
-            if not lock(file):
-                is_left = os.fstat(file.fileno()).st_size > 0
-                break
-            if is_same(file, path):  # else who held it has finished or removed it
+            is_locked = lock(file)
+            if is_locked and not is_same(file, path):  # the process before has finished or removed the file
+                continue
+            found = os.fstat(file.fileno())
+            if is_locked and is_own(found):
+                if found.st_nlink > 1:  # the bytes are those of another file, too, which would be written through
+                    path.unlink()
+                    continue
                 yield Part(path, file)
                 return
-    if not is_left:
-        path.unlink(missing_ok=True)
+            if found.st_size == 0:
+                path.unlink(missing_ok=True)
+            break
     with private_part(target) as part:
         yield part
 
@@ -205,6 +212,18 @@ def lock(file: IO[bytes]) -> bool:
             return False
         raise
     return True
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether a name leads to something that no download of this user has made, such as a link or a pipe."""
+    try:
+        return not is_own(path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def is_own(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and (sys.platform == "win32" or found.st_uid == os.geteuid())
 
 
 def is_same(file: IO[bytes], path: Path) -> bool:

@@ -157,3 +157,15 @@ def test_weights_in_a_file_are_uploaded_once(tmp_path: Path) -> None:
     assert only(first.dist, "*.safetensors").stat().st_mtime_ns == before
     environment = {"PATH": "/usr/bin", "HATCH_LOWER_WEIGHTS": str(tmp_path / "weights"), "PYTHONPATH": "."}
     assert computes_as_eager(first, only(first.dist, "*.whl"), environment, first.dist)
+
+
+def test_a_wheel_names_no_path_of_the_machine_that_built(tmp_path: Path, checkpoint: bytes) -> None:
+    place = tmp_path / "published"
+    place.mkdir()
+    (place / "model.safetensors").write_bytes(checkpoint)
+    project = make_project(tmp_path, (place / "model.safetensors").as_uri())
+    wheel = project.wheel()
+    (source,) = weights_in(wheel)["sources"]
+    assert source["url"] == "model.safetensors"
+    environment = {"PATH": "/usr/bin", "HATCH_LOWER_WEIGHTS": str(tmp_path / "weights"), "PYTHONPATH": "."}
+    assert computes_as_eager(project, wheel, environment, place)

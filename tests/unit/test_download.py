@@ -120,6 +120,42 @@ def test_an_unfinished_file_that_lacks_nothing_is_taken(server: Served, tmp_path
     assert server.requests == []
 
 
+@pytest.mark.parametrize("kind", ["hard link", "link", "link to nothing", "pipe", "another user's"])
+@pytest.mark.parametrize("content", [b"", DATA[:1000], b"another file"], ids=["empty", "a beginning", "another"])
+def test_a_file_of_somebody_else_is_not_written_through(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, content: bytes
+) -> None:
+    other, part = tmp_path / "other", tmp_path / "cache" / "file.part"
+    part.parent.mkdir()
+    other.write_bytes(content)
+    if kind == "hard link":
+        part.hardlink_to(other)
+    elif kind.startswith("link"):
+        part.symlink_to(other if kind == "link" else tmp_path / "nothing")
+    elif kind == "pipe":
+        os.mkfifo(part)
+    else:
+        part.write_bytes(content)
+        other = part
+        monkeypatch.setattr("hatch_lower.runtime.download.os.geteuid", lambda: os.getuid() + 1)
+    assert get(server, tmp_path / "cache" / "file")
+    assert (tmp_path / "cache" / "file").read_bytes() == DATA
+    assert other.read_bytes() == content
+    assert not (tmp_path / "nothing").exists()
+    assert server.asked() == [""]
+    assert names(part.parent) == (["file"] if kind == "hard link" else ["file", "file.part"])
+
+
+def test_an_own_file_under_two_names_is_downloaded_anew(server: Served, tmp_path: Path) -> None:
+    server.faults += ["cut1000", "*closed"]
+    refused(lambda: get(server, tmp_path / "file"))
+    (tmp_path / "backup").hardlink_to(tmp_path / "file.part")
+    server.faults.clear()
+    assert get(server, tmp_path / "file")
+    assert (tmp_path / "backup").read_bytes() == DATA[:1000]
+    assert names(tmp_path) == ["backup", "file"]
+
+
 @pytest.mark.parametrize(
     ("fault", "what"),
     [
