@@ -51,6 +51,7 @@ from onnxruntime_operators import choice, examine, examine_samples, write_table
 from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
+from hatch_lower.backends.onnxruntime.external import refuse_files
 from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, NAME_BYTES, offset_mark, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
@@ -942,6 +943,81 @@ def test_marks_of_other_constants_are_refused(offsets: dict[int, int]) -> None:
         assert os.path.normpath(path) == name.encode()
     with pytest.raises(ValueError, match="marks of the constants"):
         relocate(model, {position: ("odd", offset) for position, offset in offsets.items()})
+
+
+def tensor_outside(*entries: bytes) -> bytes:
+    """Return an initializer with entries of external data, as bytes."""
+    return field(1, b"\x04") + b"\x10\x01" + field(8, b"w") + b"\x70\x01" + b"".join(field(13, e) for e in entries)
+
+
+def field(number: int, content: bytes, long: int = 0) -> bytes:
+    """Return a field of protobuf; `long` bytes more than its key needs."""
+    key = number << 3 | 2
+    head = bytes(key >> 7 * i & 0x7F | 0x80 for i in range((key.bit_length() - 1) // 7 + long))
+    last = bytes([key >> 7 * len(head) & 0x7F])
+    length, size = len(content), b""
+    while length > 0x7F:
+        size, length = size + bytes([length & 0x7F | 0x80]), length >> 7
+    return head + last + size + bytes([length]) + content
+
+
+def entry(value: bytes, *more: bytes) -> bytes:
+    return field(1, b"location") + field(2, value) + b"".join(more)
+
+
+SECRET = b"../secret.bin"
+HIDDEN_PLACES = {
+    "initializer": field(7, field(5, tensor_outside(entry(SECRET)))),
+    "absolute": field(7, field(5, tensor_outside(entry(b"/etc/passwd")))),
+    "sparse": field(7, field(15, field(1, tensor_outside(entry(SECRET))))),
+    "attribute": field(7, field(1, field(5, field(5, tensor_outside(entry(SECRET)))))),
+    "tensors": field(7, field(1, field(5, field(10, tensor_outside(entry(SECRET)))))),
+    "branch": field(7, field(1, field(5, field(6, field(5, tensor_outside(entry(SECRET))))))),
+    "function": field(25, field(7, field(5, field(5, tensor_outside(entry(SECRET)))))),
+    "default": field(25, field(11, field(5, tensor_outside(entry(SECRET))))),
+    "value first": field(7, field(5, tensor_outside(field(2, SECRET) + field(1, b"location")))),
+    "value twice": field(7, field(5, tensor_outside(entry(b"known", field(2, SECRET))))),
+    "second entry": field(7, field(5, tensor_outside(entry(b"known"), entry(SECRET)))),
+    "second graph": field(7, b"") + field(7, field(5, tensor_outside(entry(SECRET)))),
+    "long key": field(7, field(5, tensor_outside(entry(SECRET)), long=3), long=4),
+    "key beyond 32 bits": field(7, b"\xaa\x80\x80\x80\x70" + field(5, tensor_outside(entry(SECRET)))[1:]),
+    "group": b"\x0b\x0c" + field(7, field(5, tensor_outside(entry(SECRET)))),
+    "longer than its message": field(7, b"\x2a\x7flocation"),
+    "endless key": b"\xff" * 6 + b"location",
+    "cut off": field(7, field(5, tensor_outside(entry(SECRET))))[:-1],
+}
+
+# Python's library refuses these; others may read them
+UNREADABLE = ("key beyond 32 bits", "group", "longer than its message", "endless key", "cut off")
+
+
+@pytest.mark.parametrize("name", HIDDEN_PLACES)
+def test_a_file_that_is_not_of_the_constants_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"data of a tensor in|a field|a key or a length"):
+        refuse_files(HIDDEN_PLACES[name], {b"known"})
+
+
+def test_the_bytes_of_hidden_files_are_those_that_onnx_reads() -> None:
+    models = [onnx.ModelProto.FromString(data) for name, data in HIDDEN_PLACES.items() if name not in UNREADABLE]
+    assert all("secret.bin" in str(model) or "passwd" in str(model) for model in models)
+
+
+def test_a_model_reads_no_file_but_its_constants(net: Made, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(bytes(16))
+    folder = tmp_path / "wheel"
+    folder.mkdir()
+    for location in ("../secret.bin", str(secret), "./../wheel/../secret.bin"):
+        blob = net.blob(folder)
+        model = onnx.load_from_string(blob.path.read_bytes())
+        tensor = onnx.TensorProto(name="more", data_type=1, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+            tensor.external_data.add(key=key, value=value)
+        model.graph.initializer.append(tensor)
+        blob.path.write_bytes(model.SerializeToString())
+        with pytest.raises(ProgramError, match="ONNX Runtime refuses a model") as caught:
+            of_tensors(OnnxruntimeDelegate).load(blob, net.constants)
+        assert "no file of its constants" in caught.value.found
 
 
 def test_state_that_methods_share_is_bound_to_no_session(tmp_path: Path) -> None:

@@ -1268,6 +1268,19 @@ def test_damaged_facts_are_refused(blob: DelegateBlob, values: dict[str, Any], f
     assert found in caught.value.found
 
 
+@pytest.mark.parametrize("data", [b"\x08\x08:\x00", b"/etc/passwd", b"", b" <?xml version='1.0'?>", b"\x18\0\0\0TFL3"])
+def test_a_model_in_another_format_is_not_handed_to_openvino(
+    blob: DelegateBlob, constants: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    # OpenVINO reads ONNX as well, whose models name files
+    other = tmp_path / "other.xml"
+    other.write_bytes(data)
+    for name in ("engine", "engine_of_integers"):
+        monkeypatch.setattr(f"hatch_lower.backends.openvino.run.{name}", lambda: pytest.fail("OpenVINO is asked"))
+    with pytest.raises(ProgramError, match="a file is no model in OpenVINO's own format"):
+        OpenvinoDelegate.load(DelegateBlob(other, blob.info, blob.data), constants)
+
+
 def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, constants: list[Tensor], tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.xml"
     damaged.write_bytes(blob.path.read_bytes()[:200])

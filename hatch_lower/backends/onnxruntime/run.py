@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
+from hatch_lower.backends.onnxruntime.external import refuse_files
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
-from hatch_lower.backends.onnxruntime.places import fits, relocate
+from hatch_lower.backends.onnxruntime.places import fits, path_of, relocate
 from hatch_lower.errors import ProgramError, UnavailableError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_dtypes import is_bfloat16
@@ -166,7 +167,9 @@ def bind_constants(
     folder, mapped = choose_folder(blob.places, bound)
     if folder is not None:
         options.add_session_config_entry(FOLDER, str(folder))
-    model = relocate(blob.path.read_bytes(), {position: mapped.get(position, ("none", 0)) for position in bound})
+    named = {position: mapped.get(position, ("none", 0)) for position in bound}
+    model = relocate(blob.path.read_bytes(), named)
+    refuse_files(model, {path_of(name) for name, _ in named.values()})
     values = {f"w{position}": to_value(constants[position]) for position in bound if position not in mapped}
     if values:
         options.add_external_initializers(list(values), list(values.values()))

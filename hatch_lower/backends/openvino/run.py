@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
+HEAD = b"<net "
 QUANTISED = b'"FakeQuantize"'
 # OpenVINO's own mark of a division that it does not replace by a product with the reciprocal, which rounds otherwise
 EXACT = "nonconvertable_divide_0"
@@ -63,7 +64,7 @@ class OpenvinoDelegate(Delegate):
         check_device(blob, info.device)
         try:
             literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
-            text = blob.path.read_bytes()
+            text = read_text(blob)
             core = engine_of_integers() if QUANTISED in text else engine()
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
@@ -132,6 +133,19 @@ def unavailable_error(blob: DelegateBlob, device: str, found: str) -> Unavailabl
 def words_of(error: RuntimeError) -> str:
     """Return OpenVINO's words without the places in its own sources."""
     return "\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line)
+
+
+def read_text(blob: DelegateBlob) -> bytes:
+    # OpenVINO would guess another format, ONNX for instance, whose models name files of the machine
+    text = blob.path.read_bytes()
+    if not text.startswith(HEAD):
+        raise ProgramError(
+            "a file is no model in OpenVINO's own format",
+            where=str(blob.path),
+            found=f"{text[:16]!r} at its beginning instead of {HEAD!r}",
+            hint="install the package again, or build it again",
+        )
+    return text
 
 
 def to_tensor(openvino: Any, array: Array) -> Any:
