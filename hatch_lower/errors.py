@@ -7,6 +7,7 @@ An error travels from the build's child process to its parent as JSON, so it car
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterable
 
 # what is the matter with the machine, not with the code that meets it
@@ -37,7 +38,8 @@ class LowerError(Exception):
     def __str__(self) -> str:
         rows = [("where", self.where), ("found", self.found), ("to do", self.hint)]
         lines = [f"{name}: {indented(text)}" for name, text in rows if text]
-        return "\n  ".join([self.what, *lines])
+        # a server, a wheel or a worker may have written a part of it, and whoever prints it has a terminal
+        return printable_lines("\n  ".join([self.what, *lines]))
 
     def to_json(self) -> dict[str, str]:
         """Return the fields and the class name, for another process to raise it again."""
@@ -120,6 +122,18 @@ class InputError(LowerError, TypeError):
 
 class CallError(LowerError, RuntimeError):
     """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
+
+
+def printable(text: str) -> str:
+    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`."""
+    if text.isprintable():
+        return text
+    # so a JSON document still says the same
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+
+
+def printable_lines(text: str) -> str:
+    return text if text.isprintable() else "\n".join(printable(line.expandtabs(4)) for line in text.split("\n"))
 
 
 def indented(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from hatch_lower.errors import printable, printable_lines
 from hatch_lower.frozen import Frozen
 
 
@@ -101,7 +102,7 @@ class LiveReporter:
         if event.state == "start":
             self._under_way.append(event)
         elif event.state == "live":
-            self._live = event.detail.splitlines()
+            self._live = [printable(line) for line in event.detail.splitlines()]
         elif event.state != "going":
             if event.state == "end":
                 self._under_way = [begun for begun in self._under_way if not begun.ends_with(event)]
@@ -164,11 +165,12 @@ class CollapsedOutput:
 
 def finished_line(event: Event) -> str:
     detail = f"  {event.detail}" if event.detail else ""
+    line = f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:6.2f} s{detail}"
     if event.state == "note":
-        return f"lower  {event.subject()}: {event.detail}"
-    if event.state == "going":
-        return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:3.0f} s so far{detail}"
-    return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:6.2f} s{detail}"
+        line = f"lower  {event.subject()}: {event.detail}"
+    elif event.state == "going":
+        line = f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:3.0f} s so far{detail}"
+    return printable_lines(line)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.cli.arguments import OUTPUT, path_option, project_here, target_of
-from hatch_lower.cli.output import printable, show, show_error, write_document
-from hatch_lower.errors import ConfigError, LowerError, PackageError
+from hatch_lower.cli.output import show, show_error, write_document
+from hatch_lower.errors import ConfigError, LowerError, PackageError, printable
 
 if TYPE_CHECKING:
     from hatch_lower.cli.measure.command import Tell

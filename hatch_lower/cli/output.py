@@ -11,18 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from hatch_lower.errors import PackageError
+from hatch_lower.errors import PackageError, printable
 
 Report = dict[str, Any]  # what `--json` prints, and the lines for people are made of
 Contents = TypeVar("Contents")
-
-
-def printable(text: str) -> str:
-    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`."""
-    if text.isprintable():
-        return text
-    # so a JSON document still says the same
-    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
 def show(lines: Iterable[str], *, err: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-from hatch_lower.errors import LowerError, refused_error
+from hatch_lower.errors import LowerError, printable, refused_error
 
 if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
@@ -164,10 +164,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
             add_sbom(build_data, project.settings, result, work, self._store)
             for warning in project.pattern_warnings():
-                self.app.display_warning(f"hatch-lower: {warning}")
+                self.app.display_warning(f"hatch-lower: {printable(warning)}")
             self._ship_once(project, result.payload)
         for line in (*summary_lines(result.rows), *weights_lines(result.models)):
-            self.app.display_info(line)
+            self.app.display_info(printable(line))
         if not editable:
             self._beside = result.beside
             return result.payload
@@ -187,10 +187,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
             if repeated.whole and path and not project.settings.keep_weights:
                 exclude(self.build_config, path)
                 if not self.build_config.include_path(path, explicit=True):
-                    self.app.display_info(f"hatch-lower: {omission_line(repeated)}")
+                    self.app.display_info(f"hatch-lower: {printable(omission_line(repeated))}")
                     continue
             if not project.settings.keep_weights:
-                self.app.display_warning(f"hatch-lower: {repetition_warning(repeated, path, project.exclude)}")
+                self.app.display_warning(
+                    f"hatch-lower: {printable(repetition_warning(repeated, path, project.exclude))}"
+                )
 
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""

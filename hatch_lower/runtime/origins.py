@@ -197,16 +197,20 @@ class HttpOrigin:
 
 class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        text = ""
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
-            text = f"a redirect away from https, to {newurl[:200]}"
-        elif fault := web_fault(newurl):
-            text = f"a redirect to {newurl[:200]} is not followed: {fault}"
-        if text:
-            if fp is not None:
-                fp.close()
-            raise RefusedError(text)
+            raise RefusedError(f"a redirect away from https, to {newurl[:200]}")
+        if fault := web_fault(newurl):
+            raise RefusedError(f"a redirect to {newurl[:200]} is not followed: {fault}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except BaseException:
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def make_opener() -> urllib.request.OpenerDirector:

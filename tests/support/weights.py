@@ -99,6 +99,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("X-Error-Code", "EntryNotFound")  # as the hub says that there is no such file
             self.send_header("Content-Length", "0")
             self.end_headers()
+        elif fault.startswith("reason"):
+            self.send_response(404, fault.removeprefix("reason "))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif fault.startswith("redirect"):
             self.send_response(302)
             self.send_header("Location", fault.removeprefix("redirect "))

@@ -313,7 +313,25 @@ def test_a_redirect_is_followed_without_credentials(server: Served, tmp_path: Pa
         assert server.requests[0][2]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize("target", ["ftp://127.0.0.1/file", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "fault", ["reason \x1b]0;pwned\x07", "redirect http://\x1b]0;pwned\x07", "redirect \x9b31mx://"]
+)
+def test_a_terminal_obeys_nothing_that_a_server_says(server: Served, tmp_path: Path, fault: str) -> None:
+    server.faults.append(f"*{fault}")
+    text = refused(lambda: get(server, tmp_path / "file"))
+    assert text.replace("\n", "").isprintable()
+
+
+REDIRECTS = [
+    "file:///etc/passwd",
+    "http://me@127.0.0.1/a",
+    "//me:word@127.0.0.1/a",
+    "data:,x",
+    "reference://k::data:,x",
+]
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1/file", *REDIRECTS, "http://127.0.0.1:99999/", "http://[::1/"])
 def test_a_redirect_leads_to_no_other_protocol(server: Served, tmp_path: Path, target: str) -> None:
     server.faults.append(f"*redirect {target}")
     refused(lambda: get(server, tmp_path / "file"))

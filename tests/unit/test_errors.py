@@ -7,6 +7,7 @@ import pytest
 
 from hatch_lower.errors import (
     ConfigError,
+    FetchError,
     InputError,
     LowerError,
     UnavailableError,
@@ -60,3 +61,13 @@ def test_nearest_suggests_or_lists() -> None:
     assert nearest("atoi", ["null", "aoti"]) == "did you mean `aoti`? known: `aoti`, `null`"
     assert nearest("zzz", ["null", "aoti"]) == "known: `aoti`, `null`"
     assert nearest("zzz", []) == "known: none"
+
+
+def test_a_terminal_obeys_nothing_in_an_error() -> None:
+    evil = "\x1b]0;pwned\x07\x9b31m\u202e\r\udc80"
+    error = FetchError(f"a{evil}", where=evil, found=f"first\n\tsecond {evil}", hint=evil)
+    assert str(error).replace("\n", "").isprintable()
+    assert "\\u001b]0;pwned\\u0007\\u009b31m\\u202e\\r\\udc80" in str(error)
+    assert "  found: first\n        second " in str(error)
+    assert str(error_from_json(error.to_json())) == str(error)
+    assert error.where == evil

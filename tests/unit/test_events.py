@@ -178,6 +178,17 @@ def test_a_reporter_without_a_live_line_clears_nothing() -> None:
     assert stream.getvalue() == ""
 
 
+def test_a_terminal_obeys_nothing_in_an_event() -> None:
+    evil = "\x1b]0;pwned\x07\x9b31m"
+    lines: list[str] = []
+    for state in ("note", "end", "going"):
+        LineReporter(lines.append).report(Event(evil, state, evil, detail=f"first\n{evil}"))
+    assert all(line.replace("\n", "").isprintable() and "first\n\\u001b]0;pwned" in line for line in lines)
+    stream, reporter = live()
+    reporter.report(Event("units", "live", "net", detail=f"first {evil}"))
+    assert stream.getvalue() == CLEAR + "  lower  first \\u001b]0;pwned\\u0007\\u009b31m"
+
+
 def test_the_null_reporter_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = NullReporter()
     reporter.report(Event("edge", "end", "digits"))
