@@ -219,8 +219,9 @@ class HookTable(Frozen):
     """Compare each lowered method with eager before packaging, on its example inputs, on random inputs, on a second
     size of every dynamic dimension, and on the model's `verify-inputs`. A mismatch fails the build."""
     rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
-    """Relative tolerance of the comparison, for recipes that set none. A number is for float32; where a method computes
-    in half precision, it is 100 (float16) or 400 (bfloat16) times as wide. A table is by the dtype of what is compared,
+    """Relative tolerance of the comparison, for recipes that set none. A number is for float32; for an
+    output that is computed from numbers that were rounded to half precision on the way, it is 100 (float16) or 400
+    (bfloat16) times as wide. A table is by the dtype of what is compared,
     `{ float16 = 1e-2, float32 = 1e-4 }`: its numbers are taken as they are, and dtypes that it does not name have the
     default."""
     atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)

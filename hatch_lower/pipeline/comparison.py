@@ -11,9 +11,10 @@ from hatch_lower.errors import SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
-from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators, tolerance_of
+from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.metrics import Measured
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
@@ -33,6 +34,7 @@ class Verification:
     outputs: Mapping[str, OutputMetrics]  # of floating-point ones, by path
     left_out: int  # how many generated inputs were left out, for eager refuses them
     generated: int  # of how many
+    allowed: str = field(default="", compare=False)  # `rtol 0.0001, atol 1e-05`
 
 
 class Leaf:
@@ -51,9 +53,11 @@ class Sides:
     lowered: Callable[..., object]
     reset: Callable[[], object]  # gives the lowered method fresh state
     tolerance: Tolerance
+    rounding: Rounding
     hint: str  # what to do about a mismatch
     most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
+    allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of these
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
@@ -108,8 +112,10 @@ class Sides:
         if expected_spec != given_spec:
             found = f"eager {structure_of(expected)}, lowered {structure_of(given)}"
             raise self.mismatch(f"the lowered method's {part}s have another structure than eager's", case, found)
-        for (path, expected_leaf), (_, given_leaf) in zip(expected_leaves, given_leaves, strict=True):
-            if difference := self.leaf_difference(expected_leaf, given_leaf):
+        marks = self.rounding.outputs if part == "output" else self.rounding.inputs
+        pairs = zip(expected_leaves, given_leaves, marks, strict=True)
+        for (path, expected_leaf), (_, given_leaf), rounded in pairs:
+            if difference := self.leaf_difference(expected_leaf, given_leaf, self.tolerance.after(rounded)):
                 name = path_text(path) if part == "input" else trees.keystr(path)
                 place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
                 what = "the lowered method computes something else than the eager module"
@@ -117,32 +123,43 @@ class Sides:
 
     def measure(self, expected: object, given: object) -> None:
         leaves, _ = trees.tree_flatten_with_path(expected)
-        for (path, one), other in zip(leaves, trees.tree_leaves(given), strict=True):
+        pairs = zip(leaves, trees.tree_leaves(given), self.rounding.outputs, strict=True)
+        for (path, one), other, marks in pairs:
             if isinstance(one, float):
                 one, other = torch.tensor(one), torch.tensor(other)
             if isinstance(one, torch.Tensor) and (one.dtype.is_floating_point or one.dtype.is_complex):
-                self.measured.setdefault(f"output{trees.keystr(path)}", Measured()).add(one, other)
+                name = f"output{trees.keystr(path)}"
+                self.measured.setdefault(name, Measured()).add(one, other)
+                self.allowed[name] = allowed_text(self.tolerance.after(marks), one.dtype, marks)
+
+    def all_allowed(self) -> str:
+        """Return the tolerances of the floating-point outputs, with names where there are several."""
+        texts = list(dict.fromkeys(self.allowed.values()))
+        if len(texts) == 1:
+            return texts[0]
+        names = [[f"`{name}`" for name, own in self.allowed.items() if own == text] for text in texts]
+        return "; ".join(f"{', '.join(own)} {text}" for own, text in zip(names, texts, strict=True))
 
     def mismatch(self, what: str, place: str, found: str) -> VerificationError:
         return VerificationError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
 
-    def leaf_difference(self, expected: object, given: object) -> str:
+    def leaf_difference(self, expected: object, given: object, tolerance: Tolerance) -> str:
         if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):
             if expected.dtype != given.dtype:
                 return f"dtype {dtype_name(expected.dtype)} in eager, {dtype_name(given.dtype)} lowered"
             if expected.shape != given.shape:
                 return f"shape {list(expected.shape)} in eager, {list(given.shape)} lowered"
-            return self.number_difference(expected, given)
+            return self.number_difference(expected, given, tolerance)
         if type(expected) is not type(given):
             return f"`{type(expected).__name__}` in eager, `{type(given).__name__}` lowered"
         if isinstance(expected, float):
-            return self.number_difference(torch.tensor(expected), torch.tensor(given))
+            return self.number_difference(torch.tensor(expected), torch.tensor(given), tolerance)
         return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
 
-    def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
-        difference, _ = number_difference(expected, given, self.tolerance)
-        plain = replace(self.tolerance, quantised=False)
-        if not difference and self.tolerance.quantised and wrong_places(expected, given, plain).any():
+    def number_difference(self, expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> str:
+        difference, _ = number_difference(expected, given, tolerance)
+        plain = replace(tolerance, quantised=False)
+        if not difference and tolerance.quantised and wrong_places(expected, given, plain).any():
             self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
         return difference
 
@@ -162,9 +179,11 @@ def verify_method(
     # `reset` gives `lowered` the state of a freshly loaded model.
     # The example inputs run twice in a row, then the real ones, then random inputs of the sizes of the example, then a
     # second size of every dynamic dimension. Of these a case that eager itself refuses is left out and noted.
-    tolerance = tolerance_of(method, tolerance)
+    rounding = rounding_of(method.program)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
-    sides = Sides(where, eager_factory(model, method), lowered, reset, tolerance, mismatch_hint(model, recipe))
+    sides = Sides(
+        where, eager_factory(model, method), lowered, reset, tolerance, rounding, mismatch_hint(model, recipe)
+    )
     example = example_case(method)
     try:
         sides.compare_two_calls(example)
@@ -215,7 +234,7 @@ def verify_method(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
-    return Verification(tuple(cases), tuple(notes), outputs, left_out, generated)
+    return Verification(tuple(cases), tuple(notes), outputs, left_out, generated, sides.all_allowed())
 
 
 def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
@@ -243,6 +262,12 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
         f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
         " one that computes it, and report it there"
     )
+
+
+def allowed_text(tolerance: Tolerance, dtype: torch.dtype, marks: Marks) -> str:
+    """Return `rtol 0.04, atol 0.004 (bfloat16)`."""
+    rtol, atol = tolerance.of(dtype)
+    return f"rtol {rtol:g}, atol {atol:g}" + (f" ({', '.join(sorted(marks))})" if marks else "")
 
 
 def structure_of(value: object) -> str:

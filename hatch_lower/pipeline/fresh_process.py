@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,7 +47,8 @@ class Packaged(Frozen):
     constants: Path | None
     imports: tuple[str, ...]
     examples: Path  # a file of the example inputs and eager's outputs, named as in `check.safetensors`
-    tolerances: Mapping[str, Tolerance]
+    methods: tuple[str, ...]
+    tolerance: Tolerance
     outside: OutsideFiles | None = None
     # what the wheel requires: nothing else that is installed can be imported; `None` if that is not known
     requirements: tuple[str, ...] | None = None
@@ -192,8 +193,8 @@ def problem_of(packaged: Packaged) -> str:
             plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside, library)
             arrays = find_arrays(library)
             tensors = stored_arrays(examples, packaged.examples.name, arrays)
-            for name, tolerance in packaged.tolerances.items():
-                status, detail, _ = check_method(executor, plan, name, tensors, tolerance, arrays)
+            for name in packaged.methods:
+                status, detail, _ = check_method(executor, plan, name, tensors, packaged.tolerance, arrays)
                 if status not in ("ok", "skipped"):
                     return f"method `{name}`{' on arrays of NumPy' * (library == 'numpy')}: {detail}"
     except LowerError as error:

@@ -14,7 +14,6 @@ from hatch_lower.format.metrics import VerifiedMethod, worst
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
-from hatch_lower.pipeline.eager import tolerance_of
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
@@ -66,7 +65,8 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             outside=build.packager.outside,
             imports=recipe.imports,
             examples=examples,
-            tolerances={method.name: tolerance_of(method, tolerance_in(recipe)) for method in source.methods},
+            methods=tuple(method.name for method in source.methods),
+            tolerance=tolerance_in(recipe),
             requirements=wheel_requirements(build.settings, lowered),
         )
         asked = build.fresh.check(packaged, build.place(recipe))
@@ -107,7 +107,8 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> I
                 outputs=result.outputs,
             )
             total = worst(list(result.outputs.values()))
-            describe(f"{verified.compared}: {'equal' if total is None else total.text()}")
+            found = "equal" if total is None else f"{total.text()}; allowed: {result.allowed}"
+            describe(f"{verified.compared}: {found}")
         stands = [f"a mapping stands for its output `{name}`: {reason}" for name, reason in replaced.items()]
         for note in (*result.notes, *stands):
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))

@@ -24,13 +24,13 @@ from hatch_lower.runtime.load import load_model, open_constants, outside_faults
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.metrics import Measured
-from hatch_lower.runtime.numbers import Tolerance, is_inexact, number_difference
+from hatch_lower.runtime.numbers import MARKS, Tolerance, is_inexact, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
 
 
-def rounding_mark(method: str) -> str:
-    """Return the name of the tensor beside a method's inputs and outputs that says that it rounds to 8 bits."""
-    return f"{method}/quantised/0"
+def mark_name(method: str, mark: str, output: int) -> str:
+    """Return the name of the tensor beside inputs and outputs that says how an output was rounded on the way."""
+    return f"{method}/{mark}/{output}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CheckRow:
     detail: str = ""  # what is wrong, or why it was skipped
     # the largest absolute difference of any output; `None` where nothing was compared
     largest_error: float | None = None
-    tolerance: Tolerance | None = None  # what was allowed
+    tolerance: Tolerance | None = None  # the widest of the outputs'
     outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point ones, by path
 
     @property
@@ -93,10 +93,9 @@ def check_model(
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
-            is_rounded = rounding_mark(method) in tensors
-            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors, arrays), quantised=is_rounded)
+            used = tolerance or Tolerance()
             status, detail, comparison = check_method(loaded, plan, method, tensors, used, arrays)
-            facts = () if comparison is None else (comparison.largest_error, used, comparison.metrics())
+            facts = () if comparison is None else (comparison.largest_error, comparison.widest(), comparison.metrics())
             yield CheckRow(model, name, method, status, detail, *facts)
 
 
@@ -233,11 +232,6 @@ def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
     return choose_builder(tree)(*children)
 
 
-def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Array], arrays: Arrays) -> Iterator[str]:
-    yield from (constant.dtype for constant in plan.constants.values())
-    yield from (arrays.dtype_name(tensor) for key, tensor in tensors.items() if key.startswith(f"{name}/"))
-
-
 class Comparison:
     def __init__(
         self, name: str, method: MethodPlan, tensors: Mapping[str, Array], tolerance: Tolerance, arrays: Arrays
@@ -245,20 +239,27 @@ class Comparison:
         self.largest_error = 0.0
         self._paths = list(leaf_paths(method.outputs, "output"))
         self._expected = [tensors.get(f"{name}/output/{index}") for index in range(len(self._paths))]
-        self._tolerance = tolerance
+        self._tolerances = [
+            tolerance.after([mark for mark in MARKS if mark_name(name, mark, index) in tensors])
+            for index in range(len(self._paths))
+        ]
         self._arrays = arrays
         self._measured: dict[str, Measured] = {}
 
     def metrics(self) -> dict[str, OutputMetrics]:
         return {path: measured.metrics() for path, measured in self._measured.items()}
 
+    def widest(self) -> Tolerance | None:
+        return max(self._tolerances, key=lambda each: (each.rtol, each.atol, each.quantised), default=None)
+
     def difference(self, given: list[object], call: str) -> str:
-        for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
-            if found := self._leaf_difference(path, expected, leaf):
+        expected = zip(self._paths, self._expected, self._tolerances, strict=True)
+        for (path, tensor, tolerance), leaf in zip(expected, given, strict=True):
+            if found := self._leaf_difference(path, tensor, leaf, tolerance):
                 return f"`{path}`{call}: {found}"
         return ""
 
-    def _leaf_difference(self, path: str, expected: Array, given: Array) -> str:
+    def _leaf_difference(self, path: str, expected: Array, given: Array, tolerance: Tolerance) -> str:
         kind = self._arrays.kind
         if expected is None or not isinstance(given, kind):
             is_same = expected is None and not isinstance(given, kind)  # numbers are not packaged
@@ -267,7 +268,7 @@ class Comparison:
         expected = as_dtype(expected, name(given), self._arrays)
         if (name(expected), expected.shape) != (name(given), given.shape):
             return f"{self._text(given)} instead of {self._text(expected)}"
-        difference, largest = number_difference(expected, given, self._tolerance)
+        difference, largest = number_difference(expected, given, tolerance)
         self.largest_error = max(self.largest_error, largest)
         if is_inexact(given):
             self._measured.setdefault(path, Measured()).add(expected, given)

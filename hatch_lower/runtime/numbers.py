@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 # how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
 # and 65000 (bfloat16) times that of float32, most of which both sides share
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
+
+# marks of roundings that a value went through: to 8 bits, or to a half, whose mark is the dtype's name
+QUANTISED_MARK = "quantised"
+MARKS = (QUANTISED_MARK, *HALF_FACTORS)
 
 STEPS = 127  # of 8 bits, to the greatest magnitude
 MOST = 2  # steps, by which a number may be off: it need not be near the ends of the range that its step was chosen for
@@ -47,6 +51,10 @@ class Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
         quantised = quantised or self.quantised
         return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=quantised)
+
+    def after(self, marks: Collection[str]) -> Tolerance:
+        """Return the tolerance of a value that went through these roundings."""
+        return self.widened(marks, quantised=QUANTISED_MARK in marks)
 
     def of(self, dtype: object) -> tuple[float, float]:
         """Return `rtol` and `atol` of numbers of a dtype of torch or NumPy."""

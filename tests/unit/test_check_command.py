@@ -29,10 +29,10 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
-from hatch_lower.runtime.check import check_model, rounding_mark, stored_arrays
+from hatch_lower.runtime.check import check_model, mark_name, stored_arrays
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.runtime.numbers import QUANTISED_MARK, Tolerance
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 pytestmark = pytest.mark.torch
@@ -261,7 +261,7 @@ def test_without_torch_recipes_that_need_none_are_compared(shop: Workshop, tmp_p
         assert rows[0]["detail"] == f"{NEEDED} the delegate `reference`"
     right, off, kept = (rows[1] for _, rows in found)
     assert (right["recipe"], right["method"], right["status"], right["detail"]) == ("portable", "forward", "ok", "")
-    assert (right["largest_error"], right["tolerance"]["rtol"]) == (0.0, Tolerance().widened(["bfloat16"]).rtol)
+    assert (right["largest_error"], right["tolerance"]["rtol"]) == (0.0, Tolerance().rtol)
     assert '`output[1]["half"]`: largest absolute error 9' in off["detail"]
     assert "`output[3]`: largest absolute error 1" in kept["detail"]
 
@@ -693,7 +693,7 @@ def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tm
         tensor[0, 0] += tensor.abs().max() / 130
         return tensor
 
-    rounds = rounding_mark("forward")
+    rounds = mark_name("forward", QUANTISED_MARK, 0)
     for number, (changes, status) in enumerate(
         [({"forward/output/0": off}, "ok"), ({"forward/output/0": off, rounds: None}, "differs")]
     ):

@@ -19,11 +19,12 @@ from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plain_tensors
 from hatch_lower.pipeline.comparison import verify_method
-from hatch_lower.pipeline.eager import example_tensors, tolerance_of
+from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.graph_key import describe_method
+from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.check import rounding_mark
-from hatch_lower.runtime.numbers import Tolerance, number_difference
+from hatch_lower.runtime.check import mark_name
+from hatch_lower.runtime.numbers import QUANTISED_MARK, Tolerance, number_difference
 
 pytestmark = pytest.mark.torch
 
@@ -97,10 +98,11 @@ def test_only_methods_that_round_to_integers_have_steps() -> None:
     module, inputs = mlp()
     plain = captured(module, inputs)
     rounding = captured(quantised(module, inputs), inputs)
-    assert not tolerance_of(plain.methods[0], Tolerance()).quantised
-    assert tolerance_of(rounding.methods[0], Tolerance()).quantised
-    assert rounding_mark("forward") not in example_tensors(plain)[0]
-    assert rounding_mark("forward") in example_tensors(rounding)[0]
+    assert rounding_of(plain.methods[0].program).outputs == (frozenset(),)
+    assert rounding_of(rounding.methods[0].program).outputs == ({QUANTISED_MARK},)
+    assert Tolerance().after({QUANTISED_MARK}).quantised
+    assert mark_name("forward", QUANTISED_MARK, 0) not in example_tensors(plain)[0]
+    assert mark_name("forward", QUANTISED_MARK, 0) in example_tensors(rounding)[0]
 
 
 def test_a_step_is_allowed_and_told() -> None:

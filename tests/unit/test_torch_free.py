@@ -181,7 +181,7 @@ def test_a_torch_free_program_is_verified_on_numpys_arrays_too(tmp_path: Path, m
     x = torch.arange(4.0)
     examples = tmp_path / "examples.safetensors"
     write_constants(examples, {"forward/input/0": x, "forward/output/0": x.reshape(2, 2)})
-    packaged = Packaged(tmp_path, plan, None, (), examples, {"forward": Tolerance()})
+    packaged = Packaged(tmp_path, plan, None, (), examples, ("forward",), Tolerance())
     assert problem_of(packaged) == ""
     wrong = Operator(lambda self, size: self.reshape(size) + 1)
     monkeypatch.setattr(

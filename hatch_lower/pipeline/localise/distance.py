@@ -8,6 +8,7 @@ import torch
 
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.frozen import Frozen
+from hatch_lower.pipeline.rounding import Marks
 from hatch_lower.runtime.numbers import Tolerance, number_difference, widest
 
 
@@ -25,8 +26,12 @@ class Measure(Frozen):
     verification. Integers of 8 bits may be off by one in a method that rounds to them.
     """
 
-    tolerance: Tolerance  # of the method, whatever its dtypes are
+    tolerance: Tolerance
     strict: bool = False
+
+    def after(self, marks: Marks) -> Measure:
+        """Return the measure of a value that went through these roundings."""
+        return Measure(self.tolerance.after(marks), self.strict)
 
     def distance(self, expected: object, given: object) -> Distance:
         if not isinstance(expected, torch.Tensor) or not isinstance(given, torch.Tensor):

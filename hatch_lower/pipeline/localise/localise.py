@@ -43,6 +43,7 @@ from hatch_lower.pipeline.localise.pieces import Piece, Runner
 from hatch_lower.pipeline.localise.reference import state_values, user_values
 from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
 from hatch_lower.pipeline.localise.segments import Off, Segments
+from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private import trees
 
@@ -70,6 +71,7 @@ class Subject(Frozen):
     program: ExportedProgram
     partitioners: Mapping[str, Partitioner]  # by the id of their backend
     tolerance: Tolerance
+    rounding: Rounding
     store: Store
     folder: Path
     origin: Callable[[Node], Origin]
@@ -133,7 +135,8 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
         if off is not None and delegate is not None:
             return replace(inside(progress, off, delegate, measure, room), case=name)
         expected = trees.tree_leaves(eager())
-        compared = [measure.distance(one, other) for one, other in zip(expected, results, strict=True)]
+        pairs = zip(expected, results, progress.subject.rounding.outputs, strict=True)
+        compared = [measure.after(marks).distance(one, other) for one, other, marks in pairs]
         if wrong := [distance for distance in compared if distance.is_wrong]:
             return progress.finding("conversion", case=name, **told(wrong[0]))
     return None
@@ -159,8 +162,8 @@ def differs(subject: Subject, cases: Sequence[Case]) -> bool:
             runner.reset()
             eager = case.new_eager()
             for _ in range(CALLS):
-                pairs = zip(trees.tree_leaves(eager()), runner(case.leaves), strict=True)
-                if any(measure.distance(one, other).is_wrong for one, other in pairs):
+                pairs = zip(trees.tree_leaves(eager()), runner(case.leaves), subject.rounding.outputs, strict=True)
+                if any(measure.after(marks).distance(one, other).is_wrong for one, other, marks in pairs):
                     return True
     return False
 

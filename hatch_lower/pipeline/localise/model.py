@@ -14,7 +14,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, ProgramError, VerificationError, nearest
 from hatch_lower.events import stage
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.eager import eager_factory, random_operators, tolerance_of
+from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
 from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
@@ -23,6 +23,7 @@ from hatch_lower.pipeline.localise.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.real_inputs import file_cases
+from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.verify import tolerance_in
 
 
@@ -66,7 +67,7 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
     ):
         program = lowered.programs[method.name]
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
-        tolerance = tolerance_of(method, tolerance_in(recipe))
+        tolerance = tolerance_in(recipe)
         subject = Subject(
             name,
             method.name,
@@ -74,6 +75,7 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
             program,
             build.partitioners[recipe.name],
             tolerance,
+            rounding_of(method.program),
             build.store,
             Path(folder),
             lambda node: sources.origin(node, str(node.target)),

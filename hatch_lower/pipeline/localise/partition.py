@@ -27,6 +27,7 @@ from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.pieces import Piece, Runner, cut_out, lower_piece, takes_all
 from hatch_lower.pipeline.localise.reference import State, evaluate, values_at
 from hatch_lower.pipeline.localise.search import ExhaustedError, Order
+from hatch_lower.pipeline.rounding import values_of
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 MOST_LOWERINGS = 12
@@ -180,10 +181,11 @@ class PartitionProbe:
         number = {value: index for index in outputs for value in self.steps[index].values}
         results: dict[Node, object] = dict(zip(piece.outputs, given, strict=True))
         given.clear()
+        rounded = values_of(self.program)
         found: dict[int, Distance] = {}
         for node, value in evaluate(self.program, self.call.inputs, dict(self.call.state)):
             if node in results:
-                distance = self.measure.distance(value, results.pop(node))
+                distance = self.measure.after(rounded.of(node)).distance(value, results.pop(node))
                 index = number[node]
                 if index not in found or distance.is_wrong or distance.largest > found[index].largest:
                     found[index] = distance

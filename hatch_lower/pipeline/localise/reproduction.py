@@ -18,6 +18,7 @@ from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.pipeline.localise.finding import Finding, finding_lines
 from hatch_lower.pipeline.localise.pieces import Piece
+from hatch_lower.pipeline.rounding import rounding_of, united
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private.programs import Verifier
 
@@ -135,6 +136,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
     def write(piece: Piece, inputs: Sequence[object], module: LoweredBackendModule, finding: Finding) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         program = plain_program(piece.program, inputs)
+        allowed = tolerance.after(united(rounding_of(program).outputs))
         torch.export.save(program, folder / PROGRAM)
         tensors = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in inputs]
         own = {f"x{index}": tensor.detach().clone().contiguous() for index, tensor in enumerate(tensors)}
@@ -143,8 +145,8 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
             "backend": module.backend_id,
             "compile_specs": [[spec.key, spec.value.hex()] for spec in module.compile_specs],
             "inputs": [list(value.stride()) if isinstance(value, torch.Tensor) else None for value in inputs],
-            "rtol": tolerance.of("float32")[0],
-            "atol": tolerance.of("float32")[1],
+            "rtol": allowed.of("float32")[0],
+            "atol": allowed.of("float32")[1],
         }
         (folder / OPTIONS).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         (folder / TEST).write_text(SOURCE, encoding="utf-8")

@@ -24,6 +24,7 @@ from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.partition import Call, bytes_of
 from hatch_lower.pipeline.localise.pieces import Runner, cut_out
 from hatch_lower.pipeline.localise.reference import State, evaluate, initial_state, user_results
+from hatch_lower.pipeline.rounding import values_of
 
 
 class Segment(Frozen):
@@ -87,6 +88,7 @@ class Segments:
     def __init__(self, program: ExportedProgram, room: int, folder: Path, store: Store) -> None:
         self.program = program
         self._segments = segments_of(program, room)
+        self._rounded = values_of(program)
         self._folder = folder
         self._store = store
         self._kept: dict[int, Runner] = {}
@@ -124,7 +126,8 @@ class Segments:
         with process_restored(), self._runner(index, segment) as (runner, inputs):
             given = runner([held[node] for node in inputs])
         compared = [
-            (node, measure.distance(held[node], value)) for node, value in zip(segment.outputs, given, strict=True)
+            (node, measure.after(self._rounded.of(node)).distance(held[node], value))
+            for node, value in zip(segment.outputs, given, strict=True)
         ]
         wrong = tuple((node, distance) for node, distance in compared if distance.is_wrong)
         before = self._calls.get(index)

@@ -1,0 +1,51 @@
+"""Which values a graph writes into, before it is decomposed, and in whose memory a value may lie."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+
+
+def written_into(module: GraphModule) -> set[Node]:
+    """Return the values of a graph that it changes, in regions of other graphs as well."""
+    found: set[Node] = set()
+    for node in module.graph.nodes:
+        found.update(map(owner_of, sources_of(node, is_write=True)))
+        leaves = trees.tree_leaves(node.args)
+        for leaf in leaves:
+            inner = attribute_of(module, leaf.target) if getattr(leaf, "op", "") == "get_attr" else None
+            if isinstance(inner, GraphModule):
+                # what a region takes comes last among what it is called with
+                taken = inner.graph.find_nodes(op="placeholder")
+                changed = written_into(inner)
+                given = zip(reversed(taken), reversed(leaves), strict=False)
+                found.update(owner_of(value) for placeholder, value in given if placeholder in changed)
+    return found
+
+
+def owner_of(node: Node) -> Node:
+    """Return the value in whose memory another may lie."""
+    while source := next(sources_of(node, is_write=False), None):
+        node = source
+    return node
+
+
+def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
+    """Yield the arguments that an operation writes into, or that it returns or shows a part of."""
+    target = torch_operator(node.target)
+    if target is operator.getitem:
+        yield from node.all_input_nodes[: not is_write]
+    elif isinstance(target, OpOverload):
+        given = named_arguments(node)
+        for argument in schema_of(target).arguments:
+            alias = argument.alias_info
+            if alias is not None and (alias.is_write or not is_write):
+                values = trees.tree_leaves(given.get(argument.name))
+                yield from (value for value in values if isinstance(value, Node))
