@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # what is the matter with the machine, not with the code that meets it
 REFUSALS = frozenset(
@@ -76,6 +76,10 @@ class BackendError(LowerError, NotImplementedError):
     """A backend is unknown, cannot be loaded, or failed to lower a partition; it is a `RuntimeError`, too."""
 
 
+class AnswerError(BackendError):
+    """A backend did what no backend may: it changed the weights, or returned something else than a result."""
+
+
 class VerificationError(LowerError):
     """A lowered method computes something else than the eager module."""
 
@@ -140,10 +144,14 @@ def indented(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
 
 
+def kinds_of(base: type[LowerError]) -> Iterator[type[LowerError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from kinds_of(kind)
+
+
 def error_from_json(fields: dict[str, str]) -> LowerError:
-    kinds: dict[str, type[LowerError]] = {
-        kind.__name__: kind for kind in (*LowerError.__subclasses__(), UnavailableError)
-    }
+    kinds = {kind.__name__: kind for kind in kinds_of(LowerError)}
     # the other process may have a class that this one has not
     kind = kinds.get(fields.get("error", ""), LowerError)
     return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])

@@ -16,7 +16,7 @@ from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
-from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -83,7 +83,9 @@ class EnginePartitioner(Partitioner, Generic[OfProgram]):
 
 
 def why_not_target(node: Node, exclude: Collection[str]) -> str:
-    """Return why no engine takes an operator: it holds graphs, or the recipe excludes it."""
+    """Return why no engine takes an operator: it holds graphs, the recipe excludes it, or the build leaves it out."""
+    if reason := node.meta.get(LEFT_OUT):
+        return str(reason)
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"

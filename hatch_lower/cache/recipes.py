@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.values import Digest
 from hatch_lower.frozen import Frozen
@@ -44,6 +46,7 @@ class RecipeRecord(Frozen):
     partitions: tuple[Digest, ...]  # keys of their results
     used: tuple[UsedVersions, ...]
     verified: tuple[VerifiedMethod, ...]  # empty where the recipe asks for no comparison
+    left_out: Mapping[str, tuple[LeftOut, ...]] = field(default_factory=dict)  # by method, where there are some
 
 
 def recipe_key(export: Mapping[str, object]) -> str:

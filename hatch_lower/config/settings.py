@@ -55,6 +55,7 @@ class Recipe(Frozen):
     rtol: float = RTOL
     atol: float = ATOL
     imports: tuple[str, ...] = ()
+    on_mismatch: str = "leave-out"  # or `fail`
     rtols: Mapping[str, float] = field(default_factory=dict)  # by dtype, in place of `rtol`
     atols: Mapping[str, float] = field(default_factory=dict)
 
@@ -188,7 +189,8 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
     everywhere = resolve_tolerances(given.rtol, given.atol)
-    recipes = {"default": Recipe("default", given.backends, given.verify, imports=given.imports, **everywhere)}
+    everywhere |= {"imports": given.imports, "on_mismatch": given.on_mismatch}
+    recipes = {"default": Recipe("default", given.backends, given.verify, **everywhere)}
     check_backends(given.backends, path, problems)
     for name, recipe in given.recipes.items():
         here = f"{path}.recipes.{quote_key(name)}"
@@ -201,9 +203,11 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
         verify = given.verify if recipe.verify is None else recipe.verify
         imports = given.imports if recipe.imports is None else recipe.imports
+        on_mismatch = recipe.on_mismatch or given.on_mismatch
         rtol = given.rtol if recipe.rtol is None else recipe.rtol
         atol = given.atol if recipe.atol is None else recipe.atol
-        recipes[name] = Recipe(name, backends, verify, imports=imports, **resolve_tolerances(rtol, atol))
+        tolerances = resolve_tolerances(rtol, atol)
+        recipes[name] = Recipe(name, backends, verify, imports=imports, on_mismatch=on_mismatch, **tolerances)
     return recipes
 
 

@@ -79,6 +79,8 @@ class RecipeTable(Frozen):
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
     atol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
+    on_mismatch: Literal["leave-out", "fail"] | None = None
+    """What a wrong operation of a backend leads to. Default: the `on-mismatch` at the top."""
     imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
     """Modules that `load` imports first. Default: the `imports` at the top."""
     torch_free: bool | None = None
@@ -217,7 +219,8 @@ class HookTable(Frozen):
     another distribution's as well."""
     verify: bool = True
     """Compare each lowered method with eager before packaging, on its example inputs, on random inputs, on a second
-    size of every dynamic dimension, and on the model's `verify-inputs`. A mismatch fails the build."""
+    size of every dynamic dimension, and on the model's `verify-inputs`. `on-mismatch` says what a mismatch leads
+    to."""
     rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
     """Relative tolerance of the comparison, for recipes that set none. A number is for float32; for an
     output that is computed from numbers that were rounded to half precision on the way, it is 100 (float16) or 400
@@ -226,9 +229,15 @@ class HookTable(Frozen):
     default."""
     atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)
     """Absolute tolerance of the comparison, for recipes that set none; a number, or a table as for `rtol`."""
+    on_mismatch: Literal["leave-out", "fail"] = "leave-out"
+    """What a backend leads to that computes an operation wrongly, refuses an operation that its partitioner took, or
+    fails when it runs. `leave-out`: the operation is left out of that backend's partitions, torch computes the
+    operation, and the build says so; at most 8 operations of a recipe. `fail`: the build fails. Whatever no single
+    operation leads to, and a mismatch of a recipe without backends, fails the build in any case."""
     localise: int = field(default=120, metadata={"minimum": 0})
     """Seconds that a build whose comparison fails may take to look for the first operation that is wrong, and its line;
-    0 does not look. `hatch-lower localise` looks on demand."""
+    0 does not look, and leaves no operation out. A search for an operation to leave out has a limit of lowered parts in
+    place of seconds: the outcome may not depend on the machine. `hatch-lower localise` looks on demand."""
     imports: tuple[str, ...] = field(default=(), metadata=MODULE)
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from

@@ -24,10 +24,20 @@ class FileEntry:
     header_sha256: Annotated[str, read_optional_digest] = ""
 
 
+class LeftOut(Frozen):
+    """An operation that a backend's partitioner takes, and that the build left to torch."""
+
+    place: Natural  # among all nodes of the method's edge program
+    backend: Text
+    handle: Natural  # under which the debug map says which operation it is, and its source line
+    reason: Text
+
+
 class MethodEntry(Frozen):
     nodes: Natural  # of its edge program
     delegated: Natural  # those in delegates
     partitions: Natural  # delegate calls
+    left_out: tuple[LeftOut, ...] = ()  # by place
 
 
 class RecipeEntry(Frozen):

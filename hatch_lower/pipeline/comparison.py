@@ -37,6 +37,10 @@ class Verification:
     allowed: str = field(default="", compare=False)  # `rtol 0.0001, atol 1e-05`
 
 
+class MismatchError(VerificationError):
+    case: InputCase | None = None  # the inputs of the call that showed the mismatch
+
+
 class Leaf:
     """Stands for a tensor or number where only the structure around it is shown."""
 
@@ -58,6 +62,7 @@ class Sides:
     most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
     allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of these
+    case: InputCase | None = None  # of the last call
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
@@ -66,6 +71,7 @@ class Sides:
 
     def compare_call(self, eager: Callable[..., object], case: InputCase, name: str) -> tuple[str, object, object]:
         """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
+        self.case = case
         args, kwargs = case.copied()
         try:
             with torch.no_grad():
@@ -141,7 +147,9 @@ class Sides:
         return "; ".join(f"{', '.join(own)} {text}" for own, text in zip(names, texts, strict=True))
 
     def mismatch(self, what: str, place: str, found: str) -> VerificationError:
-        return VerificationError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
+        error = MismatchError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
+        error.case = self.case
+        return error
 
     def leaf_difference(self, expected: object, given: object, tolerance: Tolerance) -> str:
         if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):

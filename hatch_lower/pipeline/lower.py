@@ -7,24 +7,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from torch.export import default_decompositions
+from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
+from hatch_lower.errors import BackendError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
-from hatch_lower.exir.lowering.lower import LoweredMethods, Steps, Turn, lower_exported
+from hatch_lower.exir.lowering.leave_out import Places
+from hatch_lower.exir.lowering.lower import Steps, Turn, lower_exported
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.model_build import ModelBuild
+from hatch_lower.pipeline.heal import Healing
+from hatch_lower.pipeline.model_build import KeptLowering, ModelBuild
 from hatch_lower.pipeline.sandbox import backend_guard
 
 FINITE_ONLY = "finite-only"
 NAMED = 3  # operators that a line names
 
 
-def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods, Mapping[str, float]]:
-    """Return the model's methods, lowered for a recipe, and how many seconds each took."""
+def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
+    """Return the model's methods, lowered for a recipe."""
     methods = {method.name: method.program for method in build.source.methods}
     turns = [
         Turn(dict.fromkeys(methods, partitioner), backend)
@@ -44,7 +47,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
         line = line_on_finite(backend.name, steps.finite_only[backend.name])
         if line and FINITE_ONLY not in backend.options:
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, detail=line))
-    return lowered, steps.seconds
+    return KeptLowering(lowered, steps.seconds, steps.healing.left_out)
 
 
 class ReportedSteps(Steps):
@@ -55,6 +58,7 @@ class ReportedSteps(Steps):
         self._recipe = recipe
         self.seconds: dict[str, float] = {}
         self.finite_only: dict[str, frozenset[str]] = {}  # operators by backend, of all methods
+        self.healing = Healing(build, recipe)
 
     @contextmanager
     def edge(self, method: str) -> Iterator[None]:
@@ -62,6 +66,12 @@ class ReportedSteps(Steps):
         with stage(self._build.reporter, "edge", self._build.source.name, self._recipe.name, method):
             yield
         self.seconds[method] = time.perf_counter() - begin
+
+    def left_out(self, turn: Turn) -> Mapping[str, Places]:
+        return self.healing.places(turn.name)
+
+    def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
+        return self.healing.leaves_out(turn, programs, error)
 
     def ask(self, method: str) -> AbstractContextManager[object]:
         # code of all backends of the recipe runs here

@@ -181,7 +181,8 @@ def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: Weig
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     """Lower all methods for one recipe, and write its plan, debug map and delegates."""
-    lowered, seconds = lower_for_recipe(build, recipe)
+    lowering = build.kept.get(recipe.name) or lower_for_recipe(build, recipe)
+    lowered, seconds = lowering.methods, lowering.seconds
     with stage(build.reporter, "emit", build.source.name, recipe.name):
         emitted = emit_recipe(build, lowered.methods)
         if recipe.name in build.settings.torch_free:
@@ -190,7 +191,12 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     for line in dict.fromkeys(traces_of(emitted, machine_words(build.settings.root))):
         build.warn(f"{line}: the wheel depends on where it was built")
     entries = {
-        name: MethodEntry(count_operations(lowered.edge[name].graph_module), method.delegated, method.partitions)
+        name: MethodEntry(
+            count_operations(lowered.edge[name].graph_module),
+            method.delegated,
+            method.partitions,
+            lowering.left_out.get(name, ()),
+        )
         for name, method in lowered.methods.items()
     }
     rows = [
@@ -200,7 +206,7 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     modules = (module for method in lowered.methods.values() for module in lowered_modules(method.program))
     keys = merged_keys(method.keys for method in lowered.methods.values())
     programs = {name: method.program for name, method in lowered.methods.items()}
-    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs)
+    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs, lowering)
 
 
 def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedProgram:

@@ -13,8 +13,9 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.lowering.lower import LoweredMethods
 from hatch_lower.exir.lowering.preprocess import Ask
-from hatch_lower.format.manifest import MethodEntry
+from hatch_lower.format.manifest import LeftOut, MethodEntry
 from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
@@ -25,6 +26,16 @@ from hatch_lower.pipeline.export_key import UsedBackend
 from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.package import Packager, ProgramFiles
 from hatch_lower.pipeline.real_inputs import RealInputs
+
+LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations that no partition of a backend gets
+
+
+class KeptLowering(Frozen):
+    """The methods of a model, lowered for a recipe, before anything of them is written."""
+
+    methods: LoweredMethods
+    seconds: Mapping[str, float]  # that each took
+    left_out: LeftOutOf
 
 
 class ModelBuild(Frozen):
@@ -45,6 +56,8 @@ class ModelBuild(Frozen):
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
     ask: Ask | None = None  # may have partitions lowered elsewhere
+    left_out: Mapping[str, LeftOutOf] = field(default_factory=dict)  # recipe to the operations that torch runs
+    kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to what was lowered for it before
 
     def narrowed(self, recipes: Collection[str]) -> ModelBuild:
         kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
@@ -66,3 +79,8 @@ class LoweredRecipe(Frozen):
     used: tuple[UsedBackend, ...]  # the backends that lowered partitions
     keys: Mapping[str, bool]  # of the partitions' results in the cache; whether they were taken from there
     programs: Mapping[str, ExportedProgram]  # of each method, with the calls of delegates
+    lowering: KeptLowering
+
+    @property
+    def left_out(self) -> LeftOutOf:
+        return self.lowering.left_out

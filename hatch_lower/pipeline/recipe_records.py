@@ -53,7 +53,7 @@ def keep_recipe(
     name = lowered.recipe.name
     own = tuple(method for method in verified if method.recipe == name)
     used = tuple(versions[backend] for backend in lowered.used)
-    record = RecipeRecord(*contents_of(lowered), tuple(sorted(lowered.keys)), used, own)
+    record = RecipeRecord(*contents_of(lowered), tuple(sorted(lowered.keys)), used, own, lowered.left_out)
     export = known.exports[name]
     put_recipe(store, known.key(name), f"{export.model}/{name}", export.components(), record)
     stored = all(store.is_stored(partition) for partition in record.partitions)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import PurePath
 
 import torch
@@ -30,7 +31,7 @@ from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, describe_export
-from hatch_lower.pipeline.localise.model import with_first_wrong
+from hatch_lower.pipeline.heal import count_text, healed
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipe_records import (
@@ -152,23 +153,31 @@ def keep_recipes(
 
 
 def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known: KnownRecipes | None = None) -> Lowered:
-    report, recipes = lower(build)
-    told = [] if known is None else [lowered.recipe.name for lowered in recipes if known.is_known(lowered)]
-    try:
-        verified = verify(build, [lowered for lowered in recipes if lowered.recipe.name not in told])
-    except VerificationError as error:
-        taken = [key for key, from_cache in merged_keys(recipe.keys for recipe in recipes).items() if from_cache]
-        if not taken or not build.store.writes:
-            raise with_first_wrong(build, recipes, error) from error
-        build.warn(f"partitions from the cache are lowered again: {error.what}")
-        build.store.forget(taken)
-        build = replace(build, packager=Packager(build.folder / "again", build.model.name, build.store))
+    if known is not None:
+        build = replace(build, left_out={name: record.left_out for name, record in known.records.items()})
+        for name, several in build.left_out.items():
+            if several:
+                build.warn(f"the recipe `{name}` leaves out {count_text(several)}, as an earlier build of it did")
+    renewed: set[str] = set()  # keys of partitions that were lowered in this build
+    for number in count(1):
         report, recipes = lower(build)
+        told = [] if known is None else [lowered.recipe.name for lowered in recipes if known.is_known(lowered)]
         try:
-            verified = verify(build, recipes)
-        except VerificationError as again:
-            raise with_first_wrong(build, recipes, again) from again
-        told = []
+            verified = verify(build, [lowered for lowered in recipes if lowered.recipe.name not in told])
+            break
+        except VerificationError as error:
+            found = merged_keys(recipe.keys for recipe in recipes)
+            taken = [key for key, from_cache in found.items() if from_cache and key not in renewed]
+            renewed |= found.keys()
+            if taken and build.store.writes:
+                build.warn(f"partitions from the cache are lowered again: {error.what}")
+                build.store.forget(taken)
+                build, known = replace(build, kept={}), None
+            else:
+                build = healed(build, recipes, error)
+        # a library that this process has loaded must not be written again
+        again = Packager(build.folder / f"again{number}", build.model.name, build.store)
+        build = replace(build, packager=again)
     if told and known is not None:
         earlier = [method for name in told for method in known.records[name].verified]
         order = [lowered.recipe.name for lowered in recipes]

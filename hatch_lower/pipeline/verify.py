@@ -18,6 +18,7 @@ from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
@@ -29,10 +30,13 @@ EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in f
 
 
 class MethodError(VerificationError):
+    """What a comparison has failed in; `method` is empty where no method of the program can be called."""
+
     def __init__(self, error: VerificationError, recipe: str, method: str) -> None:
         super().__init__(error.what, where=error.where, found=error.found, hint=error.hint)
         self.recipe = recipe
         self.method = method
+        self.case: InputCase | None = getattr(error, "case", None)
 
 
 def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> tuple[VerifiedMethod, ...]:
@@ -161,13 +165,14 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
     except BaseException as error:
         refuse_out_of_memory(error)
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
-        raise VerificationError(
+        refused = VerificationError(
             "what was lowered cannot be loaded",
             where=build.place(lowered.recipe),
             found=trim(found),
             hint="leave out backends to find the one whose program it is, and report it there; the next build lowers"
             " it again",
-        ) from error
+        )
+        raise MethodError(refused, lowered.recipe.name, "") from error
 
 
 def constants_of(build: ModelBuild, lowered: LoweredRecipe) -> Path | None:

@@ -300,7 +300,9 @@ IN_KEY: dict[type, dict[str, str]] = {
         "parameters": "names",
         "dimensions": "names",
     },
-    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports"), "recipes"),
+    Recipe: dict.fromkeys(
+        ("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports", "on_mismatch"), "recipes"
+    ),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
     Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},

@@ -98,7 +98,7 @@ class Project:
     def start(
         self, methods: dict[str, Method], backends: tuple[str, ...] = ("reference",), **given: Any
     ) -> tuple[Any, ...]:
-        recipe = Recipe("default", tuple(map(BackendChoice, backends)))
+        recipe = Recipe("default", tuple(map(BackendChoice, backends)), on_mismatch="fail")
         model = ModelSettings("net", "net:export", "net", ("default",))
         settings = Settings(self.root, "net", "1", (model,), (recipe,), ("default",), check=False, **given)
         torch.manual_seed(0)

@@ -27,7 +27,8 @@ from hatch_lower.exir.graph.surgery import all_nodes, computes, copy_program
 from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_key
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import extract, localise
-from hatch_lower.exir.lowering.partition import plan_partitions
+from hatch_lower.exir.lowering.leave_out import Places, mark_left_out, without_left_out
+from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
 from hatch_lower.exir.lowering.preprocess import Ask, Request, Response, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
@@ -87,8 +88,10 @@ def lower_methods(
     store: Store | None = None,
     validate: bool = True,
     ask: Ask | None = None,
+    left_out: Mapping[str, Places] = {},
 ) -> dict[str, Lowered]:
     """Lower all methods of a model with one partitioner each; methods without one are returned as they are."""
+    # `left_out`: by method, the operations that no partition gets
     # a partitioner that changes its program, or whose tags form no partitions, is a `PartitionError`; a backend that is
     # unknown or answers wrongly is a `BackendError`, and its own exceptions pass through
     unknown = sorted(set(partitioners) - set(programs))
@@ -98,29 +101,8 @@ def lower_methods(
             found=", ".join(f"`{name}`" for name in programs),
             hint="name a partitioner for existing methods only",
         )
-    validate = validate and _validation.get()
-    weights = weights_of(programs[method] for method in partitioners) if validate else {}
-    before = storage_checksums(tensor for _, tensor in weights.values())
-    tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
-    refuse_changed_weights(weights, before)
-    # a declared tag that no operation carries means nothing: its backend need not be installed
-    used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
-    backends = {name: find_backend(name) for name in dict.fromkeys(used)}
-    # a delegate that holds or copies its state cannot share it with other methods; one that is bound to constants can
-    shared = shared_state(programs.values())
-    plans = {
-        method: plan_partitions(
-            result.tagged_exported_program,
-            result.partition_tags,
-            lambda backend_id, constant: storage_key(constant) in shared and backends[backend_id].copies(constant),
-        )
-        for method, result in tagged.items()
-    }
-    extracted = [
-        (method, partition, extract(tagged[method].tagged_exported_program, partition))
-        for method, plan in plans.items()
-        for partition in plan.all_partitions()
-    ]
+    cut = cut_methods(programs, partitioners, validate and _validation.get(), left_out)
+    tagged, plans, extracted, backends = cut.tagged, cut.plans, cut.extracted, cut.backends
     requests = [
         make_request(method, partition.spec, backends[partition.spec.backend_id], program)
         for method, partition, program in extracted
@@ -145,9 +127,57 @@ def lower_methods(
     return lowered
 
 
-def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The methods of a model as one turn of partitioners divides them."""
+
+    tagged: Mapping[str, PartitionResult]
+    plans: Mapping[str, Plan]
+    extracted: Sequence[tuple[str, Partition, ExportedProgram]]  # each partition with its method, as a program
+    backends: Mapping[str, type[BackendDetails]]
+
+
+def cut_methods(
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Partitioner],
+    validate: bool,
+    left_out: Mapping[str, Places],
+) -> Cut:
+    weights = weights_of(programs[method] for method in partitioners) if validate else {}
+    before = storage_checksums(tensor for _, tensor in weights.values())
+    tagged = {
+        method: tag_program(programs[method], partitioner, validate, left_out.get(method, {}))
+        for method, partitioner in partitioners.items()
+    }
+    refuse_changed_weights(weights, before)
+    # a declared tag that no operation carries means nothing: its backend need not be installed
+    used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
+    backends = {name: find_backend(name) for name in dict.fromkeys(used)}
+    # a delegate that holds or copies its state cannot share it with other methods; one that is bound to constants can
+    shared = shared_state(programs.values())
+    plans = {
+        method: plan_partitions(
+            result.tagged_exported_program,
+            result.partition_tags,
+            lambda backend_id, constant: storage_key(constant) in shared and backends[backend_id].copies(constant),
+        )
+        for method, result in tagged.items()
+    }
+    extracted = [
+        (method, partition, extract(tagged[method].tagged_exported_program, partition))
+        for method, plan in plans.items()
+        for partition in plan.all_partitions()
+    ]
+    return Cut(tagged, plans, extracted, backends)
+
+
+def tag_program(
+    program: ExportedProgram, partitioner: Partitioner, validate: bool, left_out: Mapping[int, str] = {}
+) -> PartitionResult:
+    copied = copy_program(program)
+    mark_left_out(copied, left_out)
     with process_restored():
-        result = partitioner(copy_program(program))
+        result = partitioner(copied)
     name = type(partitioner).__name__
     if not isinstance(result, PartitionResult) or result.partition_tags is None:
         raise PartitionError(
@@ -163,7 +193,7 @@ def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bo
             found=change,
             hint="only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
         )
-    return result
+    return without_left_out(result) if left_out else result
 
 
 def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:

@@ -15,6 +15,9 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 DELEGATION_TAG = "delegation_tag"  # the key of `node.meta` under which a partitioner writes a node's tag
+# The key under which stands why a build leaves a node to torch. A tag on the node is taken away again; a partitioner
+# that reads the key can choose better what else it takes.
+LEFT_OUT = "hatch_lower_left_out"
 
 
 class DelegationSpec(NamedTuple):

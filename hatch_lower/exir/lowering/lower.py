@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from torch.export import ExportedProgram
 
 from hatch_lower.cache.store import Store
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.leave_out import Places, number_places
 from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
@@ -49,6 +51,14 @@ class Steps:
         """Enter during a turn; it gives a function that is told what this turn alone came to."""
         return nullcontext(lambda lowered: None)
 
+    def left_out(self, turn: Turn) -> Mapping[str, Places]:
+        """Return by method which operations the turn does not take."""
+        return {}
+
+    def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
+        """Return whether a turn that failed is to be tried again: `left_out` has more operations than before."""
+        return False
+
 
 def lower_exported(
     exported: Mapping[str, ExportedProgram],
@@ -77,16 +87,31 @@ def lower_exported(
             edge[method] = to_edge(wishes[method].program, keep=keep, keep_nodes=wishes[method].some)
             if passes.get(method):
                 edge[method] = transform_program(edge[method], passes[method])
+            number_places(edge[method])
     methods = {method: Lowered(program) for method, program in edge.items()}
     for turn in turns:
-        with steps.turn(turn) as tell:
-            lowered = lower_methods(programs_of(methods), turn.partitioners, store=store, ask=ask)
-            tell(lowered)
+        lowered = take_turn(turn, programs_of(methods), steps, store, ask)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
     if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
     return LoweredMethods(edge, methods, frozenset(op for method in wishes.values() for op in method.wanted_by))
+
+
+def take_turn(
+    turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps, store: Store | None, ask: Ask | None
+) -> Mapping[str, Lowered]:
+    while True:
+        left_out = steps.left_out(turn)
+        try:
+            with steps.turn(turn) as tell:
+                lowered = lower_methods(programs, turn.partitioners, store=store, ask=ask, left_out=left_out)
+                tell(lowered)
+        except BackendError as error:
+            if not steps.leaves_out(turn, programs, error):
+                raise
+        else:
+            return lowered
 
 
 def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:

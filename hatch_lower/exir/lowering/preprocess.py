@@ -20,7 +20,7 @@ from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.partition import SUFFIX
 from hatch_lower.cache.store import Store
 from hatch_lower.config.requirements import read_requirement
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import AnswerError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
@@ -184,7 +184,7 @@ def refuse_changed_weights(group: Group) -> None:
     # eager would compute with the same wrong weights, so no comparison would notice
     for request, before in zip(group.requests, group.states, strict=True):
         if state_of(request) != before:
-            raise BackendError(
+            raise AnswerError(
                 f"the backend `{request.spec.backend_id}` changed the model's weights",
                 where=f"method `{request.method}`",
                 found="other contents after `preprocess` than before",
@@ -196,7 +196,7 @@ def refuse_unknown_handles(group: Group, results: Sequence[PreprocessResult]) ->
     for request, result in zip(group.requests, results, strict=True):
         handles = [handle for several in (result.debug_handle_map or {}).values() for handle in several]
         if max(handles, default=0) > len(request.local.handles):
-            raise BackendError(
+            raise AnswerError(
                 f"the backend `{request.spec.backend_id}` returned a debug handle that no node has",
                 where=f"method `{request.method}`, `PreprocessResult.debug_handle_map`",
                 found=f"{max(handles)}, where the partition's are 1 to {len(request.local.handles)}",
@@ -240,9 +240,7 @@ def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) 
     place = f"`{backend.__name__}.preprocess_multimethod`"
     hint = "return {method: [one PreprocessResult for each program, in order]}"
     if not isinstance(answer, Mapping):
-        raise BackendError(
-            f"the backend `{backend_id}` returned no mapping", where=place, found=repr(answer), hint=hint
-        )
+        raise AnswerError(f"the backend `{backend_id}` returned no mapping", where=place, found=repr(answer), hint=hint)
     by_number: dict[int, PreprocessResult] = {}
     for method, numbers in by_method.items():
         results = answer.get(method)
@@ -256,7 +254,7 @@ def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) 
 def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
     if not isinstance(results, (list, tuple)) or len(results) != count:
         found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
-        raise BackendError(
+        raise AnswerError(
             f"the backend `{backend_id}` must return {count} results{subject}", where=where, found=found, hint=hint
         )
 
@@ -264,7 +262,7 @@ def check_count(backend_id: str, results: Any, count: int, where: str, subject: 
 def check_result(backend_id: str, result: object, method: str) -> None:
     where = f"method `{method}`"
     if not isinstance(result, PreprocessResult):
-        raise BackendError(
+        raise AnswerError(
             f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
             where=where,
             found=repr(result),
@@ -272,7 +270,7 @@ def check_result(backend_id: str, result: object, method: str) -> None:
         )
     if (wrong := wrong_field(result)) is not None:
         name, expected = wrong
-        raise BackendError(
+        raise AnswerError(
             f"the backend `{backend_id}` returned a result whose `{name}` is not {expected}",
             where=where,
             found=f"{getattr(result, name)!r:.200}",

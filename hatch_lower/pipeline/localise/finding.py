@@ -16,6 +16,7 @@ Verdict = Literal[
     "together",  # operations are wrong when a backend lowers them together, and none of them alone
     "among",  # it is one or several of these operations; no smaller set could be tried
     "partition",  # a partition is wrong as a whole, and none of its parts
+    "refused",  # the backend loads or runs no program that has these operations
     "state",  # a partition does not go on from call to call as eager does
     "outside",  # an operation outside of partitions is wrong
     "conversion",  # the graph that backends were given computes something else than the module
@@ -42,6 +43,8 @@ class Finding(Frozen):
     verdict: Verdict
     case: str = ""  # the inputs that show it, and the call, if it is not the first one
     operations: tuple[Origin, ...] = ()
+    places: tuple[int, ...] = ()  # of the operations in their method, as `exir/lowering/leave_out.py` counts
+    handles: tuple[int, ...] = ()  # their debug handles
     backend: str = ""
     partition: int = 0  # counted from 1 over the delegate calls of the method
     agree: float = 0.0  # by how much the inputs of the operation were off
@@ -66,6 +69,7 @@ HEADS = {
     "operation": "first wrong: {first}, inside {place}",
     "together": "wrong only when lowered together: {count} operations inside {place}",
     "among": "wrong: one or several of {count} operations inside {place}",
+    "refused": "refused: {first}, inside {place}",
     "partition": "wrong: {place}, as a whole; the same operations are right in every part of it that was tried",
     "state": "wrong: what {place} keeps from one call to the next",
     "outside": "first wrong: {first}, which the program runs itself",
@@ -94,6 +98,8 @@ def finding_lines(finding: Finding) -> Iterator[str]:
 
 
 def difference_text(finding: Finding) -> str:
+    if finding.verdict == "refused":
+        return f"{finding.difference}, on {finding.case}"
     off = f"off by {finding.error:.2g}" if finding.error is not None else finding.difference
     if finding.verdict != "operation":
         return f"{off}, on {finding.case}"

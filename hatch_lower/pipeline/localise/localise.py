@@ -25,6 +25,7 @@ from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
+from hatch_lower.exir.lowering.leave_out import PLACE
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.frozen import Frozen
@@ -32,16 +33,18 @@ from hatch_lower.pipeline.localise.distance import Distance, Measure
 from hatch_lower.pipeline.localise.finding import Finding, Verdict
 from hatch_lower.pipeline.localise.partition import (
     LEAST_ROOM,
+    MOST_LOWERINGS,
     Call,
     Limits,
     PartitionProbe,
+    Step,
     agreement,
     order_of,
     steps_of,
 )
 from hatch_lower.pipeline.localise.pieces import Piece, Runner
 from hatch_lower.pipeline.localise.reference import state_values, user_values
-from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
+from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_refused, find_wrong
 from hatch_lower.pipeline.localise.segments import Off, Segments
 from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
@@ -90,9 +93,11 @@ class Progress:
         return Finding(subject.model, subject.method, subject.recipe, verdict, **known)
 
 
-def localise_method(subject: Subject, cases: Sequence[Case], seconds: float) -> Finding:
+def localise_method(
+    subject: Subject, cases: Sequence[Case], seconds: float, lowerings: int = MOST_LOWERINGS
+) -> Finding:
     """Return what is wrong in a method, found within about so many seconds: a backend's call is not interrupted."""
-    progress = Progress(subject, Limits(time.monotonic() + seconds))
+    progress = Progress(subject, Limits(time.monotonic() + seconds, lowerings))
     room = room_of(subject.program)
     segments = Segments(subject.program, room, subject.folder, subject.store)
     for case in cases:
@@ -187,11 +192,13 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
         subject.store,
         subject.folder,
     )
+    facts: dict[str, object] = {"backend": module.backend_id, "partition": off.segment.number}
+    if off.refusal:
+        return refused(progress, probe, order, off.refusal, facts)
     number = {value: index for index, step in enumerate(steps) for value in step.values}
     results = user_values(program)
     returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes one of the results
     wrong = [number[value] for value in returned if value in number]
-    facts: dict[str, object] = {"backend": module.backend_id, "partition": off.segment.number}
     if not wrong:  # it returns what it was given
         return progress.finding("partition", **facts, **told(off.distances[0][1]))
     found = find_wrong(order, min(wrong), probe)
@@ -201,6 +208,35 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
     if subject.reproduce is None or piece is None:
         return finding
     return replace(finding, reproduction=subject.reproduce(piece, probe.inputs_of(piece), module, finding))
+
+
+def refused(
+    progress: Progress, probe: PartitionProbe, order: Order, refusal: str, facts: Mapping[str, object]
+) -> Finding:
+    """Look for what a backend cannot run, though it was lowered."""
+
+    def refuses(operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
+        if probe(operations, outputs) is not None:
+            return frozenset()
+        # what no partitioner would give the backend may be refused for a reason of its own
+        is_evidence = operations not in probe.unclaimed or probe.refusals[-1] == refusal
+        return frozenset(outputs) if is_evidence else None
+
+    found = find_refused(order, refuses)
+    is_found = found.kind in (Kind.ALONE, Kind.TOGETHER) and not progress.limits.is_over()
+    facts = {**facts, "difference": refusal}
+    if not is_found or (len(order.sources) > 1 and not probe.accepted):
+        return progress.finding("partition", **facts)
+    return progress.finding("refused", **named(progress.subject, probe.steps, found.operations), **facts)
+
+
+def named(subject: Subject, steps: Sequence[Step], operations: Sequence[int]) -> dict[str, object]:
+    nodes = [steps[operation].main for operation in operations]
+    return {
+        "operations": tuple(map(subject.origin, nodes)),
+        "places": tuple(node.meta.get(PLACE, -1) for node in nodes),
+        "handles": tuple(node.meta.get("debug_handle", 0) for node in nodes),
+    }
 
 
 def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
@@ -223,7 +259,7 @@ def describe(
     progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, object], off: Off
 ) -> tuple[Finding, Piece | None]:
     """Return what was found, and the operations as a piece of their own, if it is some of them."""
-    operations = tuple(progress.subject.origin(probe.steps[operation].main) for operation in found.operations)
+    known = named(progress.subject, probe.steps, found.operations)
     wrong = [probe.distances[number] for number in found.operations if number in probe.distances]
     shown = [distance for distance in wrong if distance.is_wrong] or [off.distances[0][1]]
     facts |= told(shown[0])
@@ -236,9 +272,10 @@ def describe(
         facts["agree"] = agreement(order, operation, probe.distances)
         if frozenset(found.operations) in probe.unclaimed and operation not in probe.seen:
             verdict = "partition"
-            notes.append(f"{operations[0].op} is off alone, but the backend would not take it alone by itself")
-            operations = ()
-    finding = progress.finding(verdict, operations=operations, notes=tuple(notes), **facts)
+            op = progress.subject.origin(probe.steps[operation].main).op
+            notes.append(f"{op} is off alone, but the backend would not take it alone by itself")
+            known = {}
+    finding = progress.finding(verdict, notes=tuple(notes), **known, **facts)
     if not found.operations:
         return finding, None
     used = {source for number in found.operations for source in order.sources[number]}

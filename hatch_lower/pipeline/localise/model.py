@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.export import ExportedProgram
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, ProgramError, VerificationError, nearest
@@ -19,6 +20,7 @@ from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
 from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
 from hatch_lower.pipeline.localise.localise import Case, Subject, localise_method
+from hatch_lower.pipeline.localise.partition import MOST_LOWERINGS
 from hatch_lower.pipeline.localise.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
@@ -37,7 +39,7 @@ def localise_model(
         raise ProgramError(
             "the model has no such method", where=f"model `{build.model.name}`", found=nearest(wanted.method, known)
         )
-    lowered = lower(build, recipe)
+    lowered = lower(build, replace(recipe, on_mismatch="fail"))
     findings = []
     for method in build.source.methods:
         if wanted.method in ("", method.name):
@@ -56,7 +58,15 @@ def chosen_recipe(build: ModelBuild, name: str) -> Recipe:
     return recipes[name or order[0]]
 
 
-def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, wanted: Localisation) -> Finding:
+def look(
+    build: ModelBuild,
+    lowered: LoweredRecipe,
+    method: CapturedMethod,
+    wanted: Localisation,
+    first: InputCase | None = None,
+    lowerings: int = 0,
+) -> Finding:
+    """Return what is wrong in a method, on the inputs `first` or any others."""
     name, recipe = build.source.name, lowered.recipe
     if drawing := random_operators(method.program):
         notes = (f"it draws random numbers: {', '.join(drawing)}",)
@@ -81,22 +91,24 @@ def look(build: ModelBuild, lowered: LoweredRecipe, method: CapturedMethod, want
             lambda node: sources.origin(node, str(node.target)),
             None if wanted.reproduction is None else write_reproduction(wanted.reproduction, tolerance),
         )
-        cases = list(usable_cases(build, method, program, wanted.inputs))
+        cases = list(usable_cases(build, method, wanted.inputs, first))
         if not cases:
             raise VerificationError(
                 "the eager module takes none of the inputs, so that there is nothing to compare with",
                 where=f"model `{name}`, method `{method.name}`",
                 hint="give a file of inputs that it takes with `--inputs`",
             )
-        finding = localise_method(subject, cases, wanted.seconds)
+        finding = localise_method(subject, cases, wanted.seconds, lowerings or MOST_LOWERINGS)
         describe(f"{finding.verdict}, {finding.lowerings} lowerings")
     return finding
 
 
 def usable_cases(
-    build: ModelBuild, method: CapturedMethod, program: ExportedProgram, inputs: Path | None
+    build: ModelBuild, method: CapturedMethod, inputs: Path | None, first: InputCase | None = None
 ) -> Iterator[Case]:
     """Yield the inputs that eager takes: those of a sample file, or those that a build compares with."""
+    if first is not None and runs(usable := prepared(build, method, first)):
+        yield usable
     if inputs is not None:
         given = list(file_cases(inputs, [method])[method.name])
     elif method.has_examples:
@@ -104,6 +116,7 @@ def usable_cases(
         resized = [tries[0] for _, tries in resized_cases(method, seed) if tries]
         real = build.real[method.name].cases if method.name in build.real else ()
         given = [example_case(method), *real, random_case(method, seed), *resized]
+        given = [case for case in given if first is None or case.name != first.name]
     else:
         given = []
     for case in given:
@@ -138,23 +151,30 @@ def runs(case: Case) -> bool:
     return True
 
 
-def with_first_wrong(
-    build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError
-) -> VerificationError:
-    """Return the error of a failed comparison with the first operation that is wrong, if it can be found in time."""
-    plain = VerificationError(error.what, where=error.where, found=error.found, hint=error.hint)
-    place: Mapping[str, str] = {name: getattr(error, name, "") for name in ("recipe", "method")}
-    if not build.settings.localise or not all(place.values()):
-        return plain
-    lowered = next(each for each in recipes if each.recipe.name == place["recipe"])
-    method = next(each for each in build.source.methods if each.name == place["method"])
+def search_wrong(
+    build: ModelBuild, lowered: LoweredRecipe, error: VerificationError, lowerings: int = 0
+) -> tuple[Finding | None, list[str]]:
+    """Return the first operation that is wrong where a comparison failed, and the same in words, if it can be found.
+
+    The search ends after so many `lowerings` of parts; without a number, when the build's time for a search is over.
+    """
+    method = getattr(error, "method", None)
+    if not build.settings.localise or method is None:
+        return None, []
+    wanted = Localisation(math.inf if lowerings else float(build.settings.localise))
+    finding, lines = None, []
     try:
-        finding = look(build, lowered, method, Localisation(float(build.settings.localise)))
+        for each in build.source.methods:
+            if method in ("", each.name):  # a program that cannot be loaded has no method
+                finding = look(build, lowered, each, wanted, getattr(error, "case", None), lowerings)
+                if finding.is_wrong:
+                    break
     except LowerError as other:
         lines = [f"the first wrong operation could not be looked for: {other.what}"]
     except Exception as other:  # the comparison has failed, whatever happens here
         refuse_out_of_memory(other)
         lines = [f"the first wrong operation could not be looked for: {type(other).__name__}: {other}"]
     else:
-        lines = list(finding_lines(finding)) if finding.verdict not in ("none", "random") else []
-    return VerificationError(plain.what, where=plain.where, found="\n".join([plain.found, *lines]), hint=plain.hint)
+        if finding is not None and finding.verdict not in ("none", "random"):
+            lines = list(finding_lines(finding))
+    return finding, lines

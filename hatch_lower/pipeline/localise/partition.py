@@ -30,17 +30,18 @@ from hatch_lower.pipeline.localise.search import ExhaustedError, Order
 from hatch_lower.pipeline.rounding import values_of
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
-MOST_LOWERINGS = 12
+MOST_LOWERINGS = 12  # of a search that only explains an error
 LEAST_ROOM = 1 << 24  # bytes of values that a probe may look at in any case
 
 
 @dataclass(slots=True)
 class Limits:
     ends: float  # on the clock of `time.monotonic`
+    most: int = MOST_LOWERINGS
     lowerings: int = 0
 
     def is_over(self) -> bool:
-        return self.lowerings >= MOST_LOWERINGS or time.monotonic() > self.ends
+        return self.lowerings >= self.most or time.monotonic() > self.ends
 
     def take(self) -> None:
         if self.is_over():
@@ -115,6 +116,25 @@ def bytes_of(node: Node) -> int:
     return math.prod(sizes) * int(value.element_size())
 
 
+def piece_of(
+    program: ExportedProgram, steps: Sequence[Step], operations: Collection[int], outputs: Sequence[int]
+) -> Piece:
+    """Return some operations as a program, with the operations before them that take constants alone."""
+    chosen = set(operations)
+    number = {node: index for index, step in enumerate(steps) for node in step.nodes}
+    pending = list(chosen)
+    while pending:
+        for node in steps[pending.pop()].nodes:
+            for source in node.all_input_nodes:
+                index = number.get(source)
+                if index is not None and index not in chosen and steps[index].is_fixed:
+                    chosen.add(index)
+                    pending.append(index)
+    nodes = [node for index in chosen for node in steps[index].nodes]
+    values = [value for index in sorted(set(outputs)) for value in steps[index].values]
+    return cut_out(program, nodes, values)
+
+
 @dataclass(slots=True)
 class PartitionProbe:
     """Lowers parts of a partition, and compares what they compute with what torch does."""
@@ -132,6 +152,7 @@ class PartitionProbe:
     refusals: list[str] = field(default_factory=list)
     unclaimed: set[frozenset[int]] = field(default_factory=set)  # what the partitioner would not take by itself
     seen: set[int] = field(default_factory=set)  # what was wrong in programs that it would take
+    accepted: int = 0  # programs that the backend ran
 
     def __call__(self, operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
         piece = self.piece(operations, outputs)
@@ -144,30 +165,17 @@ class PartitionProbe:
                     self.unclaimed.add(operations)
             given = self.run(piece)
         except BaseException as error:  # whatever a backend raises: it refuses
-            if is_out_of_memory(error) or isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
+            refuse_no_refusal(error)
             self.refusals.append(refusal_text(error))
             return None
+        self.accepted += 1
         bad = self.compare(piece, given, outputs)
         if operations not in self.unclaimed:
             self.seen |= bad
         return bad
 
     def piece(self, operations: Collection[int], outputs: Sequence[int]) -> Piece:
-        """Return some operations as a program, with what they take that is computed from constants alone."""
-        chosen = set(operations)
-        number = {node: index for index, step in enumerate(self.steps) for node in step.nodes}
-        pending = list(chosen)
-        while pending:
-            for node in self.steps[pending.pop()].nodes:
-                for source in node.all_input_nodes:
-                    index = number.get(source)
-                    if index is not None and index not in chosen and self.steps[index].is_fixed:
-                        chosen.add(index)
-                        pending.append(index)
-        nodes = [node for index in chosen for node in self.steps[index].nodes]
-        values = [value for index in sorted(set(outputs)) for value in self.steps[index].values]
-        return cut_out(self.program, nodes, values)
+        return piece_of(self.program, self.steps, operations, outputs)
 
     def run(self, piece: Piece) -> list[object]:
         gc.collect()  # a loaded program is in circles with itself
@@ -193,6 +201,12 @@ class PartitionProbe:
                 break
         self.distances.update(found)
         return frozenset(index for index, distance in found.items() if distance.is_wrong)
+
+
+def refuse_no_refusal(error: BaseException) -> None:
+    """Raise an exception again that says nothing of the program that a backend was given."""
+    if is_out_of_memory(error) or isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
 
 
 def refusal_text(error: BaseException) -> str:

@@ -80,6 +80,14 @@ def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
     return narrowing.found()
 
 
+def find_refused(order: Order, probe: Probe) -> Found:
+    """Return the smallest set of operations that a backend refuses; a probe calls all outputs of such a set wrong."""
+    narrowing = Narrowing(order, probe, len(order.sources) - 1)
+    with suppress(ExhaustedError):
+        narrowing.by_size()
+    return narrowing.found()
+
+
 class Narrowing:
     def __init__(self, order: Order, probe: Probe, wrong: int) -> None:
         self._order = order

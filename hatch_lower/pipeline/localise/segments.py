@@ -21,7 +21,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.localise.distance import Distance, Measure
-from hatch_lower.pipeline.localise.partition import Call, bytes_of
+from hatch_lower.pipeline.localise.partition import Call, bytes_of, refusal_text, refuse_no_refusal
 from hatch_lower.pipeline.localise.pieces import Runner, cut_out
 from hatch_lower.pipeline.localise.reference import State, evaluate, initial_state, user_results
 from hatch_lower.pipeline.rounding import values_of
@@ -41,6 +41,7 @@ class Off(Frozen):
     call: Call
     distances: tuple[tuple[Node, Distance], ...]  # of the outputs that are wrong, in the order of the graph
     before: Call | None  # the call before this one, of a segment with state
+    refusal: str = ""  # of a delegate that cannot be loaded or called
 
 
 def segments_of(program: ExportedProgram, room: int) -> list[Segment]:
@@ -123,8 +124,15 @@ class Segments:
     def _off(
         self, index: int, segment: Segment, held: dict[Node, object], state: State, measure: Measure
     ) -> Off | None:
-        with process_restored(), self._runner(index, segment) as (runner, inputs):
-            given = runner([held[node] for node in inputs])
+        try:
+            with process_restored(), self._runner(index, segment) as (runner, inputs):
+                given = runner([held[node] for node in inputs])
+        except BaseException as error:  # whatever a delegate raises
+            refuse_no_refusal(error)
+            if segment.delegate is None:
+                raise
+            call = Call(tuple(held[node] for node in call_arguments(segment)), state)
+            return Off(segment, call, (), self._calls.get(index), refusal_text(error))
         compared = [
             (node, measure.after(self._rounded.of(node)).distance(held[node], value))
             for node, value in zip(segment.outputs, given, strict=True)

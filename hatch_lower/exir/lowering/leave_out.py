@@ -1,0 +1,66 @@
+"""Operations that a partitioner must not take: known by their place in a method, and taken out of its partitions.
+
+A place is a number: an operation's position among all nodes of the method's edge program, before the first partitioner
+takes its turn. The graph alone decides a place, so that equal exports have equal places, whatever names and lines say.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, PartitionResult
+from hatch_lower.exir.graph.surgery import all_nodes, computes, graph_modules
+
+PLACE = "hatch_lower_place"  # in the metadata of an operation; each copy of a node has it, too
+
+Places = Mapping[int, str]  # of operations that are left out, to the reason
+
+
+def number_places(program: ExportedProgram) -> None:
+    for place, node in enumerate(all_nodes(program.graph_module)):
+        if computes(node):
+            node.meta[PLACE] = place
+
+
+def mark_left_out(program: ExportedProgram, places: Places) -> None:
+    """Write the reason on each operation that is left out, and on the results that are taken from it, in place."""
+    for node in all_nodes(program.graph_module):
+        reason = places.get(producer_of(node).meta.get(PLACE, -1))
+        if reason is not None and node.op == "call_function":
+            node.meta[LEFT_OUT] = reason
+
+
+def without_left_out(result: PartitionResult) -> PartitionResult:
+    """Return the tags of a partitioner without marked operations; what is left of a partition is convex again."""
+    # A path from one part of a partition to another leads through marked operations only: the whole was convex. So it
+    # is enough to divide each partition for itself.
+    program, tags = result.tagged_exported_program, dict(result.partition_tags)
+    reasons = dict(result.reasons)
+    for module in graph_modules(program.graph_module):
+        marked = [node for node in module.graph.nodes if LEFT_OUT in node.meta]
+        cut = dict.fromkeys(node.meta.pop(DELEGATION_TAG) for node in marked if DELEGATION_TAG in node.meta)
+        told = {node.name: str(node.meta.pop(LEFT_OUT)) for node in marked}  # another backend may take it
+        reasons.update((node.name, told[node.name]) for node in marked if node.target is not operator.getitem)
+        for tag in cut:
+            divide(module, tag, tags)
+    return PartitionResult(program, tags, reasons, result.finite_only)
+
+
+def divide(module: GraphModule, tag: str, tags: dict[str, DelegationSpec]) -> None:
+    """Give each part of a partition that was cut a tag of its own; `tags` is extended."""
+
+    def is_member(node: Node) -> bool:
+        return bool(node.meta.get(DELEGATION_TAG) == tag)
+
+    _, *others = group_nodes(module.graph, is_member).partitions or ((),)
+    for nodes in others:
+        own = f"{tag}_part_{len(tags)}"
+        tags[own] = tags[tag]
+        for node in nodes:
+            node.meta[DELEGATION_TAG] = own

@@ -1,0 +1,108 @@
+"""Which operations a backend refuses to lower, where a partition of a recipe cannot be lowered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.cache.store import Store
+from hatch_lower.exir.backend.backend_api import Cut, lower_methods
+from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.frozen import Frozen
+from hatch_lower.pipeline.localise.partition import (
+    LEAST_ROOM,
+    Limits,
+    Step,
+    order_of,
+    piece_of,
+    refusal_text,
+    refuse_no_refusal,
+    steps_of,
+)
+from hatch_lower.pipeline.localise.pieces import METHOD, lower_piece, takes_all
+from hatch_lower.pipeline.localise.search import Kind, find_refused
+
+
+class Refusal(Frozen):
+    method: str
+    backend: str
+    nodes: tuple[Node, ...]  # refused together, or one alone
+    text: str
+
+
+@dataclass(slots=True)
+class LoweringProbe:
+    """Lowers parts of a partition, and runs none; a part that the backend refuses is a wrong one."""
+
+    program: ExportedProgram
+    steps: Sequence[Step]
+    spec: DelegationSpec
+    partitioner: Partitioner
+    refusal: str  # of the whole partition
+    limits: Limits
+    store: Store
+    accepted: int = 0
+    refusals: dict[frozenset[int], str] = field(default_factory=dict)
+
+    def __call__(self, operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
+        self.limits.take()
+        piece = piece_of(self.program, self.steps, operations, outputs)
+        text = raised(lambda: lower_piece(piece, self.spec, self.store))
+        if text is None:
+            self.accepted += 1
+            return frozenset()
+        self.refusals[operations] = text
+        # what no partitioner would give the backend may be refused for a reason of its own
+        claimed: list[bool] = []
+        raised(lambda: claimed.append(takes_all(self.partitioner, piece.program)))
+        return frozenset(outputs) if text == self.refusal or claimed == [True] else None
+
+
+def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store, most: int) -> Refusal | None:
+    """Return what a backend refuses in the first partition that it refuses; `None` if no few operations lead to it."""
+    for method, partition, program in cut.extracted:
+        spec = partition.spec
+        if (text := refusal_of(program, spec, store)) is None:
+            continue
+        if not is_complete(spec):
+            return None
+        steps = steps_of(program)
+        order = order_of(steps, LEAST_ROOM)
+        limits = Limits(math.inf, most)
+        probe = LoweringProbe(program, steps, spec, partitioners[method], text, limits, store)
+        found = find_refused(order, probe)
+        if found.kind not in (Kind.ALONE, Kind.TOGETHER) or limits.is_over():
+            return None
+        if len(steps) > 1 and not probe.accepted:  # whatever the backend is given
+            return None
+        nodes = tuple(steps[operation].main for operation in found.operations)
+        return Refusal(method, spec.backend_id, nodes, probe.refusals.get(frozenset(found.operations), text))
+    return None
+
+
+def refusal_of(program: ExportedProgram, spec: DelegationSpec, store: Store) -> str | None:
+    """Return with which words a backend refuses a partition; `None` if the backend takes the partition."""
+    partitioners = {METHOD: AllNodePartitioner(*spec)}
+    return raised(lambda: lower_methods({METHOD: program}, partitioners, store=store, validate=False))
+
+
+def is_complete(spec: DelegationSpec) -> bool:
+    """Return whether a backend has its libraries and compilers."""
+    return raised(lambda: find_backend(spec.backend_id).fingerprint(spec.compile_specs)) is None
+
+
+def raised(run: Callable[[], object]) -> str | None:
+    try:
+        with process_restored():
+            run()
+    except BaseException as error:  # whatever a backend raises
+        refuse_no_refusal(error)
+        return refusal_text(error)
+    return None

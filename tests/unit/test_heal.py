@@ -1,0 +1,272 @@
+"""A build leaves out what a backend gets wrong: which operations, what it says, and that it finds the same again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.exports import Workshop, files_of, settings_of
+from support.faulty import declare, faulty
+from support.kept_events import Events
+
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import BackendError, VerificationError
+from hatch_lower.format.debug_map import read_debug
+from hatch_lower.format.manifest import LeftOut
+from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.heal import FAILED, MOST_LEFT_OUT, REFUSED, WRONG
+
+pytestmark = pytest.mark.torch
+
+SOURCE = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.linear(x))
+        other = torch.sin(hidden)
+        return torch.cos(other) + hidden * 2.0
+
+
+def export():
+    torch.manual_seed(3)
+    return Model(Net().eval(), {"forward": Method((torch.linspace(-1, 1, 12).reshape(3, 4),))})
+"""
+SINE, COSINE = "net.py:12", "net.py:13"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    declare(monkeypatch)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
+    return Workshop(tmp_path)
+
+
+def recipe(name: str = "default", *backends: str, **given: Any) -> Recipe:
+    return Recipe(name, tuple(map(BackendChoice, backends or ("faulty",))), **given)
+
+
+def build(shop: Workshop, settings: Settings | None = None, source: str = SOURCE) -> tuple[ModelReport, Events]:
+    return shop.build(shop.capture(source), settings or settings_of(recipe()))
+
+
+def left_out(report: ModelReport, name: str = "default") -> list[tuple[str, str, str]]:
+    """Return backend, operator and reason of each operation that is left out."""
+    entry = report.manifest.recipes[name]
+    files = files_of(report)
+    debug = read_debug(files[entry.debug.path], entry.debug.path)
+    found = []
+    for method, each in entry.methods.items():
+        handles = debug.methods[method].handles
+        found += [(known.backend, handles[known.handle].op, known.reason) for known in each.left_out]
+    return found
+
+
+def test_a_wrong_operation_is_left_out(shop: Workshop) -> None:
+    with faulty(wrong=("sin",)):
+        report, events = build(shop)
+    assert left_out(report) == [("faulty", "aten.sin.default", WRONG)]
+    (line,) = [note for note in events.notes() if "computed by torch" in note]
+    assert line.startswith(f"sin at {SINE}: `faulty` computes the operation wrongly on example inputs, largest error ")
+    assert line.endswith("; computed by torch instead; report it to the authors of the backend `faulty`")
+    (verified,) = report.verified
+    assert verified.calls == 3
+
+
+def test_an_operation_that_is_left_out_has_its_reason_in_the_debug_map(shop: Workshop) -> None:
+    with faulty(wrong=("sin",)):
+        report, _ = build(shop)
+    entry = report.manifest.recipes["default"]
+    debug = read_debug(files_of(report)[entry.debug.path], entry.debug.path).methods["forward"]
+    (node,) = [each for each in debug.undelegated if each.op == "aten.sin.default"]
+    assert node.reason == f"faulty: {WRONG}"
+    assert debug.handles[node.handle].source == SINE
+    (row,) = report.rows
+    assert (row.nodes - row.delegated, row.partitions) == (1, 2)
+
+
+def test_each_of_two_wrong_operations_is_left_out(shop: Workshop) -> None:
+    with faulty(wrong=("sin", "cos")):
+        report, _ = build(shop)
+    assert left_out(report) == [("faulty", f"aten.{name}.default", WRONG) for name in ("sin", "cos")]
+
+
+def test_operations_that_are_wrong_together_are_left_out_together(shop: Workshop) -> None:
+    with faulty(wrong_pairs=(("cos", "sin"),)):
+        report, events = build(shop)
+    assert left_out(report) == [("faulty", f"aten.{name}.default", WRONG) for name in ("sin", "cos")]
+    assert any("`faulty` computes the 2 operations together wrongly" in note for note in events.notes())
+
+
+def test_an_operation_that_a_backend_refuses_is_left_out(shop: Workshop) -> None:
+    with faulty(refused=("cos",)):
+        report, events = build(shop)
+    assert left_out(report) == [("faulty", "aten.cos.default", REFUSED)]
+    line = f"cos at {COSINE}: `faulty` refuses to lower the operation: ValueError: no kernel for cos; computed by torch"
+    assert any(note.startswith(line) for note in events.notes())
+
+
+def test_operations_that_a_backend_refuses_together_are_left_out_together(shop: Workshop) -> None:
+    with faulty(refused_pairs=(("sin", "tanh"),)):
+        report, _ = build(shop)
+    assert left_out(report) == [("faulty", f"aten.{name}.default", REFUSED) for name in ("tanh", "sin")]
+
+
+@pytest.mark.parametrize("fault", ["not_loaded", "not_run"])
+def test_an_operation_with_which_a_delegate_fails_is_left_out(shop: Workshop, fault: str) -> None:
+    with faulty(**{fault: ("sin",)}):
+        report, events = build(shop)
+    assert left_out(report) == [("faulty", "aten.sin.default", FAILED)]
+    line = f"sin at {SINE}: `faulty` fails when the operation runs: "
+    assert any(note.startswith(line) for note in events.notes())
+
+
+def test_faults_of_several_kinds_are_left_out_one_by_one(shop: Workshop) -> None:
+    with faulty(wrong=("sin",), refused=("tanh",), not_run=("cos",)):
+        report, _ = build(shop)
+    reasons = {"tanh": REFUSED, "sin": WRONG, "cos": FAILED}
+    assert left_out(report) == [("faulty", f"aten.{name}.default", reason) for name, reason in reasons.items()]
+
+
+def test_another_backend_takes_what_one_leaves_out(shop: Workshop) -> None:
+    with faulty(wrong=("sin",)):
+        report, _ = build(shop, settings_of(recipe("default", "faulty", "reference")))
+    assert left_out(report) == [("faulty", "aten.sin.default", WRONG)]
+    (row,) = report.rows
+    assert (row.delegated, row.partitions) == (row.nodes, 3)
+
+
+def test_a_backend_that_refuses_everything_fails_the_build(shop: Workshop) -> None:
+    with faulty(refuses_all=True), pytest.raises(BackendError) as caught:
+        build(shop)
+    assert caught.value.what == "the backend `faulty` failed"
+    assert caught.value.found == "ValueError: no kernel for anything"
+
+
+def test_a_backend_without_its_libraries_fails_the_build(shop: Workshop) -> None:
+    with faulty(incomplete=True), pytest.raises(BackendError, match="OSError: no compiler"):
+        build(shop)
+
+
+LOOP = """\
+        for _ in range(12):
+            other = torch.sin(other) * 1.5
+"""
+MANY = SOURCE.replace("        return ", f"{LOOP}        return ")
+
+
+def test_more_operations_than_the_limit_fail_the_build(shop: Workshop) -> None:
+    with faulty(wrong=("sin",)), pytest.raises(VerificationError) as caught:
+        build(shop, source=MANY)
+    assert caught.value.what == "the lowered method computes something else than the eager module"
+    assert "first wrong: sin at net.py:14, inside partition " in caught.value.found
+    assert f"{MOST_LEFT_OUT} operations are left out already" in caught.value.found
+
+
+def test_a_build_that_is_to_fail_leaves_nothing_out(shop: Workshop) -> None:
+    given = settings_of(recipe(on_mismatch="fail"))
+    with faulty(wrong=("sin",)), pytest.raises(VerificationError, match=f"first wrong: sin at {SINE}"):
+        build(shop, given)
+    with faulty(refused=("sin",)), pytest.raises(BackendError, match="the backend `faulty` failed"):
+        build(shop, given)
+
+
+def test_a_portable_recipe_leaves_nothing_out(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hatch_lower.runtime import torch_operators
+
+    found = torch_operators.function_of
+
+    def doubled(name: str, operator: Any) -> Any:
+        function: Any = found(name, operator)
+        return (lambda *args: function(*args) * 2) if name == "aten.sin.default" else function
+
+    monkeypatch.setattr(torch_operators, "function_of", doubled)
+    with pytest.raises(VerificationError, match="which the program runs itself"):
+        build(shop, settings_of(Recipe("portable")))
+
+
+def test_each_recipe_leaves_out_what_its_own_backend_gets_wrong(shop: Workshop) -> None:
+    given = settings_of(recipe("default"), recipe("other", "reference"), Recipe("portable"))
+    with faulty(wrong=("sin",)):
+        report, _ = build(shop, given)
+    assert left_out(report) == [("faulty", "aten.sin.default", WRONG)]
+    assert left_out(report, "other") == left_out(report, "portable") == []
+    assert [method.recipe for method in report.verified] == ["default", "other", "portable"]
+
+
+# what is kept
+
+
+def test_a_healed_model_is_found_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty(wrong=("sin",)) as lowered:
+        first, _ = build(shop)
+        count = lowered()
+        monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+        again, events = build(shop)
+        assert lowered() == count
+    assert files_of(again) == files_of(first)
+    assert again.manifest == first.manifest
+    assert "verify" not in events.stages()
+
+
+def test_a_recipe_record_has_what_is_left_out(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    # another recipe: the model as a whole is not known
+    with faulty(wrong=("sin",)) as lowered:
+        build(shop)
+        count = lowered()
+        both = settings_of(recipe(), Recipe("portable"))
+        joined, events = build(shop, both)
+        assert lowered() == count
+        with monkeypatch.context() as patch:
+            patch.setenv("HATCH_LOWER_CACHE", "off")
+            anew, _ = build(shop, both)
+    assert left_out(joined) == [("faulty", "aten.sin.default", WRONG)]
+    assert joined.manifest == anew.manifest
+    assert files_of(joined) == files_of(anew)
+    default = [event.recipe for event in events.seen if event.stage in ("verify", "localise") and event.state == "end"]
+    assert default == ["portable"]
+    assert "the recipe `default` leaves out 1 operation, as an earlier build of it did" in events.notes()
+
+
+def test_new_weights_are_verified_and_heal_to_what_a_clean_build_makes(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = SOURCE.replace("manual_seed(3)", "manual_seed(4)")
+    with faulty(wrong=("sin",)):
+        build(shop)
+        again, events = build(shop, source=changed)
+        monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+        anew, _ = build(shop, source=changed)
+    assert again.manifest == anew.manifest
+    assert files_of(again) == files_of(anew)
+    assert {"verify", "localise"} <= events.stages()
+
+
+def test_a_backend_that_was_mended_leaves_nothing_out(shop: Workshop) -> None:
+    with faulty(wrong=("sin",)):
+        build(shop)
+    report, _ = build(shop)
+    assert left_out(report) == []
+    (row,) = report.rows
+    assert row.delegated == row.nodes
+
+
+def test_what_is_left_out_does_not_depend_on_names_and_lines(shop: Workshop) -> None:
+    moved = SOURCE.replace("class Net", "# a comment\n\n\nclass Net").replace("other", "third")
+    with faulty(wrong=("sin",)):
+        first, _ = build(shop)
+        second, _ = build(shop, source=moved)
+    places: list[tuple[LeftOut, ...]] = [
+        report.manifest.recipes["default"].methods["forward"].left_out for report in (first, second)
+    ]
+    assert places[0] == places[1] != ()
