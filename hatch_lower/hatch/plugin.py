@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     _payload: Sequence[PayloadFile] = ()
     _beside: Sequence[PayloadFile] = ()
+    _begun: float = 0.0  # by the monotonic clock, in seconds
     _store: Store | None = None
     _lower_again: Callable[[], Sequence[PayloadFile]] = tuple
     _release: weakref.finalize[[Path, int | None], LowerBuildHook] | None = None
@@ -78,7 +80,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
             try:
                 if not all(file.source.exists() for file in (*self._payload, *self._beside)):
                     self._replace_lost()
+                from hatch_lower.hatch.terminal import total_line, writing_line
+
+                for line in writing_line(self._payload):
+                    self.app.display_info(line)
                 append_payload(Path(artifact_path), self._payload, self._store)
+                self.app.display_info(total_line(Path(artifact_path), time.monotonic() - self._begun))
                 for path in write_beside(Path(artifact_path), self._beside):
                     self.app.display_info(f"hatch-lower: to be uploaded: {path}")
             except BaseException:
@@ -94,6 +101,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         project = read_project(self, build_data)
         refuse_cache((file.path for file in (*project.selected, *project.forced)), "wheel")
         project.check_place()
+        self._begun = time.monotonic()
         editable = version == "editable"
         if editable and project.settings.editable == "skip":
             return

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_lower.errors import size_text
 from hatch_lower.events import CollapsedOutput, Display, LineReporter, LiveReporter
 
 if TYPE_CHECKING:
-    from hatch_lower.format.results import MethodRow, ModelResult
+    from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 NUMBERS = range(3, 8)  # columns
+LARGE = 64 << 20  # bytes of a payload that takes a second or more to write
 # What is said of a method for which nothing was exported, or nothing lowered
 LEVELS = {1: "unchanged", 2: "same graph"}
 
@@ -32,6 +34,18 @@ def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
     if not rows:
         return []
     return [*table_lines([HEADINGS, *map(cells_of, rows)], right=NUMBERS), *note_lines(rows)]
+
+
+def writing_line(payload: Sequence[PayloadFile]) -> Iterator[str]:
+    """Yield a line for a payload that takes seconds to write."""
+    size = sum(file.size for file in payload)
+    if size >= LARGE:
+        yield f"lower  writing {size_text(size)} of programs and weights into the wheel"
+
+
+def total_line(wheel: Path, seconds: float) -> str:
+    """Return the last line of a build: size of the wheel, and time since the hook began."""
+    return f"wheel of {size_text(wheel.stat().st_size)} in {seconds:.1f} s"
 
 
 def weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:

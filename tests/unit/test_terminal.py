@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hatchling.bridge.app import Application
 
 from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
-from hatch_lower.format.results import MethodRow
-from hatch_lower.hatch.terminal import reporter_for, summary_lines
+from hatch_lower.format.results import MethodRow, PayloadFile
+from hatch_lower.hatch.terminal import LARGE, reporter_for, summary_lines, total_line, writing_line
 
 
 def reporter_of(app: Application) -> Reporter:
@@ -62,3 +64,14 @@ def test_what_models_print_is_collapsed_unless_more_is_asked_for(monkeypatch: py
     assert isinstance(reporter_of(Application()), CollapsedOutput)
     monkeypatch.setenv("HATCH_QUIET", "1")
     assert isinstance(reporter_of(Application()), CollapsedOutput)
+
+
+def test_a_large_payload_is_announced_before_it_is_written() -> None:
+    small, large = (PayloadFile("a", Path("a"), size, "") for size in (LARGE // 2 - 1, LARGE // 2))
+    assert list(writing_line([small, large])) == []
+    assert list(writing_line([large, large])) == ["lower  writing 64.0 MiB of programs and weights into the wheel"]
+
+
+def test_the_last_line_has_size_and_time(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").write_bytes(bytes(5000))
+    assert total_line(tmp_path / "a.whl", 393.04) == "wheel of 4.88 KiB in 393.0 s"
