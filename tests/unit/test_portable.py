@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import json
 import random
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +27,7 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.partition import plan_partitions
 from hatch_lower.exir.lowering.portable import read_partition, write_partition
-from hatch_lower.exir.lowering.portable_sizes import NotPortableError
+from hatch_lower.exir.lowering.portable_sizes import NotPortableError, read_expression, read_symbol
 from hatch_lower.exir.lowering.preprocess import Request, key_of, preprocess_all
 
 pytestmark = pytest.mark.torch
@@ -154,6 +159,94 @@ def test_what_is_no_partition_is_refused_with_a_reason(linear: Request) -> None:
     for match, data in damages(write_partition(linear.local, contents=True)):
         with pytest.raises(NotPortableError, match=match):
             read_partition(data)
+
+
+# Python that leaves a trace where something runs it
+TRACE = "__import__('builtins').setattr(__import__('builtins'), 'zq7marker', 1)"
+
+
+@pytest.fixture
+def no_trace() -> Iterator[None]:
+    yield
+    assert not hasattr(builtins, "zq7marker")
+
+
+@pytest.mark.usefixtures("no_trace")
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["rational", [TRACE], 2],
+        ["rational", 1, [TRACE]],
+        ["rational", [[TRACE]], 1],
+        ["rational", {TRACE: TRACE}, 1],
+        ["rational", TRACE, 1],
+        ["rational", "1e9999999", 1],
+        ["rational", 1, 0],
+        ["rational", True, 1],
+        ["float", [TRACE]],
+        ["float", TRACE],
+        ["sympy.Add", [TRACE], 1],
+        ["sympy.Add", TRACE],
+        [[TRACE]],
+        [TRACE, 1],
+        {TRACE: 1},
+        TRACE,
+        ["sympy.Pow", 10, 10**9],
+        ["sympy.Pow", ["sympy.Pow", 10, ["sympy.Pow", 10, 9]], 2],
+        ["sympy.Pow", ["sympy.Pow", ["sympy.Pow", ["sympy.Pow", 10, 64], 64], 64], 64],
+        ["sympy.Pow", 10, ["rational", 10**12, 7]],
+        ["sympy.Pow", 2, 10**12, 3],
+        ["sympy.Pow", 10, ["oo"]],
+        ["LShift", 1, 10**12],
+        ["PowByNatural", 10, 10**12],
+    ],
+)
+def test_a_size_that_is_read_runs_nothing_and_takes_no_time(written: Any) -> None:
+    begin = time.process_time()
+    with pytest.raises((NotPortableError, KeyError, TypeError, ValueError)):
+        read_expression(written, {})
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "assumptions"),
+    [(f"s0; {TRACE}", {}), ([TRACE], {}), ("s\u0430", {}), ("", {}), ("s0", {"integer": TRACE}), ("s0", {"cls": [1]})],
+)
+@pytest.mark.usefixtures("no_trace")
+def test_the_name_of_a_symbol_is_an_identifier(name: Any, assumptions: Any) -> None:
+    with pytest.raises(NotPortableError, match=r"a symbol|assumptions"):
+        read_symbol({"name": name, "assumptions": assumptions})
+
+
+@pytest.mark.usefixtures("no_trace")
+def test_no_text_of_a_partition_gets_into_code(bench: Bench) -> None:
+    """Each text, as a key and as a value, is refused, or an identifier, or a literal of the code."""
+    (request,) = requests_of(bench.edge(CASES["control flow/cond"]), EVERYTHING)
+    data = write_partition(request.local, contents=True)
+    end = 8 + int.from_bytes(data[:8], "little")
+    document = json.loads(data[8:end])
+    node = next(row for row in document["graph"] if row["op"] == "call_function")
+    node["kwargs"]["zq7"] = {"tuple": [TRACE, {"dict": [["zq7", TRACE]]}]}
+    texts = sorted({text for text in re.findall(r'"([^"\\]*)"', json.dumps(document)) if text})
+    assert len(texts) > 30
+
+    def is_refused(text: str) -> bool:
+        try:
+            local = read_partition(len(text.encode()).to_bytes(8, "little") + text.encode() + data[end:])
+        except NotPortableError:
+            return True
+        for module in local.program.graph_module.modules():
+            code = module.code if isinstance(module, torch.fx.GraphModule) else ""
+            assert "__import__" not in {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+        return False
+
+    assert not is_refused(json.dumps(document))
+    changed = [
+        json.dumps(document).replace(json.dumps(text), json.dumps(marker))
+        for text in texts
+        for marker in (f"x={TRACE}", f"x = {TRACE}, y")
+    ]
+    assert sum(map(is_refused, changed)) > len(texts)
 
 
 def test_a_changed_byte_is_refused_or_read_and_nothing_else(bench: Bench) -> None:

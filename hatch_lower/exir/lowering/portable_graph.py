@@ -5,6 +5,7 @@ Only operators that torch itself registers, and the functions of `PYTHON_FUNCTIO
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -171,6 +172,9 @@ class GraphReader:
             case "call_function":
                 args = tuple(self._argument(value, nodes) for value in row["args"])
                 kwargs = {key: self._argument(value, nodes) for key, value in row["kwargs"].items()}
+                # these names, and no other text of the file, stand in the code that a graph module makes
+                if wrong := [key for key in kwargs if not key.isidentifier() or keyword.iskeyword(key)]:
+                    raise NotPortableError(f"an argument {wrong[0]!r:.40}")
                 return graph.create_node("call_function", read_target(row["target"]), args, kwargs, name=row["name"])
         raise NotPortableError(f"a node of the kind {row['op']!r:.40}")
 

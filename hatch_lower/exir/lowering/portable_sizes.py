@@ -21,6 +21,8 @@ from hatch_lower.runtime.torch_private.symbols import (
 )
 
 DEPTH_LIMIT = 64
+POWERS = ("sympy.Pow", "FloatPow", "LShift", "PowByNatural")
+BASE_BITS, EXPONENT_LIMIT = 4096, 64
 SYMPY_FUNCTIONS = ("Add", "And", "Eq", "Ge", "Gt", "Le", "Lt", "Mul", "Ne", "Not", "Or", "Piecewise", "Pow")
 CLASSES: Mapping[str, type[sympy.Basic]] = MappingProxyType(
     {**{f"sympy.{name}": getattr(sympy, name) for name in SYMPY_FUNCTIONS}, **FUNCTIONS}
@@ -77,7 +79,7 @@ class SizeReader:
         facts: list[tuple[sympy.Symbol, SymbolFacts]] = []
         self.ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]] = {}
         for row in rows:
-            symbol = sympy.Symbol(row["name"], **row["assumptions"])
+            symbol = read_symbol(row)
             self._symbols[row["name"]] = symbol
             facts.append((symbol, SymbolFacts(row["hint"], read_bounds(row["bounds"]), row["size_like"])))
             if (allowed := read_bounds(row["range"])) is not None:
@@ -112,6 +114,7 @@ def write_expression(expression: sympy.Basic, depth: int = 0) -> object:
 
 
 def read_expression(written: Any, symbols: Mapping[str, sympy.Symbol]) -> Any:
+    # sympy evaluates a text as Python where it expects an expression, in a list too: it gets none
     if isinstance(written, str):
         return symbols[written]
     if type(written) is int:
@@ -120,10 +123,33 @@ def read_expression(written: Any, symbols: Mapping[str, sympy.Symbol]) -> Any:
     if name in CONSTANTS:
         return CONSTANTS[name]
     if name == "rational":
-        return sympy.Rational(*parts)
+        above, below = parts
+        if type(above) is not int or type(below) is not int or below < 1:
+            raise NotPortableError(f"a fraction of {above!r:.40} and {below!r:.40}")
+        return sympy.Rational(above, below)
     if name == "float":
-        return sympy.Float(float.fromhex(parts[0]))
-    return CLASSES[name](*(read_expression(part, symbols) for part in parts))
+        (text,) = parts
+        return sympy.Float(float.fromhex(text))
+    args = [read_expression(part, symbols) for part in parts]
+    if name in POWERS:
+        refuse_large_power(name, *args)
+    return CLASSES[name](*args)
+
+
+def refuse_large_power(name: str, base: sympy.Basic, exponent: sympy.Basic) -> None:
+    large = isinstance(base, sympy.Integer) and int(base).bit_length() > BASE_BITS
+    if large or (exponent.is_number and not abs(exponent) <= EXPONENT_LIMIT):
+        raise NotPortableError(f"`{name}` of a number that takes long to compute")
+
+
+def read_symbol(row: Mapping[str, Any]) -> sympy.Symbol:
+    # names of symbols stand in code that is generated later
+    name, assumptions = row["name"], row["assumptions"]
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        raise NotPortableError(f"a symbol {name!r:.40}")
+    if not all(value is None or type(value) is bool for value in assumptions.values()):
+        raise NotPortableError(f"assumptions {assumptions!r:.80} on `{name}`")
+    return sympy.Symbol(name, **assumptions)
 
 
 def write_bounds(bounds: ValueRanges[sympy.Expr] | None) -> object:
