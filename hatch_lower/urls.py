@@ -59,7 +59,7 @@ def url_fault(url: str) -> str:
     if secret := next((name for name in names if re.sub("[-_]", "", unquote(name)).lower() in SECRETS), None):
         return f"its `{secret}` is a secret, which everybody who has the wheel could read"
     path = place.partition("/")[2]
-    return "" if path.strip("/") and not path.endswith("/") else "it names no file"
+    return "it names no file" if decoded(path).rpartition("/")[2] in ("", ".", "..") else ""
 
 
 def packaged_fault(url: str) -> str:

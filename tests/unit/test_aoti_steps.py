@@ -18,6 +18,7 @@ from hatch_lower.backends.aoti.configuration import parse_options
 from hatch_lower.backends.aoti.library import Source, compilation
 from hatch_lower.backends.testing.bench import Bench, Exports, Subject
 from hatch_lower.backends.testing.programs import all_cases
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.steps import Step
 from hatch_lower.exir.lowering.convert import to_edge
@@ -74,6 +75,14 @@ def test_a_step_says_nothing_of_where_it_is_made(steps: Mapping[str, Step]) -> N
         assert AotiBackend.step_of(step.name, step.text, SPECS) == step
     assert "-O3" in steps["kernels.cpp"].components["command"]
     assert "-O3" not in steps["wrapper.cpp"].components["command"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../wrapper.cpp", "/tmp/wrapper.cpp", "-fplugin=evil.cpp", "@wrapper.cpp", "other.cpp", ""]
+)
+def test_a_step_of_another_name_reaches_no_compiler(name: str) -> None:
+    with pytest.raises(BackendError, match="a step of the backend `aoti` is no file of a partition"):
+        AotiBackend.step_of(name, "int main() {}", SPECS)
 
 
 def test_code_over_integers_holds_no_address_of_the_process() -> None:

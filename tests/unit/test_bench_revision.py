@@ -184,6 +184,28 @@ def test_a_revision_that_does_not_exist(place: Workplace) -> None:
     assert place.builds == []
 
 
+def test_a_revision_is_no_option_of_git_and_no_command(place: Workplace, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    hostile = [
+        *(f"--upload-pack=touch {marker}", f"--output={marker}", f"-c core.fsmonitor=touch\\ {marker}", "-C/", "--"),
+        *(
+            f"ext::sh -c touch% {marker}",
+            f"$(touch {marker})",
+            f"`touch {marker}`",
+            f"main; touch {marker}",
+            "--exec=sh",
+        ),
+        *(f"main --output={marker}", "main..HEAD", "^main", "main^@", "main:../../etc/passwd", "--all", "--help"),
+        *("\x1b]0;pwned\x07", "main\0--all", "@{upstream}", "--git-dir=/", "refs/../../x", "--end-of-options"),
+    ]
+    for name in hostile:
+        error = place.refusal(place.revision(name))
+        assert isinstance(error, ConfigError | ProcessError), name
+        assert str(error).replace("\n", "").isprintable()
+    assert not marker.exists()
+    assert place.builds == []
+
+
 def test_a_branch_that_only_the_remote_has_is_named(place: Workplace) -> None:
     git(place.repository, "update-ref", "refs/remotes/origin/next", "HEAD")
     git(place.repository, "branch", "nest")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from support.venv import run
 from support.wheels import make_wheel
 
@@ -126,6 +129,27 @@ def test_a_damaged_library_is_compared_as_bytes(tmp_path: Path) -> None:
     damaged = bytearray(whole)
     damaged[0x28:0x30] = b"\xff" * 8  # where its sections are
     assert set(compare(tmp_path, whole, bytes(damaged))) == {"byte 40"}
+
+
+@pytest.mark.parametrize("what", ["sections", "functions"])
+def test_a_library_of_overlapping_parts_is_compared_as_bytes(tmp_path: Path, what: str) -> None:
+    """Each part of it would be copied: a file of 1 MB could take all memory."""
+    whole = library(tmp_path / "a")
+    hostile = bytearray(whole)
+    file = ELFFile(io.BytesIO(whole))
+    if what == "sections":
+        for index in range(1, file.num_sections()):  # offset and size
+            place = file["e_shoff"] + index * file["e_shentsize"] + 0x18
+            hostile[place : place + 16] = struct.pack("<QQ", 0, len(whole))
+    else:
+        table = file.get_section_by_name(".symtab")
+        for index in range(table.num_symbols()):
+            place = table["sh_offset"] + index * table["sh_entsize"]
+            hostile[place + 4] = 2  # a function
+            hostile[place + 6 : place + 8] = struct.pack("<H", 1)
+            hostile[place + 16 : place + 24] = struct.pack("<Q", len(whole))
+    (place,) = compare(tmp_path, whole, bytes(hostile))
+    assert place.startswith("byte ")
 
 
 def test_code_for_another_instruction_set_has_that_as_its_reason(tmp_path: Path) -> None:

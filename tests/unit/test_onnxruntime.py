@@ -1020,6 +1020,19 @@ def test_a_model_reads_no_file_but_its_constants(net: Made, tmp_path: Path) -> N
         assert "no file of its constants" in caught.value.found
 
 
+@pytest.mark.parametrize(("domain", "name"), [("evil", "Relu"), ("com.microsoft", "EPContext"), ("", "PyOp")])
+def test_a_model_brings_no_operator(net: Made, tmp_path: Path, domain: str, name: str) -> None:
+    blob = net.blob(tmp_path)
+    model = onnx.load_from_string(blob.path.read_bytes())
+    attributes = {"embed_mode": 0, "ep_cache_context": "../secret.bin", "main_context": 1}
+    model.graph.node.append(onnx.helper.make_node(name, ["x0"], ["more"], domain=domain, **attributes))
+    if domain not in {each.domain for each in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    blob.path.write_bytes(model.SerializeToString())
+    with pytest.raises(ProgramError, match="ONNX Runtime refuses a model"):
+        of_tensors(OnnxruntimeDelegate).load(blob, net.constants)
+
+
 def test_state_that_methods_share_is_bound_to_no_session(tmp_path: Path) -> None:
     class Counted(nn.Module):
         def __init__(self) -> None:

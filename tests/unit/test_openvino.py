@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -1329,6 +1330,26 @@ def test_devices_that_a_recipe_names_are_looked_for(
 ) -> None:
     monkeypatch.setattr(library, "engine", lambda: SimpleNamespace(available_devices=present))
     assert library.missing_devices(device) == missing
+
+
+def test_a_model_brings_no_extension(blob: DelegateBlob, constants: list[Tensor], tmp_path: Path) -> None:
+    # no operation is loaded from elsewhere, and no entity is read
+    text = blob.path.read_bytes()
+    marker = tmp_path / "marker"
+    marker.write_text("secret")
+    for changed_text in (
+        *(
+            re.sub(rb'type="(MatMul|Add|Relu)" version="opset\d+"', b'type="Evil" version="%b"' % version, text)
+            for version in (b"extension", b"/tmp/evil.so", b"opset1")
+        ),
+        b'<!DOCTYPE net [<!ENTITY e SYSTEM "' + bytes(marker) + b'">]>' + text,
+    ):
+        assert changed_text != text
+        other = tmp_path / "other.xml"
+        other.write_bytes(changed_text)
+        with pytest.raises(ProgramError, match=r"OpenVINO cannot load a partition|own format") as caught:
+            of_tensors(OpenvinoDelegate).load(DelegateBlob(other, blob.info, blob.data), constants)
+        assert "secret" not in str(caught.value)
 
 
 # What it says.

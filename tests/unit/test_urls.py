@@ -134,6 +134,13 @@ HUBS = [
     *(f"hf://org/name@{COMMIT}/a%00", f"hf://org/name@refs%2Fpr%2F1/{COMMIT}"),
 ]
 ESCAPED = ["https://example.org/%00", "s3://bucket/%0a", "https://example.org/%250a", "https://example.org/%E2%80%AE"]
+NO_FILES = [
+    "https://example.org/a/%2e%2e",
+    "s3://bucket/a%2F",
+    "gs://bucket/..",
+    "https://example.org/.",
+    "s3://bucket//",
+]
 HOSTILE = [*CHAINS, *OTHER_SCHEMES, *NO_URLS, *HOSTS, *OPTIONS, *HUBS, *ESCAPED]
 GOOD = [
     *(
@@ -229,7 +236,7 @@ def test_every_other_scheme_of_fsspec_is_refused() -> None:
 
 
 def test_a_hostile_url_is_refused_where_a_document_is_read() -> None:
-    assert [url for url in HOSTILE if not url_fault(url)] == []
+    assert [url for url in [*HOSTILE, *NO_FILES] if not url_fault(url)] == []
     assert accepted([*HOSTILE, *LOCAL], read_url, Damage) == []
 
 

@@ -27,7 +27,7 @@ from hatch_lower.backends.aoti.configuration import (
     parse_options,
 )
 from hatch_lower.backends.aoti.convolutions import may_copy
-from hatch_lower.backends.aoti.library import KERNELS, LibraryPool, Source, Sources, compile_source
+from hatch_lower.backends.aoti.library import FILES, KERNELS, LibraryPool, Source, Sources, compile_source
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
@@ -75,6 +75,12 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def step_of(cls, name: str, text: str, compile_specs: Sequence[CompileSpec]) -> Step:
+        if name not in FILES:  # it becomes a path, and a word of the compiler's command
+            raise BackendError(
+                "a step of the backend `aoti` is no file of a partition",
+                where=f"{name:.200}",
+                hint=f"the files are {', '.join(FILES)}",
+            )
         with compiling(options_from_specs(compile_specs)) as (compiler, _):
             return step_of(compiler, Source(name, text), compiler.versions())
 

@@ -36,6 +36,7 @@ __asm__(
 
 
 WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
+FILES = (INTERFACE, WRAPPER, KERNELS)
 
 
 class Source(NamedTuple):

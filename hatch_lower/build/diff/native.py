@@ -18,6 +18,7 @@ COMPILER = f"compiler ({COMMENT})"
 BUILD_ID = ".note.gnu.build-id"
 TEXTS = 3
 FUNCTIONS = 12
+MOST_NAMES = 16  # of a function, in the mean
 IDENTIFIER = "the linker's identifier alone: it is random, or of something that is not in the file"
 ORDER_OF_LINKING = "the same ones in another order, as they were given to the linker"
 CODE = (
@@ -56,10 +57,14 @@ def parse(data: bytes) -> Library:
     counts: Counter[str] = Counter()
     sections: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
+    left = len(data)
     for section in file.iter_sections():
         name = unique(section.name, counts)
         start, sizes[name] = int(section["sh_offset"]), int(section["sh_size"])
         if section["sh_type"] != "SHT_NOBITS":
+            left -= sizes[name]
+            if left < 0:  # each would be copied and compared
+                raise ValueError("sections that overlap")
             sections[name] = data[start : start + sizes[name]]
         if isinstance(section, DynamicSection):
             for kind in ("needed", "runpath", "rpath", "soname"):
@@ -72,11 +77,15 @@ def parse(data: bytes) -> Library:
 def functions_of(file: Any, data: bytes) -> Iterator[tuple[str, bytes]]:
     table = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
     counts: Counter[str] = Counter()
+    left = MOST_NAMES * len(data)
     for symbol in () if table is None else table.iter_symbols():
         index, size, address = symbol["st_shndx"], int(symbol["st_size"]), int(symbol["st_value"])
         if symbol["st_info"]["type"] == "STT_FUNC" and isinstance(index, int) and size:
             section = file.get_section(index)
             start = int(section["sh_offset"]) + address - int(section["sh_addr"])
+            left -= size
+            if left < 0:
+                raise ValueError("functions that overlap")
             yield unique(symbol.name, counts), data[start : start + size]
 
 

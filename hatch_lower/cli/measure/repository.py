@@ -90,7 +90,7 @@ def without_guidance(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_commit(repository: Repository, revision: str) -> Commit:
-    is_name = not revision.startswith("-")
+    is_name = revision.isprintable() and not revision.startswith("-")
     sha = repository.says("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") if is_name else ""
     if not sha:
         raise unknown_revision(repository, revision)
