@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, why_not_arguments
 
 Call: TypeAlias = tuple[OpOverload, Any, Any]
@@ -140,6 +141,8 @@ def own_calls() -> Iterator[Call]:
     for dtype in (torch.float16, torch.float32, torch.float64):
         yield from computations(dtype)
         yield from selections(dtype)
+    for dtype in (torch.uint8, torch.float16, torch.float32):
+        yield from interpolations(dtype)
     yield from quantisations()
 
 
@@ -156,6 +159,17 @@ def selections(dtype: torch.dtype) -> Iterator[Call]:
     image = torch.randn(1, 3, 40, 40).to(dtype)
     yield aten.max_pool2d_with_indices.default, (image, [3, 3], [2, 2], [1, 1]), {}
     yield aten.max_pool3d_with_indices.default, (image, [3, 3, 3], [2, 2, 2], [1, 1, 1]), {}
+
+
+def interpolations(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls that take the nearest element, among them those whose places rounding decides on."""
+    image = torch.randint(0, 200, (2, 3, 4, 26, 15)).to(dtype)
+    for rank, op in enumerate(NEAREST, 3):
+        given = image[(slice(None), slice(None), *[0] * (5 - rank))]
+        for sizes in ([8, 64, 30], [4, 14, 11], [2, 13, 45]):
+            yield op, (given, sizes[5 - rank :], None), {}
+        for factors in ([2.0, 2.0, 2.0], [0.5, 1.5, 3.0]):
+            yield op, (given, None, factors[5 - rank :]), {}
 
 
 def conversions() -> Iterator[Call]:
@@ -237,7 +251,6 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
         yield aten.native_group_norm.default, (image, ones, b, 2, 6, 12, groups, 1e-5), {}
         yield aten.native_group_norm.default, (image, None, None, 2, 6, 12, groups, 1e-3), {}
     for factors in ([2.0, 2.0], [0.5, 1.5]):
-        yield aten.upsample_nearest2d.vec, (image, None, factors), {}
         yield aten.upsample_bilinear2d.vec, (image, None, False, factors), {}
         yield aten.upsample_bilinear2d.vec, (image, [5, 7], True, None), {}
     q, k, v = (torch.randn(2, 3, length, 4).to(dtype) for length in (5, 7, 7))

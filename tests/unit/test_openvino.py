@@ -224,6 +224,8 @@ FLOATING: Mapping[str, Case] = {
     "group_norm": lambda x, y: F.group_norm(x, 2, y[0, :, 0], y[0, :, 1]),
     "layer_norm": lambda x, y: F.layer_norm(x, (5,), y[0, 0], y[0, 1]),
     "upsample": lambda x, y: F.interpolate(x[None], scale_factor=2),
+    "upsample line": lambda x, y: F.interpolate(x, size=7),
+    "upsample volume": lambda x, y: F.interpolate(x[None, None], size=(3, 2, 7)),
     "upsample bilinear": lambda x, y: F.interpolate(x[None], size=(7, 9), mode="bilinear"),
     "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None] + 1),
     "causal attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None], is_causal=True),

@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.floored import is_floored, write_floored
+from hatch_lower.backends.interpolation import is_nearest, regular_factors
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import (
@@ -62,6 +63,8 @@ class OnnxCopy(PartitionCopy):
             for step, (operator, limit) in enumerate(without_negatives(given)):
                 indices = self._call(operator, (indices, limit), {}, f"i{index}_{step}", given.meta["val"])
             args = (*args[:place], indices, *args[place + 1 :])
+        if is_nearest(node) and (factors := regular_factors(node)) is not None:
+            args, kwargs = (args[0], None, factors), {}
         copied: Node
         if is_floored(node):
             copied = write_floored(partial(self._computed, index), node, *args[:2])

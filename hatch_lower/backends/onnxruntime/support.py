@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension, why_not_target, why_not_tensors
+from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -61,6 +62,7 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs)
+    reason = reason or why_not_interpolation(node, ranges, doubles=True)
     reason = reason or why_not_dtypes(op, node, known) or why_not_numbers(node)
     if not reason and not finite and differs_for_nan(node):
         return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity, and `finite-only` is false"
@@ -286,4 +288,5 @@ KEPT = (
     torch.ops.aten.linear.default,
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,
+    *NEAREST,
 )

@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
+from hatch_lower.backends.onnxruntime.nearest import NEAREST_TRANSLATIONS
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantised import QUANTISED
@@ -122,7 +123,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 def registry() -> Any:
     with quiet():
         translations = onnx.translations(OPSET)
-        for target, function in {**TRANSLATIONS, **QUANTISED}.items():
+        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTISED}.items():
             translations.register_op(target, function)
         return translations
 

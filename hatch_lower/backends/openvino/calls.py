@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import why_not_dimension
+from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
     AVERAGES,
@@ -37,6 +38,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
         return f"this form of `{name}` has no counterpart"
     if name in CONVOLUTIONS and (reason := why_not_convolution(given)):
+        return reason
+    if reason := why_not_interpolation(node, ranges, doubles=False):
         return reason
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"

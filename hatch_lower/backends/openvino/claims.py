@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 FLOATING = frozenset({torch.float32})
@@ -68,8 +69,8 @@ CLAIMS: Mapping[str, Claim] = {
         div.Tensor elu erf exp floor gelu hardswish hardtanh layer_norm leaky_relu linalg_vector_norm linear
         log log10 log1p log2 log_softmax.int max_pool2d mean mean.dim mm pow.Scalar pow.Tensor_Scalar
         pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention sigmoid
-        silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec upsample_nearest2d.vec
-        var.correction
+        silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec upsample_nearest1d.vec
+        upsample_nearest2d.vec upsample_nearest3d.vec var.correction
         """,
         Claim(FLOATING),
     ),
@@ -188,4 +189,5 @@ NORM = "aten.linalg_vector_norm.default"
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
+    *NEAREST,
 )

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
     DEQUANTISE,
@@ -20,6 +21,7 @@ from hatch_lower.backends.openvino.claims import (
     QUANTISE_CHOSEN,
     ROUNDING,
 )
+from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
 from hatch_lower.backends.openvino.lookups import lookups, points_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 
@@ -228,6 +230,8 @@ WRITTEN: Mapping[str, Callable[..., Value]] = {
     "aten.linalg_vector_norm.default": write_norm,
     "aten.log1p.default": write_log1p,
     "aten.unfold.default": write_windows,
+    "aten.upsample_bilinear2d.vec": write_bilinear,
+    **dict.fromkeys(map(str, NEAREST), write_nearest),
     CHOOSE: write_choice,
     DEQUANTISE: write_dequantise,
     DEQUANTISE_CHANNELS: write_dequantise_channels,

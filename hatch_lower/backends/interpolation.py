@@ -1,0 +1,108 @@
+"""Interpolations as eager computes them: the places of nearest elements, and factors that give eager's sizes.
+
+Engines divide a place by the ratio of the sizes. Eager multiplies the place by the inverse of the ratio, in float32:
+where a product is nearly a whole number, rounding decides, and the two differ (26 elements to 64, 56 to 64, 14 to 32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.runtime.torch_private.symbols import bound_sympy
+
+aten = torch.ops.aten
+
+# In the middle of elements, as `nearest-exact` looks up, eager's places differ from one processor to another.
+NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+INTERPOLATIONS = (*NEAREST, aten.upsample_bilinear2d.vec)
+
+FINEST = 1024  # of the denominators with which float32 holds the product of a size and a factor
+
+Size = int | torch.SymInt
+
+
+def is_nearest(node: Node) -> bool:
+    return torch_operator(node.target) in NEAREST
+
+
+def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
+    """Return why an interpolation has other sizes or places in an engine, which computes in float64 or not."""
+    if torch_operator(node.target) not in INTERPOLATIONS:
+        return ""
+    source, factors = named_arguments(node)["input"].meta["val"], named_arguments(node).get("scale_factors")
+    takes_nearest = is_nearest(node)
+    if takes_nearest and source.dtype is torch.float64 and regular_factors(node) is None:
+        return "of float64, the layout decides on the places that eager takes elements of"
+    if factors is None:
+        return ""
+    for size, factor in zip(source.shape[2:], factors, strict=True):
+        # Of images whose channels lie last, eager passes over a factor where it gives sizes of 1 or 2 times as many.
+        rest = factor - math.floor(factor)
+        if takes_nearest and 1 < factor < 3 and rest and least(size, ranges) * rest < 1:
+            return f"a few elements times {factor} are as many as times {int(factor)}, and the layout decides on places"
+        if not (doubles and takes_nearest) and not is_held(size, factor):
+            return f"the engine computes the size of a result in float32, which does not hold {factor} times a size"
+    return ""
+
+
+def least(size: Size, ranges: Ranges) -> int:
+    return size if isinstance(size, int) else max(int(bound_sympy(size.node.expr, dict(ranges)).lower), 1)
+
+
+def is_held(size: Size, factor: float) -> bool:
+    """Return whether float32 gives the size that eager computes of a factor in float64."""
+    if isinstance(size, int):
+        return int(np.float32(size) * np.float32(factor)) == int(size * factor)
+    return Fraction(factor).denominator <= FINEST
+
+
+def regular_factors(node: Node) -> list[float] | None:
+    """Return the factors of an interpolation of which eager's places are those of a division, whatever the sizes."""
+    source, factors = named_arguments(node)["input"].meta["val"], named_arguments(node).get("scale_factors")
+    sizes = zip(source.shape[2:], node.meta["val"].shape[2:], strict=True)
+    found = [ratio(*pair) for pair in sizes] if factors is None else [Fraction(factor) for factor in factors]
+    regular = [float(factor) for factor in found if factor is not None and is_regular(factor)]
+    return regular if len(regular) == len(found) else None
+
+
+def ratio(before: Size, after: Size) -> Fraction | None:
+    """Return by which factor a size is another one, whatever symbols stand for; `None`: by none, or a size is 0."""
+    if isinstance(before, int) and isinstance(after, int):
+        return Fraction(after, before) if before else None
+    expressions = [size if isinstance(size, int) else size.node.expr for size in (before, after)]
+    quotient: Any = expressions[1] / expressions[0] if expressions[0] else None
+    return Fraction(int(quotient.p), int(quotient.q)) if getattr(quotient, "is_Rational", False) else None
+
+
+def is_regular(factor: Fraction) -> bool:
+    """Return whether a place times eager's rounded inverse of a factor is at least the quotient, and not another."""
+    if factor <= 0:
+        return False
+    if factor.numerator == 1:  # exact, if a power of two
+        return factor.denominator & (factor.denominator - 1) == 0
+    return factor.denominator == 1 and Fraction(float(np.float32(1 / float(factor)))) * factor >= 1
+
+
+def places(before: int, after: int, factor: float | None) -> list[int]:
+    """Return for each place of a result of known size the place that eager takes the element of.
+
+    Source: `area_pixel_compute_scale` and `HelperInterpNearest` in ATen's kernels.
+    """
+    scale = np.float32(before) / np.float32(after) if factor is None else np.float32(1 / factor)
+    found = np.floor(np.arange(after, dtype=np.float32) * scale)
+    return [min(int(place), before - 1) for place in found]
+
+
+def order_of_axes(sizes: Sequence[tuple[object, object]]) -> list[int]:
+    """Return in which order axes of sizes before and after, numbers where known, are looked up with the least work."""
+    shrinks = [isinstance(before, int) and isinstance(after, int) and after < before for before, after in sizes]
+    return sorted(range(len(sizes)), key=lambda axis: (0, axis) if shrinks[axis] else (1, -axis))

@@ -1,0 +1,238 @@
+"""Interpolations on the engines: eager's elements and numbers for every pair of sizes, not for the example's only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.export import Dim
+
+import hatch_lower
+from hatch_lower.backends.interpolation import is_held, is_regular, order_of_axes, places
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+ENGINES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
+    for name in ("onnxruntime", "openvino")
+]
+LONGEST = 132
+# rounding decides on places of these; the others are whole factors, primes, and sizes of 1
+PAIRS = [(26, 64), (26, 14), (28, 64), (56, 64), (14, 32), (112, 64), (25, 50), (1, 7), (7, 1), (1, 1), (13, 39)]
+FACTORS = (0.1, 0.5, 0.7, 1.0, 1.5, 1.7, 2.0, 2.5, 3.0, 3.7, 10.0, 41.0)
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def lower(function: Callable[..., Any], args: tuple[Tensor, ...], engine: str, dynamic: Any = None) -> LoweredProgram:
+    shapes = None if dynamic is None else {"args": dynamic}
+    program = torch.export.export(Apply(function).eval(), args, dynamic_shapes=shapes, strict=False)
+    partitioner = find_backend(engine).partitioner({})
+    return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+
+
+def reasons(lowered: LoweredProgram) -> str:
+    return "; ".join(sorted(set(lowered.reasons["forward"].values())))
+
+
+def compare(
+    function: Callable[..., Any],
+    calls: Iterable[tuple[Tensor, ...]],
+    engine: str,
+    folder: Path,
+    dynamic: Any = None,
+    tolerance: Mapping[str, float] = {"rtol": 0, "atol": 0},
+) -> LoweredProgram:
+    """Lower a function for its first call, and compare all calls with eager."""
+    given = list(calls)
+    lowered = lower(function, given[0], engine, dynamic)
+    model = hatch_lower.load(save_program(lowered, folder / "saved"))
+    for call in given:
+        torch.testing.assert_close(
+            model(*call), function(*call), **tolerance, msg=lambda text, call=call: f"{sizes_of(call)}: {text}"
+        )
+    return lowered
+
+
+def sizes_of(call: tuple[Tensor, ...]) -> list[list[int]]:
+    return [list(value.shape) for value in call]
+
+
+def numbered(*shape: int) -> Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+def to_lateral(image: Tensor, lateral: Tensor) -> Tensor:
+    return lateral + F.interpolate(image, size=lateral.shape[2:], mode="nearest")
+
+
+def dims(*names: str, least: int = 1) -> dict[int, Any]:
+    return {place: Dim(name, min=least, max=300) for place, name in enumerate(names, 2)}
+
+
+# The formula.
+
+
+def test_nearest_places_agree_for_all_pairs_of_sizes() -> None:
+    for before in range(1, LONGEST + 1):
+        row = numbered(1, 1, before)
+        for after in range(1, LONGEST + 1):
+            assert places(before, after, None) == F.interpolate(row, size=after).flatten().tolist(), (before, after)
+
+
+def test_nearest_places_agree_for_factors() -> None:
+    for before, factor in product((1, 2, 7, 10, 26, 63), FACTORS):
+        after = int(before * factor)
+        if after:
+            found = F.interpolate(numbered(1, 1, before), scale_factor=factor).flatten().tolist()
+            assert places(before, after, factor) == found, (before, factor)
+
+
+def test_regular_factors_give_the_places_of_a_division() -> None:
+    wholes = [factor for factor in range(1, 64) if is_regular(Fraction(factor))]
+    assert {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32} <= set(wholes)
+    assert not is_regular(Fraction(41))
+    for factor in wholes:
+        assert places(99, 99 * factor, None) == [place // factor for place in range(99 * factor)], factor
+    assert not any(map(is_regular, (Fraction(3, 2), Fraction(1, 3), Fraction(0), Fraction(-2))))
+    assert places(99 * 4, 99, None) == [4 * place for place in range(99)]
+    assert is_regular(Fraction(1, 4))
+
+
+def test_sizes_that_float32_rounds_otherwise_are_known() -> None:
+    # 15 * 4.2 is 63 in float64, and a little less in float32
+    assert is_held(10, 4.2)
+    assert not is_held(15, 4.2)
+
+
+def test_axes_that_shrink_are_looked_up_first() -> None:
+    assert order_of_axes([(2, 4), (4, 2), (2, 4)]) == [1, 2, 0]
+    assert order_of_axes([(object(), 4), (4, object())]) == [1, 0]
+
+
+# The engines.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nearest_elements_of_dynamic_images_are_eagers(engine: str, tmp_path: Path) -> None:
+    calls = [(numbered(1, 2, before, 3), torch.zeros(1, 1, after, 7)) for before, after in PAIRS]
+    calls += [(numbered(1, 2, 3, before), torch.zeros(1, 1, 7, after)) for before, after in PAIRS]
+    lowered = compare(to_lateral, calls, engine, tmp_path, (dims("a", "b"), dims("c", "d")))
+    assert "upsample_nearest" not in reasons(lowered)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_nearest_elements_of_lines_and_volumes_are_eagers(engine: str, rank: int, tmp_path: Path) -> None:
+    rest = [2] * (rank - 1)
+    calls = [(numbered(2, 3, before, *rest), torch.zeros(1, 1, after, *rest)) for before, after in PAIRS]
+    lowered = compare(to_lateral, calls, engine, tmp_path, (dims("a"), dims("b")))
+    assert "upsample_nearest" not in reasons(lowered)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nearest_elements_of_all_pairs_of_sizes_are_eagers(engine: str, tmp_path: Path) -> None:
+    sizes = range(1, LONGEST + 1)
+    calls = ((numbered(1, 1, before), torch.zeros(1, 1, after)) for before, after in product(sizes, sizes))
+    compare(to_lateral, [(numbered(1, 1, 25), torch.zeros(1, 1, 50)), *calls], engine, tmp_path, (dims("a"), dims("b")))
+
+
+STATIC: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "both axes grow": lambda x: F.interpolate(x, size=(64, 64)),
+    "one axis grows": lambda x: F.interpolate(x, size=(64, 11)),
+    "both axes shrink": lambda x: F.interpolate(x, size=(14, 5)),
+    "one axis stays": lambda x: F.interpolate(x, size=(26, 31)),
+    "nothing changes": lambda x: F.interpolate(x, size=(26, 16)) + 1,
+    "a whole factor": lambda x: F.interpolate(x, size=(78, 32)),
+    "a whole factor that rounds": lambda x: F.interpolate(x, scale_factor=41),
+    "a half": lambda x: F.interpolate(x, scale_factor=0.5),
+    "a fraction": lambda x: F.interpolate(x, scale_factor=1.5),
+    "two factors": lambda x: F.interpolate(x, scale_factor=(2.3, 0.7)),
+    "bytes": lambda x: F.interpolate((x * 3).to(torch.uint8), size=(64, 11)),
+    "halves": lambda x: F.interpolate(x.half(), size=(64, 11)),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nearest_elements_of_static_images_are_eagers(engine: str, tmp_path: Path) -> None:
+    function = Apply(lambda x: tuple(each(x) for each in STATIC.values()))
+    lowered = compare(function, [(torch.randn(1, 3, 26, 16).abs(),)], engine, tmp_path)
+    left = [name for name in lowered.reasons["forward"] if "upsample_nearest" in name]
+    assert len(left) == {"onnxruntime": 0, "openvino": 2}[engine], reasons(lowered)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_images_whose_channels_lie_last_have_eagers_elements(engine: str, tmp_path: Path) -> None:
+    images = [torch.randn(2, 3, before, 9).to(memory_format=torch.channels_last) for before, _ in PAIRS]
+    calls = [(image, torch.zeros(1, 1, after, 11)) for image, (_, after) in zip(images, PAIRS, strict=True)]
+    compare(to_lateral, calls, engine, tmp_path, ({2: Dim("a", max=300)}, {2: Dim("b", max=300)}))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_factor_for_which_the_layout_decides_is_left(engine: str) -> None:
+    def enlarged(x: Tensor) -> Tensor:
+        return F.interpolate(x + 1, scale_factor=1.125)
+
+    assert "the layout decides" in reasons(lower(enlarged, (torch.randn(1, 2, 5, 5),), engine))
+    assert "upsample" not in reasons(lower(enlarged, (torch.randn(1, 2, 8, 8),), engine))
+    few = F.interpolate(numbered(1, 2, 1, 5), scale_factor=(1.0, 1.125))
+    last = F.interpolate(numbered(1, 2, 1, 5).to(memory_format=torch.channels_last), scale_factor=(1.0, 1.125))
+    assert few.shape == last.shape
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("corners", [False, True])
+def test_bilinear_images_of_dynamic_sizes_are_eagers(engine: str, corners: bool, tmp_path: Path) -> None:
+    def between(image: Tensor, lateral: Tensor) -> Tensor:
+        return F.interpolate(image, size=lateral.shape[2:], mode="bilinear", align_corners=corners)
+
+    sizes = [(25, 25, 50, 50), (5, 7, 1, 1), (1, 1, 1, 1), (1, 5, 7, 1), (5, 1, 1, 7), (13, 17, 17, 13), (26, 3, 64, 1)]
+    calls = [(torch.randn(1, 2, a, b), torch.zeros(1, 1, c, d)) for a, b, c, d in sizes]
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    lowered = compare(between, calls, engine, tmp_path, (dims("a", "b"), dims("c", "d")), tolerance)
+    assert "upsample_bilinear" not in reasons(lowered)
+
+
+BILINEAR: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "to one": lambda x: F.interpolate(x, (1, 1), mode="bilinear"),
+    "to one line": lambda x: F.interpolate(x, (1, 9), mode="bilinear"),
+    "to one column": lambda x: F.interpolate(x, (9, 1), mode="bilinear"),
+    "corners to one": lambda x: F.interpolate(x, (1, 1), mode="bilinear", align_corners=True),
+    "a factor to one": lambda x: F.interpolate(x, scale_factor=0.25, mode="bilinear"),
+    "a fraction": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+    "a size that float32 rounds": lambda x: F.interpolate(x, scale_factor=(1, 4.2), mode="bilinear"),
+    "from one": lambda x: F.interpolate(x[:, :, :1, :1], (3, 4), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bilinear_images_of_static_sizes_are_eagers(engine: str, tmp_path: Path) -> None:
+    function = Apply(lambda x: tuple(each(x) for each in BILINEAR.values()))
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    lowered = compare(function, [(torch.randn(1, 2, 5, 15),)], engine, tmp_path, tolerance=tolerance)
+    left = [name for name in lowered.reasons["forward"] if "upsample_bilinear" in name]
+    assert len(left) == 1, reasons(lowered)
+    assert "does not hold 4.2 times a size" in reasons(lowered)
