@@ -1,44 +1,26 @@
-"""Sizes that depend on symbols: `int | "s0" | {"op": …, "args": […]}`."""
+"""Sizes that depend on symbols: `int | float | bool | "s0" | {"op": …, "args": […]}`, computed as Python does.
+
+A size is an integer. Inside of one there may be real numbers, of double precision, and conditions; each operation says
+of which kind its arguments are, so that all errors of kind are found when a file is read. Each operation has a value
+for all arguments: where Python raises an error, an integer is -1, which is no size, and a real number is NaN.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated, Any
 
-from hatch_lower.format.codec import Damage, encode, read_integer, read_list
+from hatch_lower.format.arithmetic import EXPONENT_LIMIT, OPERATIONS, Kind
+from hatch_lower.format.codec import Damage, encode, read_float, read_integer, read_list
 
 DEPTH_LIMIT = 32
-POWER_LIMIT = 64
-
-
-def divide(numerator: int, denominator: int) -> int:
-    # -1 is no size, and so refused where it is compared
-    return numerator // denominator if denominator else -1
-
-
-def modulo(numerator: int, denominator: int) -> int:
-    return numerator % denominator if denominator else -1
-
-
-# operation to its number of arguments (`None`: one or more) and its value; a division by a symbol that is 0 gives -1,
-# which is no size
-OPERATIONS: Mapping[str, tuple[int | None, Callable[[Sequence[int]], int]]] = MappingProxyType(
-    {
-        "add": (None, sum),
-        "floordiv": (2, lambda args: divide(*args)),
-        "max": (None, max),
-        "min": (None, min),
-        "mod": (2, lambda args: modulo(*args)),
-        "mul": (None, math.prod),
-        "neg": (1, lambda args: -args[0]),
-        "pow": (2, lambda args: int(args[0] ** args[1])),
-        "sub": (2, lambda args: args[0] - args[1]),
-    }
-)
+NOUNS: Mapping[Kind, str] = {
+    Kind.INTEGER: "an integer",
+    Kind.REAL: "a real number",
+    Kind.CONDITION: "a condition",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +38,20 @@ def read_symbol(value: object) -> str:
     return value
 
 
-def read_expression(value: object, depth: int = 0) -> Any:
+def read_expression(value: object) -> Any:
+    expression = read_part(value, 0)
+    if (kind := kind_of(expression)) is not Kind.INTEGER:
+        raise Damage(f"{NOUNS[kind]} instead of a size")
+    return expression
+
+
+def read_part(value: object, depth: int) -> Any:
     if isinstance(value, str):
         return read_symbol(value)
+    if isinstance(value, float) and depth:
+        return read_float(value)
+    if isinstance(value, bool) and depth:
+        return value
     if not isinstance(value, dict):
         return read_integer(value)
     if value.keys() != {"op", "args"}:
@@ -68,23 +61,36 @@ def read_expression(value: object, depth: int = 0) -> Any:
         raise Damage(f"unknown operation {op!r:.40}")
     if depth >= DEPTH_LIMIT:
         raise Damage(f"an expression of more than {DEPTH_LIMIT} levels")
-    args = tuple(read_expression(part, depth + 1) for part in read_list(value["args"]))
-    arity, _ = OPERATIONS[op]
-    if len(args) != arity if arity is not None else not args:
+    args = tuple(read_part(part, depth + 1) for part in read_list(value["args"]))
+    operation = OPERATIONS[op]
+    if len(args) != operation.arity if operation.arity is not None else not args:
         raise Damage(f"`{op}` of {len(args)} arguments")
+    if operation.kind(*map(kind_of, args)) is None:
+        raise Damage(f"`{op}` of {', '.join(NOUNS[kind_of(part)] for part in args[:4])}")
     if op in ("floordiv", "mod") and args[1] == 0:
         raise Damage("a division by 0")
     # a file must not make its reader compute huge numbers
-    if op == "pow" and not (isinstance(args[1], int) and 0 <= args[1] <= POWER_LIMIT):
-        raise Damage("an exponent that is no literal from 0 to 64")
+    if op == "pow" and isinstance(args[1], int) and not 0 <= args[1] <= EXPONENT_LIMIT:
+        raise Damage("an exponent that is not from 0 to 64")
     compound = Compound(op, args)
-    if op == "pow" and _degree(compound) > POWER_LIMIT:
+    if op == "pow" and _degree(compound) > EXPONENT_LIMIT:
         raise Damage("a power of a power beyond 64")
     return compound
 
 
 SymbolName = Annotated[str, read_symbol]
-Expression = Annotated[int | str | Compound, read_expression]
+Expression = Annotated[int | float | str | Compound, read_expression]
+
+
+def kind_of(expression: Expression) -> Kind:
+    if isinstance(expression, Compound):
+        kind = OPERATIONS[expression.op].kind(*map(kind_of, expression.args))
+        if kind is None:
+            raise ValueError(f"`{expression.op}` of arguments of other kinds")
+        return kind
+    if isinstance(expression, bool):
+        return Kind.CONDITION
+    return Kind.REAL if isinstance(expression, float) else Kind.INTEGER
 
 
 def symbols_in(expression: Expression) -> frozenset[str]:
@@ -94,29 +100,40 @@ def symbols_in(expression: Expression) -> frozenset[str]:
 
 
 def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
-    if isinstance(expression, str):
-        return values[expression]
-    if isinstance(expression, int):
-        return expression
-    _, compute = OPERATIONS[expression.op]
-    return compute([evaluate(part, values) for part in expression.args])
+    number: int = _value(expression, values)
+    return number
 
 
 def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
     """Return an expression as a reader would write it, with `names` for the symbols: `2*batch + 1`."""
     if isinstance(expression, str):
         return names.get(expression, expression)
-    if isinstance(expression, int):
+    if not isinstance(expression, Compound):
         return str(expression)
     texts = [expression_text(part, names) for part in expression.args]
     match expression.op:
         case "add" | "sub":
             return texts[0] + "".join(map(partial(_term, expression.op), expression.args[1:], texts[1:]))
-        case "max" | "min":
-            return f"{expression.op}({', '.join(texts)})"
-    grouped = [_grouped(part, text) for part, text in zip(expression.args, texts, strict=True)]
-    joints = {"mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
-    return f"-{grouped[0]}" if expression.op == "neg" else joints[expression.op].join(grouped)
+        case "float":  # Python and torch make a real number of an integer where a reader sees none
+            return texts[0]
+        case "where":
+            condition, yes, no = texts
+            return f"{yes} if {condition} else {no}"
+    operation = OPERATIONS[expression.op]
+    if len(texts) == 1 and operation.arity is None:
+        return texts[0]
+    if operation.sign:
+        grouped = [_grouped(part, text) for part, text in zip(expression.args, texts, strict=True)]
+        return operation.sign.join(grouped) if len(grouped) > 1 else f"{operation.sign}{grouped[0]}"
+    return f"{expression.op}({', '.join(texts)})"
+
+
+def _value(expression: Expression, values: Mapping[str, int]) -> Any:
+    if isinstance(expression, str):
+        return values[expression]
+    if not isinstance(expression, Compound):
+        return expression
+    return OPERATIONS[expression.op].compute(*[_value(part, values) for part in expression.args])
 
 
 def _degree(expression: Expression) -> int:
@@ -129,11 +146,16 @@ def _degree(expression: Expression) -> int:
 
 
 def _term(op: str, expression: Expression, text: str) -> str:
-    if op == "add" and isinstance(expression, int) and expression < 0:
+    if op == "add" and isinstance(expression, int | float) and expression < 0:
         return f" - {-expression}"
     return f"{' + ' if op == 'add' else ' - '}{_grouped(expression, text)}"
 
 
 def _grouped(expression: Expression, text: str) -> str:
-    loose = isinstance(expression, Compound) and expression.op not in ("max", "min")
-    return f"({text})" if loose or (isinstance(expression, int) and expression < 0) else text
+    while isinstance(expression, Compound) and expression.op == "float":
+        expression = expression.args[0]
+    if isinstance(expression, Compound):
+        loose = expression.op == "where" or bool(OPERATIONS[expression.op].sign)
+    else:
+        loose = isinstance(expression, int | float) and expression < 0
+    return f"({text})" if loose else text

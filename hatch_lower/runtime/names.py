@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from hatch_lower.format.expression import Expression, divide, modulo
+from hatch_lower.format.arithmetic import OPERATIONS
+from hatch_lower.format.expression import Compound, Expression
 
 
 class Names:
@@ -61,17 +62,22 @@ def tuple_code(items: Sequence[str]) -> str:
 def expression_code(expression: Expression, variables: Mapping[str, str], names: Names) -> str:
     if isinstance(expression, str):
         return variables[expression]
-    if isinstance(expression, int):
+    if not isinstance(expression, Compound):
         return f"({expression})" if expression < 0 else str(expression)
     args = [expression_code(arg, variables, names) for arg in expression.args]
+    operation = OPERATIONS[expression.op]
+    if is_plain(expression):
+        return f"({operation.sign.join(args) if len(args) > 1 else operation.sign.lstrip() + args[0]})"
+    return f"{names.bind(expression.op, operation.compute, ('size', expression.op))}({', '.join(args)})"
+
+
+def is_plain(expression: Compound) -> bool:
+    """Return whether Python's sign has a value for all arguments that this expression may be given."""
     match expression.op:
-        case "neg":
-            return f"(-{args[0]})"
-        case "max" | "min":
-            extreme = max if expression.op == "max" else min
-            return f"{names.bind(expression.op, extreme, expression.op)}(({', '.join(args)},))"
-        case "floordiv" | "mod" if not isinstance(expression.args[1], int):
-            function = divide if expression.op == "floordiv" else modulo
-            return f"{names.bind(expression.op, function, expression.op)}({', '.join(args)})"
-    signs = {"add": " + ", "sub": " - ", "mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
-    return f"({signs[expression.op].join(args)})"
+        case "floordiv" | "mod" | "pow":  # by 0, or by what takes for ever
+            return isinstance(expression.args[1], int)
+        case "realpow" | "truediv":
+            return False
+        case "neg" | "not":
+            return True
+    return len(expression.args) > 1 and bool(OPERATIONS[expression.op].sign)

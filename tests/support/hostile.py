@@ -73,6 +73,10 @@ SIZES = (
     {"op": "floordiv", "args": [1, 0]},
     {"op": "pow", "args": [{"op": "pow", "args": [{"op": "pow", "args": ["s0", 64]}, 64]}, 64]},
     {"op": "pow", "args": [{"op": "pow", "args": [{"op": "pow", "args": [3, 64]}, 64]}, 64]},
+    {"op": "pow", "args": [9, {"op": "pow", "args": [9, {"op": "pow", "args": [9, "s0"]}]}]},
+    {"op": "trunc", "args": [{"op": "truediv", "args": [1, {"op": "sub", "args": ["s0", "s0"]}]}]},
+    {"op": "trunc", "args": [{"op": "exp", "args": [{"op": "float", "args": ["s0"]}]}]},
+    {"op": "where", "args": [True, 1, {"op": "floor", "args": [1e308]}]},
 )
 NUMBERS = (0, 1, -1, 2, 63, 64, 65, 2**31, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**40, 0.5, -0.0, 1e308, 1e-320)
 ODD = (None, True, False, "", "*", [], {}, [[]], [None], {"": None}, float("nan"), float("inf"), "\ud800", MARKER)

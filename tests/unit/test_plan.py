@@ -500,6 +500,9 @@ def test_graphs_and_trees_nest_only_so_deep() -> None:
 # expressions
 
 
+REAL = {"op": "float", "args": ["s0"]}
+
+
 @pytest.mark.parametrize(
     ("value", "number", "text"),
     [
@@ -514,6 +517,20 @@ def test_graphs_and_trees_nest_only_so_deep() -> None:
         ({"op": "pow", "args": ["s0", 2]}, 25, "batch**2"),
         ({"op": "max", "args": [1, "s0", -3]}, 5, "max(1, batch, -3)"),
         ({"op": "min", "args": [1, "s0"]}, 1, "min(1, batch)"),
+        ({"op": "trunc", "args": [product(2.3, REAL)]}, 11, "trunc(2.3*batch)"),
+        ({"op": "ceil", "args": [{"op": "truediv", "args": ["s0", 2]}]}, 3, "ceil(batch / 2)"),
+        ({"op": "floor", "args": [{"op": "sqrt", "args": [REAL]}]}, 2, "floor(sqrt(batch))"),
+        ({"op": "round", "args": [product(0.5, REAL)]}, 2, "round(0.5*batch)"),
+        ({"op": "pow", "args": [2, "s0"]}, 32, "2**batch"),
+        ({"op": "where", "args": [{"op": "lt", "args": ["s0", 9]}, 1, "s0"]}, 1, "1 if batch < 9 else batch"),
+        # Python has an error or no finite number for these
+        ({"op": "trunc", "args": [{"op": "truediv", "args": ["s0", 0]}]}, -1, "trunc(batch / 0)"),
+        ({"op": "trunc", "args": [{"op": "sqrt", "args": [-4.0]}]}, -1, "trunc(sqrt(-4.0))"),
+        ({"op": "trunc", "args": [{"op": "exp", "args": [1e9]}]}, -1, "trunc(exp(1000000000.0))"),
+        ({"op": "trunc", "args": [{"op": "realpow", "args": [-8.0, 0.5]}]}, -1, "trunc((-8.0)**0.5)"),
+        ({"op": "trunc", "args": [product(1e300, 1e300)]}, -1, "trunc(1e+300*1e+300)"),
+        ({"op": "pow", "args": ["s0", {"op": "neg", "args": ["s0"]}]}, -1, "batch**(-batch)"),
+        ({"op": "pow", "args": [2, {"op": "pow", "args": ["s0", 60]}]}, -1, "2**(batch**60)"),
     ],
 )
 def test_expressions(value: Any, number: int, text: str) -> None:
@@ -530,8 +547,18 @@ def test_expressions(value: Any, number: int, text: str) -> None:
         {"op": "add", "args": []},
         {"op": "mod", "args": ["s0"]},
         {"op": "mod", "args": ["s0", 0]},
-        {"op": "pow", "args": [2, "s0"]},
         {"op": "pow", "args": ["s0", 65]},
+        0.5,
+        REAL,
+        {"op": "lt", "args": ["s0", 2]},
+        {"op": "add", "args": ["s0", 0.5]},
+        {"op": "trunc", "args": ["s0"]},
+        {"op": "trunc", "args": [1e999]},
+        {"op": "float", "args": [0.5]},
+        {"op": "where", "args": ["s0", 1, 2]},
+        {"op": "where", "args": [True, 1, 2.0]},
+        {"op": "add", "args": [True, 1]},
+        {"op": "floordiv", "args": [REAL, REAL]},
         {"op": "pow", "args": ["s0", -1]},
         "s 0",
         "größe",

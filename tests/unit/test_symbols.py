@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
 import sympy
 import torch
 from torch.utils._sympy.functions import (
+    BitwiseFn_bitwise_and,
+    CeilToInt,
     CleanDiv,
+    FloatPow,
+    FloatTrueDiv,
     FloorDiv,
+    FloorToInt,
     Identity,
     IntTrueDiv,
+    LShift,
     Max,
     Min,
     Mod,
     ModularIndexing,
+    OpaqueUnaryFn_sqrt,
     PowByNatural,
     PythonMod,
+    RoundDecimal,
+    RoundToInt,
+    RShift,
+    ToFloat,
+    TruncToFloat,
+    TruncToInt,
+    Where,
 )
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.expression import Compound, evaluate
+from hatch_lower.exir.graph.canonical import SymbolNames
+from hatch_lower.exir.lowering.portable_sizes import read_expression, write_expression
+from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.expression import Compound, Expression, evaluate
 from hatch_lower.format.inputs import Symbol
 from hatch_lower.pipeline.emit.symbols import Symbols
+from hatch_lower.runtime.names import Names, expression_code
 
 pytestmark = pytest.mark.torch
 
@@ -54,27 +75,74 @@ def symbols(ranges: Any = None, labels: Any = None) -> Symbols:
         ModularIndexing(A, sympy.Integer(2), sympy.Integer(3)),
         Identity(A),
         sympy.Integer(7),
+        TruncToInt(sympy.Float(2.3) * ToFloat(A)),
+        TruncToInt(sympy.Float(0.1 + 0.2) * ToFloat(A) + 1),
+        TruncToInt(IntTrueDiv(A, sympy.Integer(3))),
+        CeilToInt(IntTrueDiv(A, B)),
+        FloorToInt(FloatTrueDiv(ToFloat(A), sympy.Float(1.7))),
+        RoundToInt(sympy.Float(0.5) * ToFloat(A)),
+        TruncToInt(RoundDecimal(sympy.Float(0.37) * ToFloat(A), sympy.Integer(1))),
+        TruncToInt(TruncToFloat(sympy.Float(0.7) * ToFloat(A)) * sympy.Float(1.5)),
+        TruncToInt(OpaqueUnaryFn_sqrt(ToFloat(A * B))),
+        TruncToInt(FloatPow(ToFloat(A), sympy.Float(0.5))),
+        TruncToInt(ToFloat(A) ** 2 * sympy.Float(0.3)),
+        TruncToInt(Max(ToFloat(A), sympy.Float(7.5))),
+        PowByNatural(sympy.Integer(2), A),
+        LShift(A, sympy.Integer(2)),
+        RShift(A, sympy.Integer(1)),
+        BitwiseFn_bitwise_and(A, B),
+        Where(sympy.Gt(A, B), A, B + 1),
+        sympy.Piecewise((A, sympy.Or(sympy.Ge(A, 10), sympy.Eq(B, 1))), (2 * B, True)),
+        sympy.Abs(A - B),
     ],
 )
 def test_expressions_keep_their_value(expression: Any) -> None:
     known = symbols()
     known.expr(A)
     known.expr(B)
-    converted = known.expr(expression)
-    for a, b in ((4, 1), (6, 2), (10, 33)):
-        assert evaluate(converted, {"s0": a, "s1": b}) == int(
-            expression.xreplace({A: sympy.Integer(a), B: sympy.Integer(b)})
-        )
+    converted = decode(Expression, json.loads(canonical_json(encode(known.expr(expression)))), "plan")
+    names = Names([])
+    code = compile(expression_code(converted, {"s0": "a", "s1": "b"}, names), "code", "eval")
+    for a, b in itertools.product((*range(1, 12), 33, 40), (1, 2, 8, 33)):
+        expected = int(expression.xreplace({A: sympy.Integer(a), B: sympy.Integer(b)}))
+        assert evaluate(converted, {"s0": a, "s1": b}) == expected
+        assert eval(code, {**names.objects, "a": a, "b": b}) == expected
 
 
 @pytest.mark.parametrize(
-    "expression", [IntTrueDiv(A, sympy.Integer(3)), sympy.sqrt(A), A ** (-1), sympy.Pow(2, A), A * sympy.Rational(1, 2)]
+    "expression",
+    [
+        IntTrueDiv(A, sympy.Integer(3)),
+        sympy.sqrt(A),
+        A ** (-1),
+        A * sympy.Rational(1, 2),
+        sympy.Float(0.5) * ToFloat(A),
+        sympy.Piecewise((A, sympy.Gt(A, B))),
+    ],
 )
 def test_other_expressions_are_refused(expression: Any) -> None:
     with pytest.raises(EdgeError, match="a size depends on the inputs in a way that a plan cannot express") as caught:
         symbols().expr(expression)
     assert caught.value.where == "model.forward"
-    assert caught.value.hint == "compute it from sizes by +, -, *, //, %, ** with a constant, max and min"
+    assert caught.value.hint == (
+        "compute it from sizes by Python's arithmetic, `min`, `max`, `round`, and functions of `math`"
+    )
+
+
+def test_factors_that_agree_in_fifteen_digits_are_told_apart() -> None:
+    near = [TruncToInt(sympy.Float(factor) * ToFloat(A)) for factor in (0.3, 0.1 + 0.2)]
+    texts = [SymbolNames().text(expression) for expression in near]
+    assert texts[0] != texts[1]
+    assert symbols().expr(near[0]) != symbols().expr(near[1])
+
+
+def test_real_numbers_and_pieces_travel() -> None:
+    for expression in (
+        TruncToInt(sympy.Float(0.1 + 0.2) * ToFloat(A)),
+        sympy.Piecewise((A, sympy.Gt(A, B)), (B + 1, True)),
+    ):
+        written = json.loads(json.dumps(write_expression(expression)))
+        assert read_expression(written, {"s77": A, "s3": B}) == expression
 
 
 def test_the_error_names_the_expression() -> None:

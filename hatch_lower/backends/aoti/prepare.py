@@ -74,7 +74,7 @@ class AotiCopy(PartitionCopy):
             name = f"c{len(self.attributes)}"
             self.attributes[name] = tensor
             self.values[node] = self.graph.create_node("get_attr", name, name=name)
-        inputs = [node for node in self.inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+        inputs = in_order_of_sizes([node for node in self.inputs if isinstance(node.meta.get("val"), torch.Tensor)])
         fakes = FakeInputs(self.program, inputs)
         for node in inputs:
             name = f"x{len(self.passed)}"
@@ -236,6 +236,14 @@ class FakeInputs:
         ascending = range(max(lower, 2), min(last, lower + 1000) + 1)
         fitting = (size for size in (*HINTS, *ascending) if lower <= size <= last and size not in self._used)
         return next(fitting, last)
+
+
+def in_order_of_sizes(tensors: Sequence[Node]) -> list[Node]:
+    """Return tensors in an order in which inductor knows a symbol before a size such as `int(0.5 * symbol)`."""
+    # it reads sizes off the tensors one by one, and solves simple equations only for symbols that it lacks
+    sources = find_sources([node.meta["val"].shape for node in tensors])
+    first = {source.tensor for source in sources.values()}
+    return sorted(tensors, key=lambda node: tensors.index(node) not in first)
 
 
 def static_sizes(program: ExportedProgram) -> set[int]:

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
 
-from hatch_lower.runtime.torch_private.symbols import compute
+from hatch_lower.runtime.torch_private.symbols import compute, is_computable
 
 
 class SizeSource(NamedTuple):
@@ -46,7 +46,9 @@ def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.E
 
 
 def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SizeSource]) -> bool:
-    return expression in sources or all(symbol in sources for symbol in expression.free_symbols)
+    if expression in sources:
+        return True
+    return all(symbol in sources for symbol in expression.free_symbols) and is_computable(expression)
 
 
 def rebuild_expression(

@@ -59,6 +59,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return why_not_lookup(name, node)
     if name == "aten.unfold.default":
         return why_not_windows(given)
+    if name == "aten.arange.start_step" and any(isinstance(given.get(part), float) for part in ("start", "step")):
+        return "it counts by a real number, and OpenVINO takes the dtype of another argument for it"
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
     if name == MULTIPLY_INTEGERS:

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.str import StrPrinter
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
@@ -41,6 +42,13 @@ def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -
     }
 
 
+class ExactPrinter(StrPrinter):  # type: ignore[misc]
+    # sympy writes fifteen digits of a number, which are not all
+
+    def _print_Float(self, number: sympy.Float) -> str:  # noqa: N802
+        return float(number).hex()
+
+
 class SymbolNames:
     """Names symbols `s0`, `s1`, … in the order in which they first appear."""
 
@@ -54,7 +62,7 @@ class SymbolNames:
                 if symbol not in self.symbols:
                     new = sympy.Symbol(f"s{len(self.symbols)}", **symbol.assumptions0)
                     self.symbols[symbol] = new
-            self._texts[expression] = str(expression.xreplace(self.symbols))
+            self._texts[expression] = ExactPrinter().doprint(expression.xreplace(self.symbols))
         return self._texts[expression]
 
 

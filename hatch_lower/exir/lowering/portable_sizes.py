@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.functions.elementary.piecewise import ExprCondPair
 from torch.export import ExportedProgram
 
 from hatch_lower.runtime.torch_private.symbols import (
@@ -23,9 +24,16 @@ from hatch_lower.runtime.torch_private.symbols import (
 DEPTH_LIMIT = 64
 POWERS = ("sympy.Pow", "FloatPow", "LShift", "PowByNatural")
 BASE_BITS, EXPONENT_LIMIT = 4096, 64
-SYMPY_FUNCTIONS = ("Add", "And", "Eq", "Ge", "Gt", "Le", "Lt", "Mul", "Ne", "Not", "Or", "Piecewise", "Pow")
+SYMPY_FUNCTIONS = (
+    *("Abs", "Add", "And", "Eq", "Ge", "Gt", "Le", "Lt", "Mod", "Mul", "Ne", "Not", "Or", "Piecewise", "Pow"),
+    *("ceiling", "floor"),
+)
 CLASSES: Mapping[str, type[sympy.Basic]] = MappingProxyType(
-    {**{f"sympy.{name}": getattr(sympy, name) for name in SYMPY_FUNCTIONS}, **FUNCTIONS}
+    {
+        **{f"sympy.{name}": getattr(sympy, name) for name in SYMPY_FUNCTIONS},
+        "sympy.ExprCondPair": ExprCondPair,  # one of the arguments of a `Piecewise`
+        **FUNCTIONS,
+    }
 )
 NAMES: Mapping[type[sympy.Basic], str] = MappingProxyType({kind: name for name, kind in CLASSES.items()})
 # what is one object for all

@@ -134,7 +134,7 @@ def emit_method(
     program = method.program
     symbols = Symbols(program.range_constraints, method.dimensions, where)
     users = user_inputs(program)
-    inputs = tuple(input_of(spec, node, symbols, where) for spec, node in users)
+    inputs = symbols.determined([input_of(spec, node, symbols, where) for spec, node in users])
     symbols.close_inputs()
 
     def add_delegate(module: LoweredBackendModule) -> int:

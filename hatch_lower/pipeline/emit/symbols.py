@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sympy
 import torch
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
+from hatch_lower.format.arithmetic import EXPONENT_LIMIT, OPERATIONS, Kind
 from hatch_lower.format.codec import encode
-from hatch_lower.format.expression import Compound, Expression
-from hatch_lower.format.inputs import Symbol
+from hatch_lower.format.expression import Compound, Expression, kind_of, symbols_in
+from hatch_lower.format.inputs import Input, Symbol, SymbolInput, TensorInput, expressions_in, is_contiguous
+from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.torch_private.symbols import (
+    CeilToInt,
     CleanDiv,
+    FloatPow,
+    FloatTrueDiv,
     FloorDiv,
+    FloorToInt,
     Identity,
     IntTrueDiv,
+    LShift,
     Max,
     Min,
     Mod,
     ModularIndexing,
     PowByNatural,
     PythonMod,
+    RoundDecimal,
+    RoundToInt,
+    RShift,
+    ToFloat,
+    TruncToFloat,
+    TruncToInt,
     ValueRanges,
+    Where,
     bound_sympy,
+    function_name,
     unsimplified,
 )
 
@@ -35,10 +50,30 @@ OPERATORS: Mapping[type, str] = {
     **dict.fromkeys((sympy.Min, Min), "min"),
     **dict.fromkeys((FloorDiv, CleanDiv), "floordiv"),
     **dict.fromkeys((sympy.Mod, Mod, PythonMod), "mod"),
-    **dict.fromkeys((sympy.Pow, PowByNatural), "pow"),
+    **dict.fromkeys((sympy.ceiling, CeilToInt), "ceil"),
+    **dict.fromkeys((sympy.floor, FloorToInt), "floor"),
+    **dict.fromkeys((FloatTrueDiv, IntTrueDiv), "truediv"),
+    sympy.Abs: "abs",
     sympy.Add: "add",
+    sympy.And: "and",
+    sympy.Eq: "eq",
+    sympy.Le: "le",
+    sympy.Lt: "lt",
     sympy.Mul: "mul",
+    sympy.Ne: "ne",
+    sympy.Not: "not",
+    sympy.Or: "or",
+    FloatPow: "realpow",
+    RoundDecimal: "rounddecimal",
+    RoundToInt: "round",
+    ToFloat: "float",
+    TruncToInt: "trunc",
+    Where: "where",
 }
+SWAPPED: Mapping[type, str] = {sympy.Ge: "le", sympy.Gt: "lt"}
+COMMUTATIVE = frozenset({"add", "and", "max", "min", "mul", "or"})
+ROUNDINGS = frozenset({"ceil", "floor", "round", "trunc"})
+BITWISE: Mapping[str, str] = {"bitwise_and": "bitand", "bitwise_or": "bitor", "bitwise_xor": "bitxor"}
 
 
 class Symbols:
@@ -55,10 +90,32 @@ class Symbols:
         # from here on all symbols met so far are known, and checked to be in range
         self._inputs = set(self._names)
 
+    def determined(self, inputs: Sequence[Input]) -> tuple[Input, ...]:
+        """Return inputs in which an expression whose symbols cannot be told from the sizes is one symbol."""
+        # those of a part of a method: a tensor of `int(0.5 * s0)` rows says nothing of `s0`
+        known = {binding.symbol for binding in bind_symbols(inputs)}
+        wholes: dict[Expression, str] = {}
+
+        def whole(expression: Expression) -> Expression:
+            if symbols_in(expression) <= known:
+                return expression
+            if expression not in wholes:
+                wholes[expression] = self._names[sympy.Dummy(integer=True)] = f"s{len(self._names)}"
+            return wholes[expression]
+
+        found: list[Input] = []
+        for entry in inputs:
+            if isinstance(entry, TensorInput) and not symbols_in_all(entry) <= known and is_contiguous(entry):
+                shape = tuple(map(whole, entry.shape))
+                found.append(TensorInput(entry.dtype, shape, contiguous(shape)))
+            else:
+                found.append(SymbolInput(whole(entry.expr)) if isinstance(entry, SymbolInput) else entry)
+        return tuple(found)
+
     def expr(self, value: int | torch.SymInt | sympy.Expr) -> Expression:
         if isinstance(value, int):
             return value
-        return self._convert(value.node.expr if isinstance(value, torch.SymInt) else value)
+        return self._whole(value.node.expr if isinstance(value, torch.SymInt) else value)
 
     def ranges(self) -> dict[str, Symbol]:
         # of the symbols that an expression used; sizes are not negative
@@ -101,45 +158,111 @@ class Symbols:
                 return ValueRanges(max(sympy.Integer(0), sympy.ceiling((bounds.lower - rest) / factor)), own.upper)
         return own
 
-    def _convert(self, expr: sympy.Expr) -> Expression:
+    def _whole(self, expr: sympy.Expr) -> Expression:
+        if isinstance(expr, IntTrueDiv):
+            expr = self._quotient(expr)
+        converted = self._convert(expr)
+        if kind_of(converted) is not Kind.INTEGER:
+            raise self._unsupported(expr)
+        return converted
+
+    def _convert(self, expr: sympy.Basic) -> Expression:
         if isinstance(expr, sympy.Integer):
             return int(expr)
+        if isinstance(expr, sympy.Float):
+            return float(expr)
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
         if isinstance(expr, sympy.Symbol):
             return self._names.setdefault(expr, f"s{len(self._names)}")
         if isinstance(expr, Identity):
             return self._convert(expr.args[0])
-        if isinstance(expr, IntTrueDiv):
-            return self._convert(self._quotient(expr))
-        if isinstance(expr, ModularIndexing):
-            base, divisor, modulus = (self._convert(part) for part in expr.args)
-            return Compound("mod", (Compound("floordiv", (base, divisor)), modulus))
-        op = OPERATORS.get(type(expr))
-        if op is None or (op == "pow" and not (expr.args[1].is_Integer and 0 <= int(expr.args[1]) <= 64)):
-            raise self._unsupported(expr)
+        if isinstance(expr, sympy.Piecewise):
+            return self._pieces(expr)
+        if isinstance(expr, (sympy.Pow, PowByNatural)):
+            return self._power(*expr.args)
         parts = [self._convert(part) for part in expr.args]
-        if op in ("add", "mul", "max", "min"):
+        if isinstance(expr, ModularIndexing):
+            return self._compound(expr, "mod", [Compound("floordiv", tuple(parts[:2])), parts[2]])
+        if isinstance(expr, (LShift, RShift)):
+            factor = Compound("pow", (2, parts[1]))
+            return self._compound(expr, "mul" if isinstance(expr, LShift) else "floordiv", [parts[0], factor])
+        if isinstance(expr, TruncToFloat):
+            return Compound("float", (self._compound(expr, "trunc", parts),))
+        if type(expr) in SWAPPED:
+            return self._compound(expr, SWAPPED[type(expr)], parts[::-1])
+        op = OPERATORS.get(type(expr)) or function_name(type(expr), "OpaqueUnaryFn_")
+        op = op or BITWISE.get(function_name(type(expr), "BitwiseFn_"), "")
+        return self._compound(expr, op, parts)
+
+    def _compound(self, expr: sympy.Basic, op: str, parts: list[Expression]) -> Expression:
+        if op not in OPERATIONS:
+            raise self._unsupported(expr)
+        if op in COMMUTATIVE:
             # the order must not depend on what torch calls its symbols
-            numbers = [part for part in parts if isinstance(part, int)]
-            others = [part for part in parts if not isinstance(part, int)]
+            numbers = [part for part in parts if isinstance(part, int | float)]
+            others = [part for part in parts if not isinstance(part, int | float)]
             others.sort(key=lambda part: canonical_json(encode(part)))
             parts = [*numbers, *others] if op == "mul" else [*others, *numbers]
+        if op in ROUNDINGS and kind_of(parts[0]) is Kind.INTEGER:
+            return parts[0]
+        if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
+            # Python makes a real number of an integer that stands beside a real number
+            parts = [real_of(part) if kind_of(part) is Kind.INTEGER else part for part in parts]
+        if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
+            raise self._unsupported(expr)
         return Compound(op, tuple(parts))
 
+    def _power(self, base: sympy.Expr, exponent: sympy.Expr) -> Expression:
+        expr = sympy.Pow(base, exponent, evaluate=False)
+        if isinstance(exponent, sympy.Rational) and not (exponent.is_Integer and 0 <= int(exponent) <= EXPONENT_LIMIT):
+            raise self._unsupported(expr)
+        parts = [self._convert(base), self._convert(exponent)]
+        if isinstance(exponent, sympy.Integer) and kind_of(parts[0]) is Kind.REAL:
+            # sympy writes a product of equal factors as a power
+            return self._compound(expr, "mul", parts[:1] * int(exponent))
+        return self._compound(expr, "pow", parts)
+
+    def _pieces(self, expr: sympy.Piecewise) -> Expression:
+        pieces = [(self._convert(value), self._convert(condition)) for value, condition in expr.args]
+        chosen, last = pieces[-1]
+        if last is not True:
+            raise self._unsupported(expr)
+        for value, condition in reversed(pieces[:-1]):
+            values = [value, chosen]
+            if len({kind_of(each) for each in values}) > 1:
+                values = [real_of(each) if kind_of(each) is Kind.INTEGER else each for each in values]
+            chosen = self._compound(expr, "where", [condition, *values])
+        return chosen
+
     def _quotient(self, expr: sympy.Expr) -> sympy.Expr:
-        # a plan has no fractions: the numbers in it must be whole once the division is carried out
+        # a size is whole: so must be the numbers in it once the division is carried out
         numerator, denominator = expr.args
         quotient = sympy.cancel(numerator / denominator)
         if any(not coefficient.is_integer for coefficient in sympy.Poly(quotient, *quotient.free_symbols).coeffs()):
             raise self._unsupported(expr)
         return sympy.expand(quotient)
 
-    def _unsupported(self, expr: sympy.Expr) -> EdgeError:
+    def _unsupported(self, expr: sympy.Basic) -> EdgeError:
         return EdgeError(
             "a size depends on the inputs in a way that a plan cannot express",
             where=self._where,
             found=f"`{expr}`",
-            hint="compute it from sizes by +, -, *, //, %, ** with a constant, max and min",
+            hint="compute it from sizes by Python's arithmetic, `min`, `max`, `round`, and functions of `math`",
         )
+
+
+def symbols_in_all(entry: Input) -> frozenset[str]:
+    return frozenset[str]().union(*map(symbols_in, expressions_in(entry)))
+
+
+def contiguous(shape: Sequence[Expression]) -> tuple[Expression, ...]:
+    inner = [shape[dimension + 1 :] for dimension in range(len(shape))]
+    return tuple(Compound("mul", tuple(sizes)) if len(sizes) > 1 else sizes[0] if sizes else 1 for sizes in inner)
+
+
+def real_of(part: Expression) -> Expression:
+    return float(part) if isinstance(part, int) else Compound("float", (part,))
 
 
 def finite(bound: sympy.Expr) -> int | None:

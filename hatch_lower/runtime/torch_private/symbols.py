@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy import functions
+from torch.utils._sympy.functions import CeilToInt as CeilToInt
 from torch.utils._sympy.functions import CleanDiv as CleanDiv
+from torch.utils._sympy.functions import FloatPow as FloatPow
+from torch.utils._sympy.functions import FloatTrueDiv as FloatTrueDiv
 from torch.utils._sympy.functions import FloorDiv as FloorDiv
+from torch.utils._sympy.functions import FloorToInt as FloorToInt
 from torch.utils._sympy.functions import Identity as Identity
 from torch.utils._sympy.functions import IntTrueDiv as IntTrueDiv
+from torch.utils._sympy.functions import LShift as LShift
 from torch.utils._sympy.functions import Max as Max
 from torch.utils._sympy.functions import Min as Min
 from torch.utils._sympy.functions import Mod as Mod
 from torch.utils._sympy.functions import ModularIndexing as ModularIndexing
 from torch.utils._sympy.functions import PowByNatural as PowByNatural
 from torch.utils._sympy.functions import PythonMod as PythonMod
+from torch.utils._sympy.functions import RoundDecimal as RoundDecimal
+from torch.utils._sympy.functions import RoundToInt as RoundToInt
+from torch.utils._sympy.functions import RShift as RShift
+from torch.utils._sympy.functions import ToFloat as ToFloat
+from torch.utils._sympy.functions import TruncToFloat as TruncToFloat
+from torch.utils._sympy.functions import TruncToInt as TruncToInt
+from torch.utils._sympy.functions import Where as Where
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo as int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -72,8 +85,76 @@ def symbolic(expression: sympy.Basic, environment: Any, kind: type, hint: Any) -
 
 
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:
-    """Return an expression of Python's operators applied to what its symbols stand for."""
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expression)
+    """Return an expression of Python's operators applied to what its symbols stand for: numbers, or `Proxy`s."""
+    return sympy_interp(Traced, dict(values), expression)
+
+
+def is_computable(expression: sympy.Expr) -> bool:
+    """Return whether `compute` knows all functions in an expression."""
+    return all(type(function) in COMPUTABLE for function in expression.atoms(sympy.Function, sympy.Piecewise))
+
+
+COMPUTABLE = frozenset(
+    {
+        *(CeilToInt, CleanDiv, FloatPow, FloatTrueDiv, FloorDiv, FloorToInt, Identity, IntTrueDiv, Max, Min, Mod),
+        *(ModularIndexing, PowByNatural, PythonMod, RoundToInt, ToFloat, TruncToInt, sympy.Max, sympy.Min, sympy.Mod),
+    }
+)
+
+
+class Traced(PythonReferenceAnalysis):
+    # torch computes some functions with numbers only, and has no value at all for others
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def identity(x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def modular_indexing(base: Any, divisor: Any, modulus: Any) -> Any:
+        return base // divisor % modulus
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: object) -> Any:
+        return called(math.trunc, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: object) -> Any:
+        return called(math.ceil, x)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: object) -> Any:
+        return called(math.floor, x)
+
+    @staticmethod
+    def round_to_int(x: Any, dtype: object) -> Any:
+        return called(round, x)
+
+    @staticmethod
+    def to_dtype(x: Any, dtype: object) -> Any:
+        return called(torch.sym_float, x)
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        return called(torch.sym_min, a, b)
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        return called(torch.sym_max, a, b)
+
+
+def called(function: Callable[..., Any], *values: Any) -> Any:
+    traced = next((value for value in values if isinstance(value, torch.fx.Proxy)), None)
+    return function(*values) if traced is None else traced.tracer.create_proxy("call_function", function, values, {})
+
+
+def function_name(kind: type[sympy.Basic], prefix: str) -> str:
+    """Return what follows a prefix in the name of one of torch's functions: `sqrt` of `OpaqueUnaryFn_sqrt`."""
+    name = kind.__name__
+    return name.removeprefix(prefix) if FUNCTIONS.get(name) is kind and name.startswith(prefix) else ""
 
 
 def unsimplified(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic:
