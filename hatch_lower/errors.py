@@ -179,6 +179,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean `{match[0]}`? known: {listed}" if match else f"known: {listed}"
 
 
+def extra_hint(extra: str) -> str:
+    name = f'"hatch-lower[{extra}]"'
+    # most builds have an environment of their own, where `pip install` would be of no use
+    return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes with three significant digits: `412 B`, `38.1 KiB`, `1.25 GiB`."""
     value, unit = float(size), "B"

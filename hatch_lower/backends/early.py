@@ -1,15 +1,18 @@
-"""Requirements of the programs that hatch-lower's own backends make, known before torch is imported."""
+"""The needs of hatch-lower's own backends, in the build and in the wheel, known before torch is imported."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 
+from hatch_lower.backends.aoti.program import find_program
 from hatch_lower.backends.executorch import versions as executorch
 from hatch_lower.backends.onnxruntime import library as onnxruntime
 from hatch_lower.backends.openvino import library as openvino
 from hatch_lower.config.requirements import requirements_to_add
 from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 
@@ -21,6 +24,20 @@ def refuse_unmet_early(settings: Settings) -> None:
     if settings.dependencies is not None:
         required = {recipe.name: early_requirements(recipe) for recipe in settings.recipes}
         requirements_to_add(settings.runtime_requirements, required, settings.dependencies, settings.extras)
+
+
+def refuse_missing_tools(settings: Settings) -> None:
+    """Raise `BackendError` where the compiler or a library of a recipe's backend is missing here."""
+    for name in dict.fromkeys(choice.name for recipe in settings.recipes for choice in recipe.backends):
+        if name == "aoti":
+            find_program()
+        missing = [module for module in LIBRARIES.get(name, ()) if find_spec(module) is None]
+        if missing:
+            raise BackendError(
+                f"the backend `{name}` needs libraries that are not installed",
+                found=", ".join(f"there is no module `{module}`" for module in missing),
+                hint=extra_hint(name),
+            )
 
 
 def early_requirements(recipe: Recipe) -> tuple[str, ...]:
@@ -55,4 +72,10 @@ OWN: Mapping[str, Callable[[Mapping[str, object]], Sequence[str]]] = {
     "onnxruntime": of_onnxruntime,
     "openvino": lambda options: [openvino.REQUIREMENT, NUMPY],
     "reference": lambda options: [TORCH],
+}
+# modules that a backend imports in the build
+LIBRARIES: Mapping[str, Sequence[str]] = {
+    "executorch": ["executorch"],
+    "onnxruntime": ["onnx", "onnxscript", "onnxruntime"],
+    "openvino": ["openvino"],
 }

@@ -49,7 +49,7 @@ def build(context: BuildContext) -> BuildResult:
         from hatch_lower.build.executor import export_models, record_results
 
         if missing:
-            context.check_early()
+            context.check_early(context)
         if missing and context.executor != "local":
             from hatch_lower.build.spread.spread import make_elsewhere
 

@@ -32,7 +32,9 @@ class BuildContext(Frozen):
     environment: Mapping[str, str]
     outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
     files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
-    check_early: Callable[[], None] = lambda: None  # called before models are exported: raises a `LowerError`
+    check_early: Callable[[BuildContext], None] = lambda context: (
+        None
+    )  # called before models are exported, and may raise
     asking: Asking | None = None  # `None`: all that is missing is made
     poll: Callable[[], None] = lambda: None  # called while child processes run: what it raises ends them
 

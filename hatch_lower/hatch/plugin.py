@@ -16,6 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatch_lower.errors import LowerError, printable, refused_error
 
 if TYPE_CHECKING:
+    from hatch_lower.build.context import BuildContext
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import BuildData, Project
@@ -143,10 +144,13 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._store = replace(store, remote=None)
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
 
-        def check_early() -> None:
-            from hatch_lower.backends.early import refuse_unmet_early  # a build of known models spends no time on it
+        def check_early(context: BuildContext) -> None:
+            # imported here, for a build of known models spends no time on it
+            from hatch_lower.backends.early import refuse_missing_tools, refuse_unmet_early
 
             refuse_unmet_early(project.settings)
+            if context.executor == "local":  # the tools of workers may be elsewhere
+                refuse_missing_tools(project.settings)
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)

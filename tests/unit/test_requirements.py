@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from hatch_lower.backends.early import OWN, early_requirements, refuse_unmet_early
 from hatch_lower.config.requirements import Addition, Extra, Unmet, find_unmet, requirements_to_add
-from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError
-from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
 
@@ -181,40 +179,6 @@ def export():
     with pytest.raises(ConfigError) as caught:
         shop.build(source, settings)
     assert caught.value.found == "`torch>=2.13,<2.16`: `torch>=2.16` allows none of these versions"
-
-
-def early(recipe: Recipe, dependencies: tuple[str, ...]) -> None:
-    settings = Settings(Path("/project"), "net", "1", (), (recipe,), ("default",), dependencies=dependencies)
-    refuse_unmet_early(settings)
-
-
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "executorch", "reference", "aoti"])
-def test_a_backend_of_the_table_is_checked_before_torch_is_imported(backend: str) -> None:
-    recipe = Recipe("default", (BackendChoice(backend),))
-    early(recipe, ("hatch-lower>=0.1", "numpy", "openvino", "onnxruntime", "executorch", "torch"))
-    with pytest.raises(ConfigError, match="do not imply what its lowered programs need"):
-        early(recipe, ("hatch-lower>=0.1", "pillow"))
-    early(Recipe("default", (BackendChoice("somebodys"),)), ("hatch-lower>=0.1",))
-
-
-def test_a_provider_of_onnxruntime_decides_on_its_distribution() -> None:
-    choice = BackendChoice("onnxruntime", {"providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
-    assert "onnxruntime-gpu>=1.23,<2" in early_requirements(Recipe("default", (choice,)))
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("backend", sorted(OWN))
-def test_the_early_requirements_are_those_of_the_backend(backend: str) -> None:
-    from hatch_lower.exir.backend.registry import find_backend
-    from hatch_lower.runtime.selection import DelegateKinds
-
-    early = {*early_requirements(Recipe("default", (BackendChoice(backend),)))}
-    arrays = {NUMPY} if DelegateKinds().on_numpy([backend]) else {TORCH} if backend != "aoti" else set()
-    assert early == {PLAN_READER, *find_backend(backend).requirements({}), *arrays}
-
-
-def test_the_early_check_imports_no_torch(modules_after: Callable[[str], set[str]]) -> None:
-    assert "torch" not in modules_after("import hatch_lower.backends.early")
 
 
 def test_check_passes_and_adds_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from hatch_lower.backends.aoti.configuration import Isa
+from hatch_lower.backends.aoti.program import find_program
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import inductor
 
@@ -132,16 +132,7 @@ class Compiler:
 
 
 def find_compiler(isa: Isa) -> Compiler:
-    named = os.environ.get("CXX")
-    for name in [named] if named else ["g++", "clang++"]:
-        program = shutil.which(name)
-        if program is not None:
-            return Compiler(program, isa)
-    raise BackendError(
-        "no C++ compiler was found, and the backend `aoti` needs one to build",
-        found=f"CXX is {named!r}, which is no program" if named else "neither `g++` nor `clang++` is on PATH",
-        hint="install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path",
-    )
+    return Compiler(find_program(), isa)
 
 
 def execute(command: list[str], where: str = "", **how: Any) -> subprocess.CompletedProcess[str]:

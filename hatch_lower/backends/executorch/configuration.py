@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir.backend.backend_details import CompileSpec
-from hatch_lower.exir.backend.options import GivenOptions, extra_hint, is_number_from, json_specs
+from hatch_lower.exir.backend.options import GivenOptions, is_number_from, json_specs
 
 BACKEND_ID = "executorch"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime, requirement
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, parse_options
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
-from hatch_lower.exir.backend.options import extra_hint, spec_values
+from hatch_lower.exir.backend.options import spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_opt
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
 from hatch_lower.backends.openvino.support import Support, is_move, is_square, why_not_operation
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name
-from hatch_lower.exir.backend.options import extra_hint, spec_values
+from hatch_lower.exir.backend.options import spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.surgery import graph_modules

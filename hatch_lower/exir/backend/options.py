@@ -13,12 +13,6 @@ from hatch_lower.exir.backend.backend_details import CompileSpec
 Value = TypeVar("Value")
 
 
-def extra_hint(extra: str) -> str:
-    name = f'"hatch-lower[{extra}]"'
-    # most builds have an environment of their own, where `pip install` would be of no use
-    return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
-
-
 class GivenOptions:
     """What a recipe gives a backend; `check` says what was wrong with it, once all of it has been read.
 
