@@ -122,6 +122,16 @@ def test_operations_that_a_backend_refuses_together_are_left_out_together(shop: 
     assert left_out(report) == [("faulty", f"aten.{name}.default", REFUSED) for name in ("tanh", "sin")]
 
 
+FOLDED = SOURCE.replace("torch.sin(hidden)", "hidden @ torch.sin(self.linear.weight)")
+
+
+@pytest.mark.parametrize("fault", ["refused", "not_loaded"])
+def test_an_operation_on_weights_alone_is_left_out_without_its_users(shop: Workshop, fault: str) -> None:
+    with faulty(**{fault: ("sin",)}):
+        report, _ = build(shop, source=FOLDED)
+    assert [operator for _, operator, _ in left_out(report)] == ["aten.sin.default"]
+
+
 @pytest.mark.parametrize("fault", ["not_loaded", "not_run"])
 def test_an_operation_with_which_a_delegate_fails_is_left_out(shop: Workshop, fault: str) -> None:
     with faulty(**{fault: ("sin",)}):

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from hatch_lower.pipeline.localise.partition import (
     PartitionProbe,
     Step,
     agreement,
+    fixed_steps,
     order_of,
     steps_of,
 )
@@ -215,17 +217,16 @@ def refused(
 ) -> Finding:
     """Look for what a backend cannot run, though it was lowered."""
 
-    def refuses(operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
-        if probe(operations, outputs) is not None:
+    def refuses(operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False) -> frozenset[int] | None:
+        if probe(operations, outputs, is_cut=is_cut) is not None:
             return frozenset()
         # what no partitioner would give the backend may be refused for a reason of its own
         is_evidence = operations not in probe.unclaimed or probe.refusals[-1] == refusal
         return frozenset(outputs) if is_evidence else None
 
-    found = find_refused(order, refuses)
-    is_found = found.kind in (Kind.ALONE, Kind.TOGETHER) and not progress.limits.is_over()
+    found = find_refused(order, refuses, partial(refuses, is_cut=True), fixed_steps(probe.steps))
     facts = {**facts, "difference": refusal}
-    if not is_found or (len(order.sources) > 1 and not probe.accepted):
+    if found is None:
         return progress.finding("partition", **facts)
     return progress.finding("refused", **named(progress.subject, probe.steps, found.operations), **facts)
 

@@ -117,12 +117,17 @@ def bytes_of(node: Node) -> int:
 
 
 def piece_of(
-    program: ExportedProgram, steps: Sequence[Step], operations: Collection[int], outputs: Sequence[int]
+    program: ExportedProgram,
+    steps: Sequence[Step],
+    operations: Collection[int],
+    outputs: Sequence[int],
+    *,
+    is_cut: bool = False,
 ) -> Piece:
-    """Return some operations as a program, with the operations before them that take constants alone."""
+    """Return some operations as a program; unless it is cut, with the ones before them that take constants alone."""
     chosen = set(operations)
     number = {node: index for index, step in enumerate(steps) for node in step.nodes}
-    pending = list(chosen)
+    pending = [] if is_cut else list(chosen)
     while pending:
         for node in steps[pending.pop()].nodes:
             for source in node.all_input_nodes:
@@ -152,23 +157,22 @@ class PartitionProbe:
     refusals: list[str] = field(default_factory=list)
     unclaimed: set[frozenset[int]] = field(default_factory=set)  # what the partitioner would not take by itself
     seen: set[int] = field(default_factory=set)  # what was wrong in programs that it would take
-    accepted: int = 0  # programs that the backend ran
 
-    def __call__(self, operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
-        piece = self.piece(operations, outputs)
+    def __call__(
+        self, operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False
+    ) -> frozenset[int] | None:
+        piece = piece_of(self.program, self.steps, operations, outputs, is_cut=is_cut)
         self.limits.take()
         try:
             if self.partitioner is not None:
                 with process_restored():
                     is_claimed = takes_all(self.partitioner, piece.program)
-                if not is_claimed:
-                    self.unclaimed.add(operations)
+                (self.unclaimed.discard if is_claimed else self.unclaimed.add)(operations)
             given = self.run(piece)
         except BaseException as error:  # whatever a backend raises: it refuses
             refuse_no_refusal(error)
             self.refusals.append(refusal_text(error))
             return None
-        self.accepted += 1
         bad = self.compare(piece, given, outputs)
         if operations not in self.unclaimed:
             self.seen |= bad
@@ -201,6 +205,10 @@ class PartitionProbe:
                 break
         self.distances.update(found)
         return frozenset(index for index, distance in found.items() if distance.is_wrong)
+
+
+def fixed_steps(steps: Sequence[Step]) -> frozenset[int]:
+    return frozenset(index for index, step in enumerate(steps) if step.is_fixed)
 
 
 def refuse_no_refusal(error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -20,6 +21,7 @@ from hatch_lower.pipeline.localise.partition import (
     LEAST_ROOM,
     Limits,
     Step,
+    fixed_steps,
     order_of,
     piece_of,
     refusal_text,
@@ -27,7 +29,7 @@ from hatch_lower.pipeline.localise.partition import (
     steps_of,
 )
 from hatch_lower.pipeline.localise.pieces import METHOD, lower_piece, takes_all
-from hatch_lower.pipeline.localise.search import Kind, find_refused
+from hatch_lower.pipeline.localise.search import find_refused
 
 
 class Refusal(Frozen):
@@ -48,15 +50,15 @@ class LoweringProbe:
     refusal: str  # of the whole partition
     limits: Limits
     store: Store
-    accepted: int = 0
     refusals: dict[frozenset[int], str] = field(default_factory=dict)
 
-    def __call__(self, operations: frozenset[int], outputs: Sequence[int]) -> frozenset[int] | None:
+    def __call__(
+        self, operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False
+    ) -> frozenset[int] | None:
         self.limits.take()
-        piece = piece_of(self.program, self.steps, operations, outputs)
+        piece = piece_of(self.program, self.steps, operations, outputs, is_cut=is_cut)
         text = raised(lambda: lower_piece(piece, self.spec, self.store))
         if text is None:
-            self.accepted += 1
             return frozenset()
         self.refusals[operations] = text
         # what no partitioner would give the backend may be refused for a reason of its own
@@ -77,10 +79,8 @@ def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store
         order = order_of(steps, LEAST_ROOM)
         limits = Limits(math.inf, most)
         probe = LoweringProbe(program, steps, spec, partitioners[method], text, limits, store)
-        found = find_refused(order, probe)
-        if found.kind not in (Kind.ALONE, Kind.TOGETHER) or limits.is_over():
-            return None
-        if len(steps) > 1 and not probe.accepted:  # whatever the backend is given
+        found = find_refused(order, probe, partial(probe, is_cut=True), fixed_steps(steps))
+        if found is None:
             return None
         nodes = tuple(steps[operation].main for operation in found.operations)
         return Refusal(method, spec.backend_id, nodes, probe.refusals.get(frozenset(found.operations), text))

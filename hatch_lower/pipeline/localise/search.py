@@ -80,12 +80,28 @@ def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
     return narrowing.found()
 
 
-def find_refused(order: Order, probe: Probe) -> Found:
-    """Return the smallest set of operations that a backend refuses; a probe calls all outputs of such a set wrong."""
+def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int]) -> Found | None:
+    """Return the fewest operations that a backend refuses; `None` if that is unknown, or if it refuses everything.
+
+    Both probes call all outputs of a refused program wrong. `probe` lowers operations with those of `fixed` that they
+    need, as weights have to be constants; `cut` lowers none but the operations.
+    """
     narrowing = Narrowing(order, probe, len(order.sources) - 1)
-    with suppress(ExhaustedError):
+    try:
         narrowing.by_size()
-    return narrowing.found()
+        found = narrowing.found()
+        if found.kind not in (Kind.ALONE, Kind.TOGETHER):
+            return None
+        needed = {each for operation in found.operations for each in order.reach(operation, within={*fixed, operation})}
+        if len(needed) > len(found.operations):
+            narrowing = Narrowing(order, cut, max(needed))
+            narrowing.by_size(tuple(sorted(needed)))
+            found = narrowing.found()
+        rest = [operation for operation in range(len(order.sources)) if operation not in found.operations]
+        # a backend that refuses everything has another fault than these operations
+        return found if not rest or narrowing.is_taken or narrowing.takes(rest) else None
+    except ExhaustedError:
+        return None
 
 
 class Narrowing:
@@ -99,6 +115,7 @@ class Narrowing:
         self._shown: tuple[int, ...] = ()  # the smallest set that was wrong as it is, without taps
         self._vanished = False  # whether a smaller or other program did not show it
         self._refused = False  # whether a backend refused a program without taps
+        self.is_taken = False  # whether a program was right
         self._is_unseen = False  # whether all of it was lowered again, and was right
 
     def by_taps(self) -> bool:
@@ -119,8 +136,10 @@ class Narrowing:
             if not most:
                 return False
 
-    def by_size(self) -> None:
+    def by_size(self, shown: tuple[int, ...] = ()) -> None:
         """Narrow by leaving operations out: from the beginning, from the end, then from between."""
+        # `shown` are operations that are known to be wrong as they are
+        self._shown = self._shown or shown
         if not self._shown:
             wider = [
                 self._order.reach(self._wrong, within=set(self._context)),
@@ -158,7 +177,15 @@ class Narrowing:
             self._shown = tuple(operations)
         self._vanished |= bad is not None and not bad
         self._refused |= bad is None
+        self.is_taken |= bad is not None and not bad
         return bool(bad)
+
+    def takes(self, operations: Sequence[int]) -> bool:
+        """Return whether a program of some operations is right; what was found is kept."""
+        shown = self._shown
+        self._shows(operations)
+        self._shown = shown
+        return self.is_taken
 
     def found(self) -> Found:
         if self._shown:
