@@ -8,7 +8,7 @@ from hatch_lower.errors import ConfigError
 
 # packages to import, to the extra of hatch-lower that brings them
 EXTRAS = {
-    **dict.fromkeys(("click", "elftools", "filelock", "platformdirs"), "cli"),
+    **dict.fromkeys(("click", "elftools", "filelock", "platformdirs", "tomlkit"), "cli"),
     **dict.fromkeys(("cyclonedx", "numpy", "safetensors", "torch"), "build"),
 }
 

@@ -1,30 +1,36 @@
-"""`hatch-lower init`: the tables that a project needs, appended to its pyproject.toml, whose text stays as it is."""
+"""`hatch-lower init`: a project's pyproject.toml and package, ready for `hatch build`."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from packaging.utils import canonicalize_name
 
-from hatch_lower import BACKEND_GROUP, MODEL_GROUP, __version__
+from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
+from hatch_lower.cli.scaffold import Package, find_package, package_of, weights_globs, write_stub
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
-from hatch_lower.config.settings import HOOK_PATH
-from hatch_lower.config.tables import quote_key
+from hatch_lower.config.settings import HOOK_PATH, Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
+from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
+from hatch_lower.runtime.torch_private.versions import numbers, tried_versions
 
-TORCH = "torch>=2.13"
-TORCH_FREE = frozenset({"onnxruntime", "openvino"})  # backends whose run halves take NumPy's arrays
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+HATCHLING = "hatchling>=1.28"
+SETUPTOOLS = ("setuptools.build_meta", None)  # of `[build-system] build-backend`: without one it is setuptools as well
+REPLACED = frozenset(["setuptools", "wheel"])
 
 
 @click.command()
@@ -33,9 +39,11 @@ TORCH_FREE = frozenset({"onnxruntime", "openvino"})  # backends whose run halves
 @click.option("--export", help="The function that says what to export. Default: `export` in the package's `model`.")
 @click.option("--backend", "backends", multiple=True, default=["aoti"], help="May be repeated. Default: aoti.")
 def init(root: Path, model: str | None, export: str | None, backends: Sequence[str]) -> None:
-    """Add a model and the build hook to a project's pyproject.toml.
+    """Make a project ready for `hatch build`.
 
-    Both are appended as tables of their own; what is there stays as it is. Says what else is to be done.
+    Edits its pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
+    hatchling in place of setuptools. Writes a module with a stand-in for the model if there is none. All else stays as
+    it is.
     """
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
@@ -46,32 +54,60 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
             raise ConfigError(
                 f"there is no backend `{backend}`", where="`--backend`", found=nearest(backend, installed)
             )
-    name = table["project"]["name"]
-    target = export or f"{canonicalize_name(name).replace('-', '_')}.model:export"
-    added = list(new_lines(model or name, target, backends))
-    append(path, added)
-    show(
-        [f"added to {path}:", "", *added, "", "to do:", *(f"- {step}" for step in next_steps(table, target, backends))]
+    project = table["project"]["name"]
+    package = (package_of(path.parent, export.partition(":")[0]) if export else None) or find_package(
+        path.parent, project
     )
+    try:
+        target, written = (export, []) if export else entry_point(package)
+        inputs = weights_globs(path.parent, package)
+        replace_file(path, Declared(path.parent, package, model or project, target, tuple(backends), tuple(inputs)))
+    except OSError as error:
+        raise refused_error(error, str(path)) or error from error
+    show([f"changed {path}", *(f"wrote {file}" for file in written), "", *next_steps(table, target, inputs)])
+
+
+class Declared(Frozen):
+    """A model, as its project declares it."""
+
+    root: Path
+    package: Package
+    model: str
+    export: str
+    backends: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+    @property
+    def code(self) -> str:
+        """The folder of the top-level package, which may be a namespace of others, relative to the project."""
+        return (self.package.source / self.package.name.partition(".")[0]).relative_to(self.root).as_posix()
+
+
+def entry_point(package: Package) -> tuple[str, list[Path]]:
+    module, written = write_stub(package, "model")
+    return f"{module}:export", written
 
 
 def refuse_present(table: Mapping[str, Any], path: Path) -> None:
-    """Refuse a project that has what would be added, or in which it would have no effect."""
+    """Refuse a project that has the tables already, or in which they would have no effect."""
     where = str(path)
-    if not isinstance(table.get("project", {}).get("name"), str):
+    project, system = table.get("project", {}), table.get("build-system", {})
+    if not isinstance(project.get("name"), str):
         raise ConfigError("the project has no name", where=where, hint="write `[project]` with `name` and `version`")
-    if table.get("build-system", {}).get("build-backend") != "hatchling.build":
+    if "version" not in project and "version" not in project.get("dynamic", []):
+        raise ConfigError("the project has no version", where=where, hint='write `version = "0.1.0"` into `[project]`')
+    if system.get("build-backend") not in ("hatchling.build", *SETUPTOOLS):
         raise ConfigError(
-            "the project is not built by hatchling",
+            "the project is built neither by hatchling nor by setuptools",
             where=where,
-            found=f"build-backend {table.get('build-system', {}).get('build-backend')!r}",
+            found=f"build-backend {system['build-backend']!r}",
             hint='let `[build-system]` say `requires = ["hatchling"]` and `build-backend = "hatchling.build"`',
         )
     build = table.get("tool", {}).get("hatch", {}).get("build", {})
     for prefix, part in (("", build), ("targets.wheel.", build.get("targets", {}).get("wheel", {}))):
         if "lower" in part.get("hooks", {}):
             raise ConfigError("the project uses hatch-lower already", where=f"tool.hatch.build.{prefix}hooks.lower")
-    if MODEL_GROUP in table["project"].get("entry-points", {}):
+    if MODEL_GROUP in project.get("entry-points", {}):
         raise ConfigError("the project declares models already", where=f'project.entry-points."{MODEL_GROUP}"')
     if (path.parent / "hatch.toml").is_file():
         raise ConfigError(
@@ -79,75 +115,165 @@ def refuse_present(table: Mapping[str, Any], path: Path) -> None:
             where=str(path.parent / "hatch.toml"),
             hint=f"write the table `[{HOOK_PATH.removeprefix('tool.hatch.')}]` there",
         )
+    if system.get("build-backend") in SETUPTOOLS:
+        refuse_setuptools(table, path)
 
 
-def new_lines(model: str, export: str, backends: Sequence[str]) -> Iterator[str]:
-    yield f'[project.entry-points."{MODEL_GROUP}"]'
-    yield f"{quote_key(model)} = {quoted([export])}"
-    yield ""
-    yield f"[{HOOK_PATH}]"
-    yield f"backends = [{quoted(backends)}]"
+def refuse_setuptools(table: Mapping[str, Any], path: Path) -> None:
+    """Refuse a project of setuptools that does more than hatchling would do in its place."""
+    dynamic = set(table["project"].get("dynamic", []))
+    given = table.get("tool", {}).get("setuptools", {}).get("dynamic", {})
+    if dynamic - {"version"} or (dynamic and "attr" not in given.get("version", {})):
+        raise ConfigError(
+            "metadata of the project come from setuptools",
+            where=str(path),
+            found=f"`dynamic` = {', '.join(f'`{name}`' for name in sorted(dynamic))}",
+            hint="write them into `[project]`, and let hatchling build the project",
+        )
+    if (path.parent / "setup.py").is_file() and "ext_modules" in (path.parent / "setup.py").read_text(errors="replace"):
+        raise ConfigError(
+            "setuptools builds extension modules of the project",
+            where=str(path.parent / "setup.py"),
+            hint="put the model into a project of its own, which hatchling builds",
+        )
 
 
-def quoted(texts: Sequence[str]) -> str:
-    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+def edit(document: TOMLDocument, declared: Declared) -> None:
+    """Change a project's document; what is there keeps its place, its order and its comments."""
+    was_setuptools = document.get("build-system", {}).get("build-backend") in SETUPTOOLS
+    edit_build_system(document, declared, was_setuptools)
+    project = table_at(document, "project")
+    if "dependencies" not in project.get("dynamic", []):
+        needed = with_needed(project.get("dependencies", []), run_time_needs(declared.backends))
+        set_list(project, "dependencies", needed)
+    table_at(project, "entry-points", MODEL_GROUP)[declared.model] = declared.export
+    if was_setuptools and "version" in project.get("dynamic", []):
+        attribute = str(document["tool"]["setuptools"]["dynamic"]["version"]["attr"])
+        version = version_file(declared, attribute)
+        table_at(document, "tool", "hatch", "version")["path"] = version
+    wheel = table_at(document, "tool", "hatch", "build", "targets", "wheel")
+    if not {"packages", "include", "only-include", "force-include"} & wheel.keys():
+        set_list(wheel, "packages", [declared.code])
+    hook = table_at(document, "tool", "hatch", "build", "hooks", "lower")
+    set_list(hook, "backends", declared.backends)
+    if declared.inputs:
+        set_list(hook, "inputs", declared.inputs)
+    edit_cache_keys(document, declared)
 
 
-def append(path: Path, lines: Sequence[str]) -> None:
-    """Append lines to a project's file if that can be read afterwards; it is replaced as a whole or not at all."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-        end = "\r\n" if "\r\n" in text else "\n"
-        with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent) as beside:
-            part = Path(beside, path.name)
-            part.write_bytes((text.rstrip() + end * 2 + end.join(lines) + end).encode("utf-8"))
-            shutil.copymode(path, part)
-            try:
-                read_pyproject(part)
-            except ConfigError as error:
-                raise ConfigError(
-                    "the tables cannot be appended to the project's file",
-                    where=str(path),
-                    found=error.found,
-                    hint="\n".join(["write these tables yourself:", *lines]),
-                ) from error
-            part.replace(path)
-    except OSError as error:
-        raise refused_error(error, str(path)) or error from error
+def edit_build_system(document: TOMLDocument, declared: Declared, was_setuptools: bool) -> None:
+    system = table_at(document, "build-system")
+    extras = sorted({*declared.backends} & {*(importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or [])})
+    own = f"{OWN_NAME}[{','.join(extras)}]" if extras else OWN_NAME
+    requires = [text for text in system.get("requires", []) if not (was_setuptools and name_of(text) in REPLACED)]
+    kept = [HATCHLING if text == "hatchling" else text for text in requires]
+    set_list(system, "requires", with_needed(kept, [HATCHLING, own, f"torch=={minor_of_torch()}.*"]))
+    system["build-backend"] = "hatchling.build"
 
 
-def next_steps(table: Mapping[str, Any], export: str, backends: Sequence[str]) -> Iterator[str]:
-    try:
-        provided = importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:  # it is run from its sources
-        provided = []
-    extras = sorted(set(backends) & set(provided))
-    chosen = f"[{','.join(extras)}]" if extras else ""
-    own = f"{OWN_NAME}{chosen}>={__version__}"
-    # what an engine leaves may need torch all the same: then the build says so
-    for where, listed, needed in (
-        ("[build-system] requires", table["build-system"].get("requires", []), [own, TORCH]),
-        (
-            "[project] dependencies",
-            table["project"].get("dependencies", []),
-            [own] if set(backends) <= TORCH_FREE else [own, TORCH],
-        ),
-    ):
-        missing = [text for text in needed if not any(is_covered(text, other) for other in listed)]
-        if missing:
-            yield f"let `{where}` contain {quoted(missing)}"
-    module, _, function = export.partition(":")
-    yield (
-        f"let `{module}` have a function `{function}()` that returns"
-        ' `hatch_lower.Model(net, {"forward": hatch_lower.Method((example,))})`'
+def edit_cache_keys(document: TOMLDocument, declared: Declared) -> None:
+    """Let uv build an installed project again after a change of its code or its weights."""
+    import tomlkit
+
+    uv = table_at(document, "tool", "uv")
+    if "cache-keys" in uv:
+        return
+    keys = tomlkit.array()
+    for file in ("pyproject.toml", f"{declared.code}/**/*.py", *declared.inputs):
+        entry = tomlkit.inline_table()
+        entry["file"] = file
+        keys.append(entry)
+    uv["cache-keys"] = keys.multiline(True)
+
+
+def version_file(declared: Declared, attribute: str) -> str:
+    """Return the file of a module whose attribute is the version, relative to the project."""
+    module = declared.package.source.joinpath(*attribute.split(".")[:-1])
+    for path in (module / "__init__.py", module.with_suffix(".py")):
+        if path.is_file():
+            return path.relative_to(declared.root).as_posix()
+    raise ConfigError(
+        "the project's version is in no file", where="tool.setuptools.dynamic.version", found=f"`{attribute}`"
     )
-    yield "name the files that it reads as `inputs` of the new table, so that source distributions have them"
-    yield "build: `hatch build`"
 
 
-def is_covered(needed: str, given: str) -> bool:
-    """Return whether a requirement names the same distribution with the same extras; a build looks at the versions."""
-    wanted, found = read_requirement(needed), read_requirement(given)
-    if wanted is None or found is None:
-        return False
-    return canonicalize_name(wanted.name) == canonicalize_name(found.name) and wanted.extras <= found.extras
+def run_time_needs(backends: Sequence[str]) -> list[str]:
+    from hatch_lower.backends.early import early_requirements
+
+    return list(early_requirements(Recipe("default", tuple(BackendChoice(name) for name in backends))))
+
+
+def minor_of_torch() -> str:
+    """Return the minor version of torch that is installed, or else the newest that was tried."""
+    tried = tried_versions()
+    try:
+        here = ".".join(map(str, numbers(importlib.metadata.version("torch"))))
+    except importlib.metadata.PackageNotFoundError:
+        return tried[-1]
+    return here if here in tried else tried[-1]
+
+
+def with_needed(given: Sequence[str], needed: Sequence[str]) -> list[str]:
+    """Return requirements, and of the needed ones those whose distributions they do not name."""
+    names = {name_of(text) for text in given}
+    mine = {name_of(text): text for text in needed}
+    # an extra that a requirement lacks is added to it
+    kept = [mine.get(OWN_NAME, text) if text.strip() == OWN_NAME else text for text in given]
+    return [*kept, *(text for text in needed if name_of(text) not in names)]
+
+
+def name_of(text: str) -> str:
+    requirement = read_requirement(text)
+    return "" if requirement is None else canonicalize_name(requirement.name)
+
+
+def table_at(owner: Any, *names: str) -> Any:
+    """Return a table below another table; missing tables are made, and only the last has a heading."""
+    import tomlkit
+
+    for place, name in enumerate(names):
+        if name not in owner:
+            owner[name] = tomlkit.table(is_super_table=place < len(names) - 1)
+        owner = owner[name]
+    return owner
+
+
+def set_list(table: Any, key: str, values: Sequence[str]) -> None:
+    """Set a list of strings; a list that is there keeps its comments, and gets the values that it lacks."""
+    import tomlkit
+
+    if list(table.get(key, [])) == list(values) and key in table:
+        return
+    there = table.get(key)
+    if there is not None and list(there) == list(values)[: len(there)]:
+        for value in values[len(there) :]:
+            there.append(value)
+        return
+    made = tomlkit.array()
+    made.extend(values)
+    table[key] = made
+
+
+def replace_file(path: Path, declared: Declared) -> None:
+    """Replace a project's file by its changed text, as a whole or not at all."""
+    import tomlkit
+
+    with path.open(encoding="utf-8", newline="") as file:
+        document = tomlkit.load(file)
+    edit(document, declared)
+    with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=path.parent) as beside:
+        part = Path(beside, path.name)
+        with part.open("w", encoding="utf-8", newline="") as file:
+            tomlkit.dump(document, file)
+        shutil.copymode(path, part)
+        read_pyproject(part)
+        part.replace(path)
+
+
+def next_steps(table: Mapping[str, Any], export: str, inputs: Sequence[str]) -> Iterator[str]:
+    if "dependencies" in table["project"].get("dynamic", []):
+        yield "`dependencies` are dynamic: the build names what they must contain"
+    yield f"`{export}` returns the model that is lowered"
+    if not inputs:
+        yield f"`inputs = [...]` in `[{HOOK_PATH}]` names files of weights that `{export}` reads"
+    yield "`hatch build` builds the wheel"

@@ -12,11 +12,10 @@ from click import Group
 from click.testing import CliRunner, Result
 from support.installed import update_entries
 
-from hatch_lower import DELEGATE_GROUP, __version__
+from hatch_lower import __version__
 from hatch_lower.build.installation import installed_sizes
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.init import TORCH_FREE
 from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import reference_markdown, schema_text
@@ -31,7 +30,6 @@ from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelE
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.terminal import table_lines
-from hatch_lower.runtime.selection import DelegateKinds
 
 IMAGE = TensorInput("float32", ("s0", 8), (8, 1))
 PARAMETERS = (Parameter("image", "positional", Leaf()),)
@@ -590,77 +588,6 @@ def test_a_wheel_without_models_says_how_to_get_them(tmp_path: Path) -> None:
         "  found: no `_lowered/manifest.json`\n"
         "  to do: build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS\n"
     )
-
-
-PROJECT = """\
-[build-system]
-requires = ["hatchling"]      # a comment that stays
-
-build-backend = "hatchling.build"
-[project]
-name = "My.Net"
-version = "1.0"
-dependencies = ["torch==2.13.*",]
-[project.entry-points.other]
-a = "b:c"
-"""
-
-
-def test_init_appends_tables_and_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "pyproject.toml"
-    path.write_text(PROJECT)
-    path.chmod(0o640)
-    done = run("init", "--root", str(tmp_path), "--backend", "openvino", "--backend", "aoti")
-    assert (done.exit_code, done.stderr) == (0, "")
-    added = (
-        '[project.entry-points."hatch_lower.models"]\n"My.Net" = "my_net.model:export"\n\n'
-        '[tool.hatch.build.hooks.lower]\nbackends = ["openvino", "aoti"]\n'
-    )
-    assert path.read_text() == f"{PROJECT}\n{added}"
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert added in done.output
-    own = f'"hatch-lower[openvino]>={__version__}"'
-    assert f'- let `[build-system] requires` contain {own}, "torch' in done.output
-    assert f"- let `[project] dependencies` contain {own}\n" in done.output
-    assert [each.name for each in tmp_path.iterdir()] == ["pyproject.toml"]
-    again = run("init", "--root", str(tmp_path))
-    assert again.stderr == ("error: the project uses hatch-lower already\n  where: tool.hatch.build.hooks.lower\n")
-    assert path.read_text() == f"{PROJECT}\n{added}"
-
-
-def test_init_for_an_engine_of_numpys_arrays_asks_for_torch_in_builds_only(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(PROJECT.replace('"torch==2.13.*",', ""))
-    done = run("init", "--root", str(tmp_path), "--backend", "onnxruntime")
-    own = f'"hatch-lower[onnxruntime]>={__version__}"'
-    assert f'- let `[build-system] requires` contain {own}, "torch>=2.13"\n' in done.output
-    assert f"- let `[project] dependencies` contain {own}\n" in done.output
-
-
-@pytest.mark.torch
-def test_init_knows_the_engines_of_numpys_arrays() -> None:
-    installed = importlib.metadata.distribution("hatch-lower").entry_points.select(group=DELEGATE_GROUP)
-    assert DelegateKinds().on_numpy(point.name for point in installed) == TORCH_FREE
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("hatchling.build", "flit_core.buildapi", "the project is not built by hatchling"),
-        ('name = "My.Net"\n', "", "the project has no name"),
-        ("points.other", 'points."hatch_lower.models"', "the project declares models already"),
-        ('[project.entry-points.other]\na = "b:c"', "entry-points = { other = { a = 'b' } }", "cannot be appended"),
-        ("[project.entry", "[tool.hatch.build.targets.wheel.hooks.lower]\n[project.entry", "uses hatch-lower already"),
-        ("[project]", "[project", "the project's file cannot be read"),
-    ],
-)
-def test_init_refuses_what_it_would_break(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "pyproject.toml"
-    text = PROJECT.replace(old, new)
-    path.write_text(text)
-    done = run("init", "--root", str(tmp_path))
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert message in done.stderr.splitlines()[0]
-    assert path.read_text() == text
 
 
 @pytest.mark.torch

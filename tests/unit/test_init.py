@@ -1,0 +1,228 @@
+"""`hatch-lower init`: projects as they are on the disk become projects that `hatch build` lowers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomlkit
+from click.testing import CliRunner, Result
+
+from hatch_lower.cli.main import main
+from hatch_lower.cli.scaffold import STUB
+
+HATCHLING = """\
+[build-system]
+requires = ["hatchling"]      # a comment that stays
+build-backend = "hatchling.build"
+
+[project]
+name = "My-Net"
+version = "1.0"
+dependencies = [
+  "torch==2.13.*",  # pinned
+]
+"""
+SETUPTOOLS = """\
+[build-system]
+requires = ["setuptools>=61", "wheel", "numpy"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "my-net"
+dynamic = ["version"]
+
+[tool.setuptools.dynamic]
+version = {attr = "mynet.__version__"}
+"""
+
+
+def init(root: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["init", "--root", str(root), *options])
+
+
+def project(root: Path, text: str, *packages: str) -> Path:
+    root.mkdir(exist_ok=True)
+    for package in packages:
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").write_text('__version__ = "3.1"\n')
+    (root / "pyproject.toml").write_text(text)
+    return root
+
+
+def written(root: Path) -> tomlkit.TOMLDocument:
+    return tomlkit.parse((root / "pyproject.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("packages", "module", "packaged"),
+    [
+        (["mynet"], "mynet.model", "mynet"),
+        (["my_net", "tests", "docs"], "my_net.model", "my_net"),
+        (["src/mynet"], "mynet.model", "src/mynet"),
+        (["src/another"], "another.model", "src/another"),
+        (["src/one", "src/My_Net"], "My_Net.model", "src/My_Net"),
+        (["src/my/net"], "my.net.model", "src/my"),
+        ([], "my_net.model", "src/my_net"),
+    ],
+)
+def test_the_package_is_the_one_on_the_disk(tmp_path: Path, packages: list[str], module: str, packaged: str) -> None:
+    root = project(tmp_path / "project", HATCHLING, *packages)
+    done = init(root)
+    assert (done.exit_code, done.stderr) == (0, "")
+    table = written(root).unwrap()
+    assert table["project"]["entry-points"]["hatch_lower.models"] == {"My-Net": f"{module}:export"}
+    assert table["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [packaged]
+    source = root / "src" if packaged.startswith("src") else root
+    assert (source / f"{module.replace('.', '/')}.py").read_text() == STUB
+
+
+def test_requirements_are_added_and_the_rest_stays_as_it_is(tmp_path: Path) -> None:
+    root = project(tmp_path / "project", HATCHLING, "mynet")
+    (root / "pyproject.toml").chmod(0o640)
+    done = init(root, "--backend", "openvino", "--backend", "aoti")
+    assert done.exit_code == 0
+    text = (root / "pyproject.toml").read_text()
+    assert "      # a comment that stays\n" in text
+    assert '  "torch==2.13.*",  # pinned\n' in text
+    table = written(root).unwrap()
+    requires = table["build-system"]["requires"]
+    assert requires[:2] == ["hatchling>=1.28", "hatch-lower[openvino]"]
+    assert requires[2].startswith("torch==2.")
+    assert table["project"]["dependencies"] == [
+        "torch==2.13.*",
+        "hatch-lower>=0.1",
+        "openvino>=2026.0,<2027",
+        "numpy>=1.26",
+    ]
+    assert table["tool"]["hatch"]["build"]["hooks"]["lower"] == {"backends": ["openvino", "aoti"]}
+    assert (root / "pyproject.toml").stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in root.iterdir()) == ["mynet", "pyproject.toml"]
+    again = init(root)
+    assert again.stderr == "error: the project uses hatch-lower already\n  where: tool.hatch.build.hooks.lower\n"
+    assert (root / "pyproject.toml").read_text() == text
+
+
+def test_an_engine_of_numpys_arrays_needs_torch_in_builds_only(tmp_path: Path) -> None:
+    root = project(tmp_path / "project", HATCHLING.replace('  "torch==2.13.*",  # pinned\n', ""), "mynet")
+    assert init(root, "--backend", "onnxruntime").exit_code == 0
+    table = written(root).unwrap()
+    assert table["project"]["dependencies"] == ["hatch-lower>=0.1", "onnxruntime>=1.23,<2", "numpy>=1.26"]
+    assert any(text.startswith("torch==") for text in table["build-system"]["requires"])
+
+
+@pytest.mark.parametrize("text", [SETUPTOOLS, SETUPTOOLS[SETUPTOOLS.index("[project]") :]])
+def test_a_project_of_setuptools_is_built_by_hatchling_from_then_on(tmp_path: Path, text: str) -> None:
+    root = project(tmp_path / "project", text, "src/mynet")
+    assert init(root).exit_code == 0
+    table = written(root).unwrap()
+    assert table["build-system"]["build-backend"] == "hatchling.build"
+    names = [requirement.partition(">")[0] for requirement in table["build-system"]["requires"]]
+    assert not {"setuptools", "wheel"} & {*names}
+    assert table["tool"]["hatch"]["version"] == {"path": "src/mynet/__init__.py"}
+
+
+def test_weights_on_the_disk_are_inputs_and_keys_of_uv(tmp_path: Path) -> None:
+    root = project(tmp_path / "project", HATCHLING, "src/mynet")
+    (root / "src/mynet/weights").mkdir()
+    for name in ("weights/a.safetensors", "weights/b.safetensors", "c.pt", "notes.txt"):
+        (root / "src/mynet" / name).touch()
+    assert init(root).exit_code == 0
+    table = written(root).unwrap()
+    inputs = ["src/mynet/*.pt", "src/mynet/weights/*.safetensors"]
+    assert table["tool"]["hatch"]["build"]["hooks"]["lower"]["inputs"] == inputs
+    assert table["tool"]["uv"]["cache-keys"] == [
+        {"file": name} for name in ("pyproject.toml", "src/mynet/**/*.py", *inputs)
+    ]
+
+
+def test_a_module_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    root = project(tmp_path / "project", HATCHLING, "mynet")
+    (root / "mynet/model.py").write_text("class Net: pass\n")
+    assert init(root).exit_code == 0
+    assert (root / "mynet/model.py").read_text() == "class Net: pass\n"
+    models = written(root).unwrap()["project"]["entry-points"]["hatch_lower.models"]
+    assert models == {"My-Net": "mynet.model_export:export"}
+    other = project(tmp_path / "other", HATCHLING, "mynet")
+    (other / "mynet/model.py").write_text("def export(): pass\n")
+    done = init(other)
+    assert "wrote" not in done.output
+    assert (other / "mynet/model.py").read_text() == "def export(): pass\n"
+
+
+@pytest.mark.torch
+def test_the_stand_in_is_a_model() -> None:
+    namespace: dict[str, object] = {}
+    exec(compile(STUB, "model.py", "exec"), namespace)
+    model = namespace["export"]()  # type: ignore[operator]
+    assert list(model.methods) == ["forward"]
+    assert model.module(*model.methods["forward"].args).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hatchling.build", "flit_core.buildapi", "the project is built neither by hatchling nor by setuptools"),
+        ('name = "My-Net"\n', "", "the project has no name"),
+        ('version = "1.0"\n', "", "the project has no version"),
+        ("[project]", '[project.entry-points."hatch_lower.models"]\n[project]', "the project declares models already"),
+        ("[project]", "[tool.hatch.build.targets.wheel.hooks.lower]\n[project]", "uses hatch-lower already"),
+        ("[project]", "[project", "the project's file cannot be read"),
+        ("hatchling.build", "setuptools.build_meta", "metadata of the project come from setuptools"),
+    ],
+)
+def test_init_refuses_a_project_that_it_would_break(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = HATCHLING.replace(old, new)
+    if "setuptools" in new:
+        text = text.replace('version = "1.0"', 'dynamic = ["version", "readme"]')
+    root = project(tmp_path / "project", text, "mynet")
+    done = init(root)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert message in done.stderr.splitlines()[0]
+    assert (root / "pyproject.toml").read_text() == text
+    assert not (root / "mynet/model.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["one/__init__.py", "two/__init__.py"], "the project has several packages, and none has its name"),
+        (["my_net.py"], "the project is a single module, and lowered programs need a package"),
+    ],
+)
+def test_init_does_not_guess(tmp_path: Path, files: list[str], message: str) -> None:
+    root = project(tmp_path / "project", HATCHLING)
+    for name in files:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    done = init(root)
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert (root / "pyproject.toml").read_text() == HATCHLING
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("keys", [True, False])
+def test_uv_sync_builds_again_after_a_change_of_the_weights(tmp_path: Path, keys: bool) -> None:
+    root = project(tmp_path / "project", HATCHLING, "mynet")
+    weights = root / "mynet/a.safetensors"
+    weights.touch()
+    assert init(root).exit_code == 0
+    table = written(root)
+    del table["tool"]["hatch"]["build"]["hooks"]  # type: ignore[union-attr]
+    table["project"]["dependencies"] = []  # type: ignore[index]
+    if not keys:
+        del table["tool"]["uv"]  # type: ignore[union-attr]
+    (root / "pyproject.toml").write_text(tomlkit.dumps(table))
+    # the environment of the project finds hatchling here, so that nothing is downloaded
+    site = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = ["uv", "sync", "--no-editable", "--no-build-isolation", "--offline", "--python", sys.executable]
+    for number, text in enumerate(("old", "new")):
+        weights.write_text(text)
+        os.utime(weights, (10**9 + number, 10**9 + number))
+        subprocess.run(command, cwd=root, check=True, env={**os.environ, **site}, capture_output=True, text=True)
+    (installed,) = (root / ".venv").glob("lib/python*/site-packages/mynet/a.safetensors")
+    assert installed.read_text() == ("new" if keys else "old")
