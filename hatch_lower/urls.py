@@ -75,7 +75,8 @@ def open_fault(url: str) -> str:
     if scheme not in SCHEMES:
         return f"the scheme `{scheme}` is not allowed, only {', '.join(f'`{name}`' for name in SCHEMES)}"
     host, _, path = place.partition("/")
-    plain = decoded((path if scheme in WEB else place) + query)  # the host of a web server may be `[::1]`
+    # the host of a web server may be `[::1]`; a path of this machine may have any escaped character
+    plain = place if scheme == "file" else decoded((path if scheme in WEB else place) + query)
     if "::" in plain:
         return "`::` chains file systems"
     if not plain.isprintable():

@@ -184,6 +184,17 @@ def test_another_place_with_the_same_bytes(tmp_path: Path, cache: Path, server: 
     assert (cache / NAME).read_bytes() == FILE.data
 
 
+def test_a_folder_of_any_name_is_another_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lowered(tmp_path, "https://example.org/model.safetensors")
+    odd = tmp_path / "reference::a ?#%3A\x1b\xa0\n"
+    odd.mkdir()
+    (odd / "model.safetensors").write_bytes(FILE.data)
+    assert hatch_lower.fetch(folder, origins=[str(odd)])[0].is_new
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(odd / "cache"))
+    assert hatch_lower.fetch(folder, origins=[str(odd / "model.safetensors")])[0].is_new
+    assert hatch_lower.fetch(folder, tmp_path / "image")[0].is_new
+
+
 def test_another_place_has_to_have_the_same_bytes(tmp_path: Path, server: Served) -> None:
     folder = lowered(tmp_path, f"{server.url}/model.safetensors")
     moved = tmp_path / "sharded"

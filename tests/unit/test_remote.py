@@ -508,6 +508,12 @@ def test_an_envelope_that_is_none_is_a_miss(tmp_path: Path, server: CacheServer,
     assert not store.record_path(KEY).exists()
 
 
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a" * 63, "A" * 64, "a" * 64 + "\n", "..%2f", "", "é" * 64])
+def test_an_object_is_asked_for_by_a_digest_alone(name: str) -> None:
+    with pytest.raises(ValueError, match="without a path, a sha256 or a size"):
+        decode_action_result(encode_action_result([OutputFile("x", name, 1)]))
+
+
 # what fsspec reaches
 
 

@@ -29,8 +29,9 @@ from hatch_lower.runtime.origins import FilesOrigin, HttpOrigin, Limits, Refused
 from hatch_lower.urls import SCHEMES, UrlError, open_fault, open_folder, packaged_fault, url_fault
 
 FILE = checkpoint({"layer.weight": floats(1, 2, 3, 4), "layer.bias": floats(10, 20, 30, 40)})
+COMMAND = "{{ cycler.__init__.__globals__.os.system('exit') }}"  # fsspec before 2026.6 runs it
 TEMPLATE = base64.b64encode(
-    json.dumps({"version": 1, "templates": {"f": "{{ cycler.__init__.__globals__.os.system(url) }}"}}).encode()
+    json.dumps({"version": 1, "templates": {}, "gen": [{"key": COMMAND, "url": "", "dimensions": {"i": [1]}}]}).encode()
 ).decode()
 CHAINS = [
     f"reference://k::data:application/json;base64,{TEMPLATE}",
