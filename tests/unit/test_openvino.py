@@ -942,6 +942,58 @@ def test_numbers_are_quantised_as_in_eager(
     torch.testing.assert_close(numbers, expected[1], rtol=1e-6, atol=1e-5 * scale)
 
 
+class Convolved(nn.Module):
+    """A convolution, and a linear layer, of integers of a range; weights are int8."""
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.facts = (0.05, *facts)
+        self.weight = nn.Buffer(torch.randint(-127, 128, (8, 8, 3, 3), dtype=torch.int8))
+        self.scales, self.zeros = nn.Buffer(torch.rand(8) * 0.01), nn.Buffer(torch.zeros(8, dtype=torch.int64))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        first, second = self.rounded(x), self.rounded(y)
+        weight = torch.ops.quantized_decomposed.dequantize_per_channel(
+            self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8
+        )
+        joined = torch.cat([first, second], 2)
+        return (
+            F.conv2d(first, weight, None, 1, 1),
+            F.conv2d(F.max_pool2d(first, 2), weight, None, 1, 1),
+            F.conv2d(joined, weight, None, 1, 1),
+            F.linear(self.rounded(x[0, 0, :, :3]), weight[:, 0, 0]),
+        )
+
+    def rounded(self, x: Tensor) -> Tensor:
+        steps = torch.ops.quantized_decomposed.quantize_per_tensor(x, *self.facts)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor(steps, *self.facts)
+
+
+@pytest.mark.parametrize(
+    ("zero_point", "least", "greatest"),
+    [(0, -128, 127), (0, -127, 127), (0, -128, 126), (-3, -128, 127), (1, -127, 127), (-128, -128, 127), (0, -7, 7)],
+)
+def test_signed_integers_of_each_range_are_multiplied_as_in_eager(
+    zero_point: int, least: int, greatest: int, tmp_path: Path
+) -> None:
+    # OpenVINO's own conversion to integers without a sign moved numbers by a step where a range has no 256 integers
+    net = Convolved(zero_point, least, greatest, torch.int8)
+    inputs = (torch.randn(2, 8, 6, 6) * 3, torch.randn(2, 8, 6, 6))
+    lowered = lower_graph(net, *inputs)
+    found = load(save_program(lowered, tmp_path / "program"))(*inputs)
+    torch.testing.assert_close(found, net(*inputs), rtol=1e-5, atol=1e-4)
+
+
+def test_integers_of_a_convolution_have_no_sign_in_the_model() -> None:
+    # with a sign and a zero point, OpenVINO computes a convolution in float32 where a processor has AMX
+    module, inputs = conv_net()
+    lowered = lower_graph(quantised(module, inputs, xnnpack_quantizer()), *inputs)
+    (delegate,) = delegates(lowered)
+    assert b'destination_type="u8"' in delegate.processed_bytes
+    assert b'destination_type="i8"' not in delegate.processed_bytes
+
+
 class Pooled(nn.Module):
     """What OpenVINO would average and bound in integers, between two products."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from hatch_lower.backends.openvino.claims import (
     QUANTISE,
     QUANTISE_CHOSEN,
     ROUNDING,
+    overloads,
 )
 from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
 from hatch_lower.backends.openvino.lookups import lookups, points_of
@@ -29,6 +30,8 @@ Opset: TypeAlias = Any  # OpenVINO's operators
 Value: TypeAlias = Any  # what one of them gives
 
 INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
+CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
+PRODUCTS = frozenset(overloads("addmm bmm linear mm"))
 
 
 class Direct:
@@ -160,18 +163,43 @@ def write_quantise(node: Node, opset: Opset, value: Value) -> Value:
     zero_point, least, greatest = given["zero_point"], given["quant_min"], given["quant_max"]
     value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
     steps = opset.round(opset.multiply(value, number(opset, 1.0 / given["scale"])), "half_to_even")
-    bounds = (least - zero_point, greatest - zero_point, least, greatest)
+    raised = raise_of(node)
+    bounds = (least - zero_point, greatest - zero_point, least + raised, greatest + raised)
     fitted = opset.fake_quantize(steps, *(number(opset, bound) for bound in bounds), greatest - least + 1)
-    return opset.convert(fitted, INTEGERS[given["dtype"]])
+    return opset.convert(fitted, "u8" if raised else INTEGERS[given["dtype"]])
+
+
+def raise_of(node: Node) -> int:
+    """Return the number that is added to the integers of a quantization, so that they lose their sign.
+
+    OpenVINO's kernels of convolutions take integers without a sign on all processors. Where integers have a sign,
+    OpenVINO converts them: by other steps if they are no 256, and to float32 if a processor has AMX and zero is not 0.
+    """
+    given = arguments_of(node) if node.op == "call_function" and operator_name(node.target) == QUANTISE else {}
+    if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTISE,)) for user in node.users):
+        return 0
+    symmetric = given["zero_point"] == 0 and (given["quant_min"], given["quant_max"]) in ((-128, 127), (-127, 127))
+    return 0 if symmetric and all(takes_signs(user) for each in node.users for user in each.users) else 128
+
+
+def takes_signs(node: Node) -> bool:
+    """Return whether OpenVINO's kernels of an operation take integers with a sign on all processors."""
+    grouped = is_call(node, CONVOLUTIONS) and arguments_of(node)["groups"] > 1
+    return is_call(node, PRODUCTS) or (grouped and node.meta["val"].dim() == 5)
+
+
+def is_call(node: Node, names: Collection[str]) -> bool:
+    return node.op == "call_function" and operator_name(node.target) in names
 
 
 def write_dequantise(node: Node, opset: Opset, value: Value) -> Value:
     given = arguments_of(node)
     steps = opset.convert(value, "f32")
+    zero_point = given["zero_point"] + raise_of(given["input"])
     # integers' kernels do not recognise it then
     if any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users):
         steps = opset.maximum(steps, number(opset, float("-inf")))
-    return opset.multiply(opset.subtract(steps, number(opset, given["zero_point"])), number(opset, given["scale"]))
+    return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, given["scale"]))
 
 
 def write_dequantise_channels(
