@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a command in the background with interrupts ignored, and all processes of the command inherit it:
+    # a test that interrupts a build would wait in vain. pytest-xdist's processes come here as well.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     effort.LONG = config.getoption("long")
     if effort.LONG:
         settings.load_profile("long")
