@@ -8,18 +8,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# A CI job is cancelled with SIGTERM; with SIGHUP a terminal or a connection goes away. Windows has no SIGHUP.
+ENDING = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if name in signal.Signals.__members__)
+
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM, with which a CI job is cancelled, end this process as an exception does: whatever is open closes."""
-    if not in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # an outer block has done it, or the program that called this has its own way
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the status that shells say
+def ending_on_signals() -> Iterator[None]:
+    """Let signals that end this process end it as an exception does: whatever is open closes."""
+    # an outer block has done it, or the program that called this has its own way: `nohup` ignores SIGHUP
+    usual = [each for each in ENDING if in_main_thread() and signal.getsignal(each) is signal.SIG_DFL]
+    for each in usual:
+        signal.signal(each, lambda number, frame: sys.exit(128 + number))  # the status that shells say
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for each in usual:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
@@ -28,7 +32,7 @@ def undisturbed() -> Iterator[None]:
     if not in_main_thread():  # signals arrive in the main thread
         yield
         return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, *ENDING)}
     try:
         yield
     finally:

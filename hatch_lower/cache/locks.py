@@ -113,22 +113,23 @@ def hold(path: Path, descriptor: int) -> bool:
         return False
 
 
-def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove this user's files and folders that match a glob and that nobody holds."""
+def remove_abandoned(folder: Path, pattern: str, before: Callable[[Path], None] = lambda path: None) -> None:
+    """Remove this user's files and folders that match a glob and that nobody holds; call `before` with each."""
     if sys.platform == "win32":
         return
     for path in sorted(folder.glob(pattern)):
         with contextlib.suppress(OSError):  # what cannot be removed is in nobody's way
             if path.lstat().st_uid == os.getuid():
-                remove_unless_held(path)
+                remove_unless_held(path, before)
 
 
-def remove_unless_held(path: Path) -> None:
+def remove_unless_held(path: Path, before: Callable[[Path], None]) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if sys.platform != "win32":
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # and not one of the same name made since
+            before(path)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     finally:
         os.close(descriptor)

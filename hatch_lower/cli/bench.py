@@ -94,7 +94,7 @@ def bench(
     given = {"--against": against, "--against-rev": against_rev, "--against-release": against_release}
     if len([name for name, value in given.items() if value is not None]) > 1:
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
-    from hatch_lower.build.signals import ending_on_sigterm
+    from hatch_lower.build.signals import ending_on_signals
     from hatch_lower.cli.bench_text import report_lines
     from hatch_lower.cli.measure import statistics
     from hatch_lower.cli.measure.gate import Task, run
@@ -104,7 +104,7 @@ def bench(
         check_folders(json_file, markdown_file)
         if tier == "timed" or builds:
             statistics.libraries()  # says what is missing before minutes have passed
-        with ending_on_sigterm(), ExitStack() as stack:
+        with ending_on_signals(), ExitStack() as stack:
             tell = stack.enter_context(progress())
             project = project_here(root)
             task = Task(

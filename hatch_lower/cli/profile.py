@@ -82,7 +82,7 @@ def profile(
     NAME is an installed model or distribution; PATH is a wheel, a folder with lowered models, or a project, which is
     built. In each recipe METHOD, by default `forward`, is called with the timers of its engines, and without.
     """
-    from hatch_lower.build.signals import ending_on_sigterm
+    from hatch_lower.build.signals import ending_on_signals
     from hatch_lower.cli.measure.profile.exports import export_text, format_of
     from hatch_lower.cli.measure.profile.instrumented import find_sources, needs_timers
     from hatch_lower.cli.measure.profile.profile import ProfileTask, make_profile
@@ -90,7 +90,7 @@ def profile(
 
     check_folders(export)
     place = target_of(target, is_path)
-    with ending_on_sigterm(), progress() as tell, open_target(place, tell) as side:
+    with ending_on_signals(), progress() as tell, open_target(place, tell) as side:
         contents, name, entry = choose_model(list(side.contents), model)
         chosen = tuple(choose_recipe(name, entry, recipe) for recipe in recipes)
         has_use = project is not None or any(needs_timers(entry, recipe) for recipe in chosen or entry.order)

@@ -23,6 +23,7 @@ from hatch_lower.cli.measure import project
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.project import built_project, built_revision, is_project
 from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 
@@ -399,6 +400,14 @@ def test_the_worktree_of_a_killed_benchmark_is_forgotten_and_others_are_not(plac
     git(place.repository, "worktree", "prune")
 
 
+def test_the_next_comparison_of_any_kind_forgets_worktrees_of_a_killed_benchmark(place: Workplace) -> None:
+    killed = place.temporary / "hatch-lower-bench-killed" / "repository"
+    git(place.repository, "worktree", "add", "--quiet", "--detach", killed)
+    with work_folder():
+        assert not killed.parent.exists()
+        assert worktrees(place.repository) == [str(place.repository)]
+
+
 def row(partitions: int, reused: int, level: int = 0) -> MethodRow:
     return MethodRow("tiny", "default", "forward", 9, 9, partitions, 100, 1.0, reused, "", level)
 
@@ -442,13 +451,18 @@ def test_an_interrupted_build_leaves_nothing(place: Workplace) -> None:
         f"with built_revision(Path({str(place.root)!r}), 'main', os.environ, print): pass\n"
     )
     environment = child_environment({**place.environment, "TMPDIR": str(place.temporary)})
-    for number, status in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)):
+    for number, status in (
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGINT, -signal.SIGINT),
+    ):
         process = subprocess.Popen(
             [sys.executable, "-c", script],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # `nohup` has it ignored
         )
         wait_for(lambda: mark.exists() and bool(mark.read_text()), "the hook slept", process)
         assert len(worktrees(place.repository)) == 2

@@ -12,7 +12,7 @@ import pytest
 from support.lowered import install
 from support.sides import PLAIN, Recipes, rewrite_schema, write_models, write_wheel
 
-from hatch_lower.build.signals import ending_on_sigterm, undisturbed
+from hatch_lower.build.signals import ending_on_signals, undisturbed
 from hatch_lower.cli.measure.side import comparable, open_side
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
@@ -208,7 +208,7 @@ def test_sigterm_ends_a_block_as_an_exception_does(temporary: Path) -> None:
 def test_who_handles_sigterm_keeps_it() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        with ending_on_sigterm():
+        with ending_on_signals():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

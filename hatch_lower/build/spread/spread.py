@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.signals import ending_on_sigterm
+from hatch_lower.build.signals import ending_on_signals
 from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.entries import Entries, entry_of
 from hatch_lower.build.spread.executors.choose import opener
@@ -59,7 +59,7 @@ def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> No
     count = "1 unit is" if len(units) == 1 else f"{len(units)} units are"
     view.said(f"{count} made by `{context.executor}`")
     desk = UnitDesk(context, units)
-    with closing(view), ending_on_sigterm():  # else what was asked of a cluster would go on there
+    with closing(view), ending_on_signals():  # else what was asked of a cluster would go on there
         Scheduler(open_pool, desk, view, Clock()).run(desk.works)
 
 

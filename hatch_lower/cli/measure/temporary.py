@@ -4,7 +4,8 @@
 <TMPDIR>/hatch-lower-bench-…/    unpacked wheels, worktrees, builds, what children write; held while its process lives
 ```
 
-Folders that nobody holds are of a process that was killed: the next benchmark removes them.
+Folders that nobody holds are of a process that was killed: the next `bench`, `profile` or run of pytest that tests
+lowered models removes them, and what git knows of a worktree in one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hatch_lower.build.signals import ending_on_sigterm, undisturbed
+from hatch_lower.build.signals import ending_on_signals, undisturbed
 from hatch_lower.cache.locks import held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
 
@@ -28,7 +29,8 @@ FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills
 @contextmanager
 def work_folder() -> Iterator[Path]:
     """Make a private folder, without links in its path, that is there until the block ends."""
-    with ending_on_sigterm():
+    remove_lost(Path(tempfile.gettempdir()).resolve())
+    with ending_on_signals():
         held = ExitStack()
         try:
             yield held.enter_context(held_folder(PREFIX)).resolve()
@@ -42,7 +44,7 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
     """Give a private folder to all processes that name it: the first fills it, the last that leaves it removes it."""
     # nothing becomes of a signal here: who ends by one leaves the folder to the next benchmark
     place = Path(tempfile.gettempdir()).resolve()
-    remove_abandoned(place, f"{PREFIX}*")
+    remove_lost(place)
     path, descriptor = hold_shared(place / f"{PREFIX}{name}")
     try:
         with (path / FILLING).open("w") as file:
@@ -56,6 +58,19 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
+
+
+def remove_lost(place: Path) -> None:
+    """Remove the folders of benchmarks that were killed, with their worktrees, of which a repository knows."""
+    remove_abandoned(place, f"{PREFIX}*", forget_worktrees)
+
+
+def forget_worktrees(folder: Path) -> None:
+    for link in sorted(folder.glob("*/.git")):
+        with suppress(OSError, UnicodeDecodeError):
+            known = Path(link.read_text().removeprefix("gitdir:").strip())
+            if known.parent.name == "worktrees" and (known / "gitdir").read_text().strip() == str(link):
+                shutil.rmtree(known)
 
 
 def hold_shared(path: Path) -> tuple[Path, int]:
