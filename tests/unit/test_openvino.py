@@ -221,6 +221,9 @@ FLOATING: Mapping[str, Case] = {
     "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x[None], (3, 2)),
     "adaptive_avg_pool3d": lambda x, y: F.adaptive_avg_pool3d(x[None, None], (2, 3, 2)),
     "batch_norm": lambda x, y: F.batch_norm(x, y[0, :, 0], y[0, :, 1].abs(), y[0, :, 2], y[0, :, 3]),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    **{name: both(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "group_norm": lambda x, y: F.group_norm(x, 2, y[0, :, 0], y[0, :, 1]),
     "layer_norm": lambda x, y: F.layer_norm(x, (5,), y[0, 0], y[0, 1]),
     "upsample": lambda x, y: F.interpolate(x[None], scale_factor=2),
@@ -239,11 +242,9 @@ NUMBERS: Mapping[str, Case] = {
     "mul": lambda x, y: x * y,
     "broadcast": lambda x, y: x * y[0:1] + y[:, :1, :1],
     "a number's tensor": lambda x, y: x[0, 0, 0] + y[1, 1, 1],
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    **{name: both(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "where": lambda x, y: torch.where(x > y, x, y),
-    "masked_fill": lambda x, y: x.masked_fill(x > y, 1),
+    "neg": lambda x, y: -x,
+    "where": lambda x, y: torch.where(x.to(torch.float32) > 1, x, y),
+    "masked_fill": lambda x, y: x.masked_fill(y.to(torch.float32) > 1, 1),
     "full_like": lambda x, y: torch.full_like(x, 2) + x,
     "ones": lambda x, y: x + torch.ones(5, dtype=x.dtype),
     "arange": lambda x, y: x * torch.arange(5, dtype=x.dtype),
@@ -370,6 +371,22 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
         assert set(CLAIMS) - taken(lowered) == (unseen | {str(norm)} if norm in default_decompositions() else unseen)
     if dtype is torch.bool:
         assert taken(lowered) >= SEEN_IN_BOOLEAN
+
+
+def test_integers_that_the_kernels_would_compute_as_float32_are_left(tmp_path: Path) -> None:
+    class Compare(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            compared = x > y, torch.maximum(x, y), torch.minimum(x, 2**31 - 2 + x * 0), x == 2**31 - 1
+            return *compared, F.pad(x, (1, 2), value=2**24 + 1), F.pad(x, (1, 2), value=2**24), x * y + x
+
+    x = torch.tensor([2**31 - 1, 2**31 - 2, -(2**31), 2**24 + 1, 0], dtype=torch.int32)
+    lowered = lower(Compare(), x, x.roll(1))
+    found = list(reasons(lowered).values())
+    assert len(found) == 5
+    assert "it pads with 16777217, which OpenVINO writes down as float32" in found
+    model = load(save_program(lowered, tmp_path / "program"))
+    for result, wanted in zip(model(x, x.roll(1)), Compare()(x, x.roll(1)), strict=True):
+        assert torch.equal(result, wanted)
 
 
 SEEN_IN_BOOLEAN = {

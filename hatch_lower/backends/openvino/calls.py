@@ -29,6 +29,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, R
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.graph.tensors import dtype_name
 
+LARGEST = 1 << 24  # whole numbers up to here are float32's, too
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
@@ -65,6 +66,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"its result is {dtype_name(given['out_dtype'])}"
     if name == MULTIPLY_INTEGERS:
         return why_not_product(node)
+    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > LARGEST:
+        return f"it pads with {given['value']}, which OpenVINO writes down as float32"
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype

@@ -67,14 +67,14 @@ CLAIMS: Mapping[str, Claim] = {
         _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm amax amin asin asinh atan
         atanh avg_pool2d avg_pool3d bmm ceil clamp conv1d conv2d conv3d convolution cos cosh cumsum div.Scalar
         div.Tensor elu erf exp floor gelu hardswish hardtanh layer_norm leaky_relu linalg_vector_norm linear
-        log log10 log1p log2 log_softmax.int max_pool2d mean mean.dim mm pow.Scalar pow.Tensor_Scalar
+        log log10 log1p log2 log_softmax.int max_pool2d maximum mean mean.dim minimum mm pow.Scalar pow.Tensor_Scalar
         pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention sigmoid
         silu sin sinh softmax.int sqrt sum.dim_IntList tan tanh unfold upsample_bilinear2d.vec upsample_nearest1d.vec
         upsample_nearest2d.vec upsample_nearest3d.vec var.correction
         """,
         Claim(FLOATING),
     ),
-    **listed("add.Scalar add.Tensor maximum minimum mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
+    **listed("add.Scalar add.Tensor mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
     **listed("argmax sort topk", Claim(FLOATING, indices=("result",))),
     **listed(
         """
@@ -88,7 +88,7 @@ CLAIMS: Mapping[str, Claim] = {
         eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
         ne.Tensor
         """,
-        Claim(NUMBERS),
+        Claim(FLOATING),  # the kernels compare integers as float32
     ),
     **listed("isinf isnan", Claim(FLOATING)),
     **listed(
