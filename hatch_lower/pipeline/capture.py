@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
-from hatch_lower.pipeline.parameters import dimension_names, positional_names
+from hatch_lower.pipeline.parameters import dimension_names, positional_names, with_named_keywords
 from hatch_lower.pipeline.tensor_checks import (
     check_memory,
     check_no_fakes,
@@ -53,6 +54,7 @@ class CapturedMethod(Frozen):
     parameters: tuple[str, ...]
     # symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for, where it has one
     dimensions: Mapping[str, str] = field(default_factory=dict)
+    gradients: bool = False  # whether eager must compute them, as the method asks for gradients and not for their mode
     has_examples: bool = True  # whether `args` and `kwargs` are given; a ready program may have none
 
 
@@ -111,13 +113,23 @@ def capture_method(
     check_memory(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
     call = method_of(model, name, module, attribute)
-    exported = module_to_export(module, call, attribute)
+    shapes, strict = declared.dynamic_shapes, declared.strict
+    named, shapes = (call, shapes) if strict or not shapes else with_named_keywords(call, shapes, args, kwargs)
+    exported = module if attribute == "forward" and named is call else module_to_export(module, named)
     keep_source_lines(module, call)
     before = tensor_versions(module)
-    shapes, strict = declared.dynamic_shapes, declared.strict
+    export = partial(torch.export.export, exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
+    gradients = False
     try:
-        with torch.no_grad():
-            program = torch.export.export(exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        try:
+            with torch.no_grad():
+                program = export()
+        except RuntimeError:
+            gradients = needs_gradients(module, name, declared)
+            if not gradients:
+                raise
+            with torch.enable_grad():
+                program = export()
     except Exception as error:
         refuse_out_of_memory(error)
         raise capture_error(model, name, module, declared, call, error, roots) from error
@@ -125,9 +137,10 @@ def capture_method(
     check_no_fakes(model, name, module)
     if strict:
         name_module_paths(program)
-    program, signature = with_plain_tensors(program), inspect.signature(call)
+    program, signature = with_plain_tensors(program), inspect.signature(named)
     dimensions = dimension_names(program, shapes, signature, args, kwargs)
-    return CapturedMethod(name, program, args, kwargs, positional_names(signature, len(args)), dimensions)
+    names = positional_names(signature, len(args))
+    return CapturedMethod(name, program, args, kwargs, names, dimensions, gradients)
 
 
 def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -190,12 +203,10 @@ def submodule_call(module: torch.nn.Module) -> Callable[..., object]:
     return call
 
 
-def module_to_export(module: torch.nn.Module, call: Callable[..., object], attribute: str) -> torch.nn.Module:
+def module_to_export(module: torch.nn.Module, call: Callable[..., object]) -> torch.nn.Module:
     """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else."""
     # It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
     # original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
-    if attribute == "forward":
-        return module
     kind = type(module)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "forward": property(lambda _: call)}
     exported: torch.nn.Module = object.__new__(type(kind.__name__, (torch.nn.Module,), names))
@@ -247,7 +258,7 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
     count = len(spec.child(0).children()) if spec is not None else len(args)
     known = list(getattr(program.module_call_graph[0].signature, "forward_arg_names", None) or [])
     names = known[:count] if len(known) >= count else [f"args_{i}" for i in range(count)]
-    return CapturedMethod(name, program, tuple(args), dict(kwargs), tuple(names), {}, examples is not None)
+    return CapturedMethod(name, program, tuple(args), dict(kwargs), tuple(names), has_examples=examples is not None)
 
 
 def capture_error(
@@ -290,14 +301,22 @@ def capture_error(
     )
 
 
-def failure_of_eager(module: torch.nn.Module, name: str, declared: Method) -> Exception | None:
+def needs_gradients(module: torch.nn.Module, name: str, declared: Method) -> bool:
+    """Return whether eager runs with the example inputs in the mode with gradients, which is torch's own, alone."""
+    refused = failure_of_eager(module, name, declared)
+    return refused is not None and failure_of_eager(module, name, declared, gradients=True) is None
+
+
+def failure_of_eager(
+    module: torch.nn.Module, name: str, declared: Method, *, gradients: bool = False
+) -> Exception | None:
     try:
         run = getattr(copy.deepcopy(module), declared.attribute or name)
         args, kwargs = copy.deepcopy((tuple(declared.args), dict(declared.kwargs)))
     except Exception:
         return None
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             run(*args, **kwargs)
     except Exception as error:
         return error

@@ -60,9 +60,19 @@ def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], 
                 found=describe_exception(error),
                 hint="make `copy.deepcopy(module)` work, or set `verify = false`",
             ) from error
-        return copied if attribute == "forward" else getattr(copied, attribute)
+        call = copied if attribute == "forward" else getattr(copied, attribute)
+        return with_gradients(call) if method.gradients else call
 
     return new_eager
+
+
+def with_gradients(call: Callable[..., object]) -> Callable[..., object]:
+    def run(*args: object, **kwargs: object) -> object:
+        with torch.enable_grad():
+            outputs = call(*args, **kwargs)
+        return trees.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+    return run
 
 
 def changed_parameters(program: ExportedProgram) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,30 +32,54 @@ def dimension_names(
     kwargs: dict[str, object],
 ) -> dict[str, str]:
     """Return symbol → name of its `torch.export.Dim`, as far as the declaration says."""
-    if not dynamic_shapes:
+    if not isinstance(dynamic_shapes, Mapping | tuple | list):  # an object of torch's, which has no names
         return {}
-    arguments = [*args, *kwargs.values()]
-    if isinstance(dynamic_shapes, Mapping):
-        by_key = dict(dynamic_shapes)
-        for parameter in signature.parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL and parameter.name in by_key:
-                by_key |= {f"{parameter.name}_{i}": value for i, value in enumerate(by_key[parameter.name])}
-        shapes = [by_key.get(key) for key in (*positional_names(signature, len(args)), *kwargs)]
-    else:
-        shapes = [*dynamic_shapes, *[None] * (len(arguments) - len(dynamic_shapes))]
+    # by the method's own parameters, as torch reads a declaration: `*inputs` is one of them, and so is `**options`
+    given: dict[str, object] = dict(signature.bind(*args, **kwargs).arguments)
+    shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
     examples = trees.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
     values = {id(leaf): value for leaf, value in zip(examples, user_values(program), strict=False)}
     names: dict[str, str] = {}
-    for argument, given in zip(arguments, shapes, strict=True):
-        for leaf, shape in paired(argument, given):
-            value = values.get(id(leaf))
-            for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) and shape else ()):
-                dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index]
-                if isinstance(dimension, torch.export.Dim) and isinstance(size, torch.SymInt):
-                    expression = size.node.expr
-                    if expression.is_Symbol:
-                        names.setdefault(str(expression), dimension.__name__)
+    for leaf, shape in paired(given, shapes):
+        value = values.get(id(leaf))
+        for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) and shape else ()):
+            dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index]
+            if isinstance(dimension, torch.export.Dim) and isinstance(size, torch.SymInt):
+                expression = size.node.expr
+                if expression.is_Symbol:
+                    names.setdefault(str(expression), dimension.__name__)
     return names
+
+
+def with_named_keywords(
+    call: Callable[..., object], dynamic_shapes: Any, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[Callable[..., object], Any]:
+    """Return a method that names all keyword arguments of a call in its signature, and its dynamic shapes."""
+    # torch.export loses the shapes of arguments in `**options`
+    signature = inspect.signature(call)
+    rest = next((each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), None)
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # of the call, which the export will say
+        return call, dynamic_shapes
+    if rest is None or rest.name not in bound or not isinstance(dynamic_shapes, Mapping | tuple | list):
+        return call, dynamic_shapes
+    if isinstance(dynamic_shapes, Mapping):
+        shapes = dict(dynamic_shapes)
+    elif len(dynamic_shapes) == len(bound):
+        shapes = dict(zip(bound, dynamic_shapes, strict=True))
+    else:
+        return call, dynamic_shapes
+    options = shapes.pop(rest.name, None) or {}
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in bound[rest.name]]
+    others = [each for each in signature.parameters.values() if each is not rest]
+
+    def method(*args: object, **kwargs: object) -> object:
+        return call(*args, **kwargs)
+
+    described: Any = method
+    described.__signature__ = signature.replace(parameters=[*others, *named])
+    return method, {**{name: shapes.get(name) for name in bound if name != rest.name}, **options}
 
 
 def paired(argument: object, shape: Any) -> Iterator[tuple[object, Any]]:

@@ -81,7 +81,14 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
 def without_gradients(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
     def run(*args: object, **kwargs: object) -> object:
-        with torch.no_grad():
+        try:
+            with torch.no_grad():
+                return function(*args, **kwargs)
+        except RuntimeError as error:
+            # a method that asks for gradients in torch's own mode; nothing was computed of them
+            if "does not require grad" not in str(error):
+                raise
+        with torch.enable_grad():
             return function(*args, **kwargs)
 
     return run

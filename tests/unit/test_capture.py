@@ -208,6 +208,31 @@ def test_dynamic_dimensions_in_containers() -> None:
     assert list(method.dimensions.values()) == ["batch"]
 
 
+def test_dynamic_dimensions_of_variadic_parameters() -> None:
+    size = Dim("size", max=64)
+    net = Net()
+    net.gather = lambda *inputs, **options: (inputs, options)  # type: ignore[method-assign]
+    pairs, declared = (PAIR, torch.zeros(2)), {0: size}
+    for shapes in (((declared, declared),), [(declared, None)], {"inputs": (declared, declared)}):
+        method = only(capture(net, gather=Method(pairs, dynamic_shapes=shapes)))
+        assert set(method.dimensions.values()) == {"size"}
+        assert method.parameters == ("inputs_0", "inputs_1")
+    named = {"last": PAIR, "listed": [torch.zeros(2)]}
+    for shapes in (
+        ((declared, declared), {"last": declared, "listed": [declared]}),
+        {"inputs": (None, None), "options": {"last": declared, "listed": [None]}},
+    ):
+        method = only(capture(net, gather=Method(pairs, named, dynamic_shapes=shapes)))
+        assert list(method.dimensions.values()) == ["size"]
+        assert method.program.call_spec.in_spec.child(1).context == ["last", "listed"]
+
+
+def test_shapes_that_torch_collects() -> None:
+    shapes = torch.export.ShapesCollection()
+    shapes[PAIR] = {0: Dim("size", max=64)}
+    assert only(capture(Net(), gather=Method((PAIR,), dynamic_shapes=shapes))).program.range_constraints
+
+
 def test_each_method_is_reported() -> None:
     events: list[Event] = []
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.traceback import get_current_meta, set_current_meta
+from torch.fx.traceback import get_current_meta
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects._ops import edge_overload, torch_overload
@@ -20,7 +20,6 @@ from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import named_after, output_pairs
 from hatch_lower.exir.graph.surgery import (
     all_nodes,
-    attribute_of,
     copy_program,
     graph_modules,
     oldest_ancestor,
@@ -28,6 +27,7 @@ from hatch_lower.exir.graph.surgery import (
 )
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.effects import remove_tokens
+from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import Verifier, name_after_target
 
@@ -36,8 +36,6 @@ KEPT = "hatch_lower_kept"
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what torch calls for attention here
 CHECK_WITH_RESULT = torch.ops.aten._functional_assert_async.msg  # which stands for the order of checks
-# where a setting of torch is another
-REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 
 Wanted = Callable[[Node], bool]
 
@@ -61,50 +59,6 @@ def decompose(
         )
         decomposed = decompose_unwanted(program, table, some, set())
     return decomposed
-
-
-def without_regions(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which the operations of `REGIONS` are among the others, with the casts of autocast."""
-    attributes = [
-        attribute_of(module, str(source.target))
-        for module in graph_modules(program.graph_module)
-        for node in module.graph.nodes
-        if node.target in REGIONS
-        for source in node.all_input_nodes
-        if source.op == "get_attr"
-    ]
-    regions = [attribute for attribute in attributes if isinstance(attribute, GraphModule)]
-    if not regions:
-        return program
-    targets = {node: node.target for region in regions for node in region.graph.nodes if node.op == "call_function"}
-    try:
-        for node in targets:
-            node.target = Traced(node)
-        for region in regions:
-            region.recompile()
-        inlined: ExportedProgram = program.run_decompositions({})
-        return inlined
-    finally:
-        for node, target in targets.items():
-            node.target = target
-        for region in regions:
-            region.recompile()
-
-
-class Traced:
-    """Stands for the operator of a node in a region, of which torch would keep no line and no module otherwise."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._operator: Any = node.target
-        self.__name__ = "traced"  # torch generates code of it
-
-    def __str__(self) -> str:
-        return str(self._operator)
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        with set_current_meta(self._node):
-            return self._operator(*args, **kwargs)
 
 
 def decompose_attention(

@@ -12,7 +12,8 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes
-from hatch_lower.exir.lowering.convert import Wanted, without_regions
+from hatch_lower.exir.lowering.convert import Wanted
+from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
