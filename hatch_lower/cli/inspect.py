@@ -12,7 +12,13 @@ from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, fi
 from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report, show_text
-from hatch_lower.cli.page.facts import delegate_reports, method_report, outside_reports, undelegated_reports
+from hatch_lower.cli.page.facts import (
+    delegate_reports,
+    left_out_reports,
+    method_report,
+    outside_reports,
+    undelegated_reports,
+)
 from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
 
@@ -84,6 +90,7 @@ def recipe_report(recipe: LoweredRecipe, installed: Sizes) -> Report:
         "methods": {
             name: {
                 **asdict(entry),
+                "left_out": left_out_reports(entry, recipe.method_debug(name)),
                 "delegates": delegate_reports(recipe.plan, recipe.plan.methods[name], sizes),
                 "undelegated": undelegated_reports(recipe.method_debug(name)),
             }
@@ -143,6 +150,15 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         yield ""
         rows.insert(0, ("recipe", "method", "not delegated", "op", "first at", "why"))
         yield from table_lines(rows, indent=2, right=[2])
+    rows = [
+        (recipe, method, each["backend"], each["op"], each["source"], each["reason"].removeprefix("left out: "))
+        for recipe, report in model["recipes"].items()
+        for method, entry in report["methods"].items()
+        for each in entry["left_out"]
+    ]
+    if rows:
+        yield ""
+        yield from table_lines([("recipe", "method", "left out of", "op", "at", "why"), *rows], indent=2)
 
 
 def installation_text(sizes: Mapping[str, int | None]) -> str:

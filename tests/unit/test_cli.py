@@ -236,7 +236,28 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
                 "reason": "it has no C shim",
             }
         ],
+        "left_out": [],
     }
+
+
+def test_inspect_shows_what_a_build_left_out(tmp_path: Path) -> None:
+    files = packaged_files()
+    manifest = json.loads(files["manifest.json"])
+    method = manifest["models"]["digits"]["recipes"]["default"]["methods"]["forward"]
+    handle = next(handle for handle, origin in DELEGATED_DEBUG.handles.items() if "cumsum" in origin.op)
+    reason = "left out: the backend computed wrong numbers in this build"
+    method["left_out"] = [{"place": 7, "backend": "aoti", "handle": handle, "reason": reason}]
+    path = write_wheel(tmp_path / "digits-1.0.whl", {**files, "manifest.json": canonical_json(manifest)})
+    rows = [
+        "  recipe   method   left out of  op                   at                  why",
+        "  default  forward  aoti         aten.cumsum.default  digits/model.py:31  the backend computed wrong numbers"
+        " in this build",
+    ]
+    assert run("inspect", path).output.splitlines()[-2:] == rows
+    (report,) = json.loads(run("inspect", path, "--json").output)
+    shown = report["models"]["digits"]["recipes"]["default"]["methods"]["forward"]["left_out"]
+    known = {"op": "aten.cumsum.default", "module": "", "source": "digits/model.py:31"}
+    assert shown == [{**known, "backend": "aoti", "place": 7, "reason": reason}]
 
 
 def test_an_installation_that_is_not_here_has_no_size() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from support.exports import Workshop, files_of, settings_of
 from support.faulty import declare, faulty
 from support.kept_events import Events
 
+from hatch_lower.cache.store import open_store
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, VerificationError
@@ -17,6 +20,7 @@ from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.heal import FAILED, MOST_LEFT_OUT, REFUSED, WRONG
+from hatch_lower.pipeline.lower_model import make_recipes, start_build
 
 pytestmark = pytest.mark.torch
 
@@ -246,6 +250,28 @@ def test_a_recipe_record_has_what_is_left_out(shop: Workshop, monkeypatch: pytes
     default = [event.recipe for event in events.seen if event.stage in ("verify", "localise") and event.state == "end"]
     assert default == ["portable"]
     assert "the recipe `default` leaves out 1 operation, as an earlier build of it did" in events.notes()
+
+
+def test_recipes_that_were_healed_one_by_one_are_joined_to_the_same_model(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as units that other machines make
+    both = settings_of(recipe(), recipe("other", "reference"))
+    with faulty(wrong=("sin",)):
+        for name in ("default", "other"):
+            used = replace(both, models=tuple(replace(model, recipes=(name,)) for model in both.models))
+            folder = shop.folder / f"unit-{name}"
+            folder.mkdir()
+            store = open_store(os.environ, pytest.fail)
+            _, records = make_recipes(start_build(used, used.models[0], shop.capture(SOURCE), folder, Events(), store))
+            assert list(records) == [name]
+        monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+        joined, _ = build(shop, both)
+        monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+        anew, _ = build(shop, both)
+    assert left_out(joined) == [("faulty", "aten.sin.default", WRONG)]
+    assert files_of(joined) == files_of(anew)
+    assert (joined.manifest, joined.verified) == (anew.manifest, anew.verified)
 
 
 def test_new_weights_are_verified_and_heal_to_what_a_clean_build_makes(

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from hatch_lower.format.constants import Storage
-from hatch_lower.format.debug_map import MethodDebug
+from hatch_lower.format.debug_map import MethodDebug, Origin
 from hatch_lower.format.graph import DelegateCall, walk
+from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
 from hatch_lower.format.weights import Weights, is_aligned
@@ -51,6 +52,15 @@ def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -
         for index, delegate in enumerate(plan.delegates)
         if index in calls
     ]
+
+
+def left_out_reports(entry: MethodEntry, debug: MethodDebug) -> list[Facts]:
+    """Return the operations that a build left out of a backend's partitions, with their source lines."""
+    rows = []
+    for each in entry.left_out:
+        origin = debug.handles.get(each.handle, Origin(""))
+        rows.append({**asdict(origin), "backend": each.backend, "place": each.place, "reason": each.reason})
+    return rows
 
 
 def undelegated_reports(debug: MethodDebug) -> list[Facts]:
