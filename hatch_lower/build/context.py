@@ -36,6 +36,7 @@ class BuildContext(Frozen):
         None
     )  # called before models are exported, and may raise
     asking: Asking | None = None  # `None`: all that is missing is made
+    path: tuple[str, ...] | None = None  # of the interpreter that builds; `None` is that of this process
     poll: Callable[[], None] = lambda: None  # called while child processes run: what it raises ends them
 
     @property
@@ -45,7 +46,8 @@ class BuildContext(Frozen):
     @property
     def search_path(self) -> tuple[Path, ...]:
         """`sys.path` of the child processes, without folders of this build."""
-        return (*self.view.import_roots, *(Path(entry) for entry in sys.path if entry), self.settings.root)
+        path = sys.path if self.path is None else self.path
+        return (*self.view.import_roots, *(Path(entry) for entry in path if entry), self.settings.root)
 
 
 def build_context(

@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.diff.settings import key_changes
-from hatch_lower.build.explain import BuildHistory, ModelHistory, explain_methods, read_history, write_history
+from hatch_lower.build.explain import (
+    BuildHistory,
+    ModelHistory,
+    explain_methods,
+    folders_of_path,
+    read_history,
+    write_history,
+)
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.preload import built_library, preload_environment
 from hatch_lower.build.lookup import LookupResult
@@ -133,7 +140,8 @@ def record_results(
                 1, methods=held.methods, key=held.key, rows=held.rows, verified=held.verified, manifest=lookup.key
             )
     if store.writes:
-        write_history(store.directory, settings.root, BuildHistory(settings.name, settings.version, histories))
+        history = BuildHistory(settings.name, settings.version, histories, folders_of_path())
+        write_history(store.directory, settings.root, history)
     return results
 
 

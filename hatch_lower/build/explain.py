@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.diff.forms import Form, differences, read_form
 from hatch_lower.build.diff.settings import consequences, key_changes
 from hatch_lower.cache.directory import history_path
@@ -65,6 +68,11 @@ class BuildHistory(Frozen):
     name: str
     version: str
     models: Mapping[str, ModelHistory]
+    path: tuple[str, ...] = ()  # the folders of `sys.path` of the build: where its packages were
+
+    def is_here(self) -> bool:
+        """Return whether the environment of the build is still there; a build tool may have made it for the build."""
+        return all(os.path.isdir(entry) for entry in self.path)
 
 
 # What is compared: methods that were exported, and what else the result depends on
@@ -128,6 +136,20 @@ def read_history(directory: Path, root: Path) -> BuildHistory | None:
         if value["schema"] == SCHEMA:
             history = decode(BuildHistory, value["build"], "")
     return history
+
+
+Environment: TypeAlias = Literal["this", "last build", "gone"]
+
+
+def in_last_environment(context: BuildContext, last: BuildHistory | None) -> tuple[BuildContext, Environment]:
+    """Return a context with the packages of the last build, and whose packages these are; `gone` are this process's."""
+    if last is None or not last.path:
+        return context, "this"
+    return (replace(context, path=last.path), "last build") if last.is_here() else (context, "gone")
+
+
+def folders_of_path() -> tuple[str, ...]:
+    return tuple(entry for entry in sys.path if entry and os.path.isdir(entry))
 
 
 def write_history(directory: Path, root: Path, history: BuildHistory) -> None:

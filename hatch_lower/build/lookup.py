@@ -15,8 +15,9 @@ The build's parent process looks up, without torch; the child process, which has
 
 from __future__ import annotations
 
+import configparser
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field
 from itertools import chain
@@ -179,7 +180,10 @@ class ResultLookup:
             later_hooks=view.later_hooks,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
             machine=tuple(sorted(machine.items())),
-            backends=backend_distributions(self._present.distributions.values()),
+            backends=backend_distributions(
+                self._present.distributions.values(),
+                {choice.name for recipe in recipes for choice in recipe.backends},
+            ),
             code=own_digest(self._stats),
             schema=SCHEMA,
         )
@@ -250,15 +254,29 @@ def readable_entries(value: Any) -> list[Entry]:
         return []
 
 
-def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[str, str, str], ...]:
-    """Return name, version and digest of the entry points of the distributions that bring backends or delegates."""
+def backend_distributions(
+    distributions: Iterable[Distribution], named: Collection[str]
+) -> tuple[tuple[str, str, str], ...]:
+    """Return name, version and digest of the entry points of the distributions that bring the named backends."""
     brought = []
     for distribution in distributions:
         with suppress(OSError), open(f"{distribution.information}/entry_points.txt", "rb") as file:
             text = file.read()
-            if any(group in text for group in BACKEND_GROUPS):
+            if any(group in text for group in BACKEND_GROUPS) and brings(text, named):
                 brought.append((distribution.name, distribution.version, sha256_bytes(text)))
     return tuple(sorted(brought))
+
+
+def brings(entry_points: bytes, named: Collection[str]) -> bool:
+    """Return whether a file of entry points declares a named backend; so does a file that cannot be read."""
+    parser = configparser.ConfigParser(delimiters="=", interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        parser.read_string(entry_points.decode())
+    except (configparser.Error, UnicodeDecodeError):
+        return True
+    groups = [group.decode() for group in BACKEND_GROUPS if parser.has_section(group.decode())]
+    return any(name in parser[group] for group in groups for name in named)
 
 
 def open_stats(store: Store) -> StatCache:

@@ -38,8 +38,8 @@ LEVELS = {
 def explain(model: str | None, root: Path, as_json: bool) -> None:
     """Say what the last build did, and what the next will do.
 
-    It gives the reasons, and names the models that the next build exports again. Run it where the project is built,
-    with what it is built with: installed packages count.
+    It gives the reasons, and names the models that the next build exports again. Installed packages count: those of
+    the environment of the last build are compared, as long as it is there.
     """
     project = open_project(root)
     names = [model.name for model in project.settings.models]
@@ -52,20 +52,23 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 def explain_report(project: Project, models: Sequence[str]) -> Report:
     from hatch_lower.build.build import look_up
     from hatch_lower.build.context import build_context
-    from hatch_lower.build.explain import read_history
+    from hatch_lower.build.explain import in_last_environment, read_history
     from hatch_lower.events import NullReporter
 
     settings = project.settings
     store = open_here()
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        known = look_up(build_context(settings, project.view, Path(work), store, NullReporter()))
     last = read_history(store.directory, settings.root)
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        here = build_context(settings, project.view, Path(work), store, NullReporter())
+        context, environment = in_last_environment(here, last)
+        known = look_up(context)
     histories = {} if last is None else last.models
     return {
         "name": settings.name,
         "version": settings.version,
         "root": str(settings.root),
         "cache": store.mode,
+        "environment": environment,
         "last": None if last is None else last_report(last, models),
         "next": {name: next_report(known.get(name), histories.get(name)) for name in models},
     }
@@ -118,7 +121,15 @@ def explain_lines(report: Report) -> Iterator[str]:
         return
     yield "next build"
     for name, model in report["next"].items():
-        yield from next_lines(name, model, known=last is not None and name in last["models"])
+        if report["environment"] == "gone" and not model["unchanged"]:
+            yield f"  {name}: not known, for the environment of the last build is gone; {gone_hint(model)}"
+        else:
+            yield from next_lines(name, model, known=last is not None and name in last["models"])
+
+
+def gone_hint(model: Report) -> str:
+    seen = f"seen from the environment of this command: {'; '.join(model['changes'])}" if model["changes"] else ""
+    return seen or "build, or run this command in the environment that builds"
 
 
 def last_lines(name: str, model: Report) -> Iterator[str]:

@@ -36,11 +36,13 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
     build` joins them. Of each it says whether it is cached, and what it took before. With `--shards` the JSON is one
     line, the matrix of a workflow's jobs.
     """
+    from hatch_lower.build.explain import in_last_environment, read_history
     from hatch_lower.build.spread.units import divide_units, find_units, recipe_units
 
     with opened_context(root) as context:
-        units = find_units(context, shared=is_sent(context.settings))
-        settings = context.settings
+        settings, directory = context.settings, context.store.directory
+        context, environment = in_last_environment(context, read_history(directory, settings.root))
+        units = find_units(context, shared=is_sent(settings))
     missing = [unit for unit in recipe_units(units) if not unit.cached]
     divided = divide_units(missing, shards or 1)
     if shards is not None and as_json:
@@ -51,6 +53,7 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
         "name": settings.name,
         "version": settings.version,
         "root": str(settings.root),
+        "environment": environment,
         "units": [unit_report(unit) for unit in units],
     }
     show_report(report, as_json, plan_lines)
@@ -83,6 +86,8 @@ def unit_report(unit: Unit) -> Report:
 def plan_lines(report: Report) -> Iterator[str]:
     units = report["units"]
     yield f"{report['name']} {report['version']} in {report['root']}"
+    if report["environment"] == "gone":
+        yield "the environment of the last build is gone: packages are compared with those of this command"
     yield ""
     rows: list[Sequence[str]] = [("unit", "key", "", "seconds", "needs")]
     rows += [

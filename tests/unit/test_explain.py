@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from hatch_lower.build.context import build_context
 from hatch_lower.build.diff.align import MOST_EDITS, align, gaps
 from hatch_lower.build.diff.forms import Form, differences, read_form
 from hatch_lower.build.diff.settings import consequences, key_changes
@@ -22,12 +25,20 @@ from hatch_lower.build.explain import (
     BuildHistory,
     ModelHistory,
     explain_methods,
+    folders_of_path,
+    in_last_environment,
     read_history,
     write_history,
 )
+from hatch_lower.build.inputs.distributions import Distribution
+from hatch_lower.build.lookup import backend_distributions
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.directory import history_path
+from hatch_lower.cache.store import open_store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
+from hatch_lower.config.settings import Settings
+from hatch_lower.events import NullReporter
 from hatch_lower.exir.graph.canonical import canonical_form
 from hatch_lower.format.record import MethodRecord
 from hatch_lower.format.results import MethodRow
@@ -496,8 +507,9 @@ def test_the_key_of_a_history_names_no_path(tmp_path: Path) -> None:
     assert "secret-name" not in history_path(tmp_path, tmp_path / "secret-name").name
 
 
-def shown(last: Any, following: dict[str, Any], cache: str = "on") -> str:
+def shown(last: Any, following: dict[str, Any], cache: str = "on", environment: str = "this") -> str:
     report = {"name": "digits", "version": "1.0", "root": "/project", "cache": cache, "last": last, "next": following}
+    report["environment"] = environment
     return "\n".join(explain_lines(report))
 
 
@@ -584,3 +596,55 @@ def test_explain_of_a_result_that_was_trimmed() -> None:
     last = last_report(BuildHistory("digits", "1.0", {"digits": ModelHistory(1)}), ["digits"])
     expected = "  digits: will be exported, for no result of it is in the cache"
     assert shown(last, {"digits": next_of()}).endswith(f"next build\n{expected}")
+
+
+def test_the_packages_of_the_last_build_are_compared_while_they_are_there(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    settings = Settings(tmp_path, "digits", "1", (), (), ())
+    view = ProjectView("", "", (), (), (), ())
+    store = open_store({"HATCH_LOWER_CACHE_DIR": str(tmp_path / "cache")}, lambda line: None)
+    here = build_context(settings, view, tmp_path, store, NullReporter())
+    last = replace(history(), path=(str(site),))
+    found, environment = in_last_environment(here, last)
+    assert (found.search_path, environment) == ((site, tmp_path), "last build")
+    site.rmdir()
+    assert in_last_environment(here, last) == (here, "gone")
+    assert in_last_environment(here, history()) == (here, "this")
+    assert in_last_environment(here, None) == (here, "this")
+    assert folders_of_path()
+    assert set(folders_of_path()) <= set(sys.path)
+
+
+def test_explain_gives_no_verdict_without_the_environment_of_the_last_build() -> None:
+    last = last_report(replace(history(), path=("/gone",)), ["digits"])
+    lines = shown(last, {"digits": next_of(changes=["numpy 2.1 is no longer installed"])}, environment="gone")
+    assert lines.endswith(
+        "next build\n  digits: not known, for the environment of the last build is gone;"
+        " seen from the environment of this command: numpy 2.1 is no longer installed"
+    )
+    lines = shown(last, {"digits": next_of()}, environment="gone")
+    assert lines.endswith("is gone; build, or run this command in the environment that builds")
+    assert shown(last, {"digits": next_of(unchanged=True)}, environment="gone").endswith("nothing will be run")
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "counts"),
+    [
+        ("[hatch_lower.backends]\nmine = a:B\n", {"mine"}, True),
+        ("[hatch_lower.delegates]\nmine = a:B\n[other]\nx = y:z\n", {"mine", "aoti"}, True),
+        ("[hatch_lower.backends]\nmine = a:B\n", {"aoti"}, False),
+        ("[hatch_lower.backends]\nmine = a:B\n", set(), False),
+        ("[hatch_lower.backends]\nMine = a:B\n", {"mine"}, False),
+        ("[other]\nmine = a:B\n[hatch_lower.backends]\n", {"mine"}, False),
+        ("[hatch_lower.backends\nmine", {"aoti"}, True),
+    ],
+)
+def test_only_the_distributions_of_named_backends_are_in_a_key(
+    tmp_path: Path, text: str, named: set[str], counts: bool
+) -> None:
+    information = tmp_path / "mine-1.0.dist-info"
+    information.mkdir()
+    (information / "entry_points.txt").write_text(text)
+    found = backend_distributions([Distribution("mine", "1.0", str(tmp_path), str(information))], named)
+    assert [name for name, *_ in found] == (["mine"] if counts else [])
