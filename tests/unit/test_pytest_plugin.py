@@ -311,9 +311,63 @@ def test_a_shared_folder_is_filled_once_and_removed_by_the_last(
     assert list(tmp_path.iterdir()) == []
 
 
+OWN = """\
+import pytest
+
+@pytest.fixture
+def lowered_model():
+    return 42
+
+@pytest.fixture(params=[1, 2])
+def example_inputs(request):
+    return request.param
+
+def test_own(lowered_model, example_inputs):
+    assert lowered_model == 42
+
+class TestInner:
+    @pytest.fixture
+    def lowered_model(self, lowered_model):
+        return lowered_model + 1
+
+    def test_own(self, lowered_model):
+        assert lowered_model == 43
+"""
+WRAPPED = """\
+import pytest
+
+@pytest.fixture
+def lowered_model(lowered_model):
+    return [lowered_model]
+
+def test_wrapped(lowered_model):
+    assert callable(*lowered_model)
+"""
+
+
+def test_fixtures_of_a_project_that_has_no_models_are_its_own(run: Run) -> None:
+    run(OWN, own=False).assert_outcomes(passed=3)  # there is no pyproject.toml
+
+
+def test_a_fixture_that_wraps_that_of_the_plugin_runs_for_each_method(run: Run) -> None:
+    run(WRAPPED).assert_outcomes(passed=4)
+
+
+def test_an_old_pytest_goes_on_and_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hatch_lower.cli.measure.pytest_plugin.IS_OLD", True)
+    done = run(OWN, "-W", "error", own=False)
+    done.assert_outcomes(passed=3)
+    told = [line for line in done.outlines if "hatch-lower:" in line]
+    version = pytest.__version__
+    assert told == [f"hatch-lower: its fixtures and marker need pytest 7.0 or later, this is {version}"]
+    refused = run(OWN, "--hatch-lower-bench", own=False)
+    refused.stderr.fnmatch_lines([f"*--hatch-lower-bench needs pytest 7.0 or later, this is {version}"])
+
+
 def test_the_plugin_imports_next_to_nothing(modules_after: Callable[[str], set[str]]) -> None:
-    found = modules_after("import pytest, hatch_lower.cli.measure.pytest_plugin") - modules_after("import pytest")
+    code = "import pytest, hatch_lower.cli.measure.pytest_plugin, hatch_lower.cli.measure.pytest_models"
+    found = modules_after(code) - modules_after("import pytest")
     parts = {"hatch_lower", *(f"hatch_lower.{name}" for name in ("cli", "cli.measure", "errors"))}
-    parts.add("hatch_lower.cli.measure.pytest_plugin")
+    parts |= {"hatch_lower.cli.measure.pytest_plugin", "hatch_lower.cli.measure.pytest_models"}
     assert {name for name in found if name.startswith("hatch_lower")} == parts
     assert found == parts

@@ -1,0 +1,266 @@
+"""The plugin of pytest: lowered models as fixtures, their limits as a marker, and a test for each method.
+
+Every run of pytest in an environment that has hatch-lower imports this module: all else is imported when it is used.
+It acts for the fixtures of this module, not for another project's of the same name.
+What times calls is the fixture `benchmark` of pytest-benchmark, or of whatever stands in for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hatch_lower.errors import ConfigError, LowerError
+
+if TYPE_CHECKING:
+    from hatch_lower.cli.measure.tested import Case, ExampleInputs, Loaded, LoweredModels
+
+MARKER = "lowered_limits"
+FIXTURE = "lowered_model"
+NODE = "hatch-lower"
+MARKER_HELP = (
+    f"{MARKER}(max_call_seconds, max_error, max_kernels, max_native_bytes, min_delegated): fail the test if its "
+    "lowered model breaks one of these limits, or one of the project's table `bench`"
+)
+TIMERS = ("benchmark", "codspeed")  # plugins that have a fixture `benchmark`
+# calls that change their inputs are timed one by one
+WARM_UP = 3
+SECONDS = 1.0
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER_HELP)
+    config.stash[RUN] = Run(config)
+    if config.getoption("hatch_lower_bench") and not any(map(config.pluginmanager.hasplugin, TIMERS)):
+        raise pytest.UsageError(
+            "--hatch-lower-bench times calls with pytest-benchmark, which this run does not have; "
+            "install it with: pip install hatch-lower[bench]"
+        )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if RUN in config.stash:  # not if a plugin before this one refused its options
+        config.stash[RUN].close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not uses_fixture(metafunc) or is_chosen(metafunc):
+        return
+    cases = metafunc.config.stash[RUN].cases()
+    metafunc.parametrize(FIXTURE, list(cases), indirect=True, ids=[case.test_id for case in cases.values()])
+
+
+def uses_fixture(metafunc: pytest.Metafunc) -> bool:
+    """Return whether a test uses the fixture of this plugin; another of that name may be a project's own."""
+    definitions = metafunc._arg2fixturedefs.get(FIXTURE, ())
+    for definition in reversed(definitions):  # the closest comes last
+        if definition.func.__module__ == __name__:
+            return True
+        if FIXTURE not in definition.argnames:  # it does not ask for the one that it overrides
+            return False
+    return False
+
+
+def is_chosen(metafunc: pytest.Metafunc) -> bool:
+    """Return whether a test itself says which methods it is for."""
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args]
+    return any(FIXTURE in (each.replace(",", " ").split() if isinstance(each, str) else each) for each in names)
+
+
+@pytest.hookimpl(tryfirst=True)  # so that `-k`, `-m` and other plugins see the tests that are added
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    run = config.stash[RUN]
+    if config.getoption("hatch_lower_bench"):
+        items += session.genitems(LoweredMethods.from_parent(session, path=config.rootpath / NODE))
+    if run.is_part:  # what is wrong with a marker fails its test
+        return
+    try:
+        run.refuse_to_go_on()
+        for item in items:
+            if item.get_closest_marker(MARKER) is not None:
+                check_marker(item)
+    except LowerError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def check_marker(item: pytest.Item) -> dict[str, float]:
+    """Return the limits of an item's markers, of which the closest wins; refuse those that judge nothing."""
+    from hatch_lower.cli.measure.tested import CALL, check_limits
+
+    where = f"{item.nodeid}, marker `{MARKER}`"
+    limits: dict[str, float] = {}
+    for mark in reversed(list(item.iter_markers(MARKER))):
+        limits |= check_limits(mark.args, mark.kwargs, where)
+    names = getattr(item, "fixturenames", ())
+    if isinstance(item, LoweredMethod):
+        return limits
+    for fixture in (FIXTURE, *(["benchmark"] if CALL in limits else [])):
+        if fixture not in names:
+            raise ConfigError(f"there is nothing to judge: the test does not use the fixture `{fixture}`", where=where)
+    return limits
+
+
+@pytest.hookimpl(trylast=True)  # when the test has passed: of what has failed, pytest calls no later one
+def pytest_runtest_call(item: pytest.Item) -> None:
+    if item.get_closest_marker(MARKER) is None:
+        return
+    run = item.config.stash[RUN]
+    with failures_in_words():
+        limits = check_marker(item)
+        case = item.case if isinstance(item, LoweredMethod) else run.find(item)
+        # where another plugin keeps the times, or nobody, there are none
+        timed = getattr(getattr(item, "funcargs", {}).get("benchmark"), "stats", None)
+        broken = run.models().broken_limits(case, limits, timed.stats.data if timed else None)
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
+
+
+@pytest.fixture
+def lowered_model(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """A lowered method, with nothing around it: one test for each model, recipe and method of the project's wheel."""
+    run = request.config.stash[RUN]
+    case = run.find(request.node)
+    with loaded(run.models(), case) as found:
+        yield found.model.methods[case.subject.method]
+
+
+@pytest.fixture
+def example_inputs(request: pytest.FixtureRequest, lowered_model: Callable[..., Any]) -> ExampleInputs:
+    """Inputs of `lowered_model`: `.args` and `.kwargs`; `.renew()` resets the model and returns new ones."""
+    run = request.config.stash[RUN]
+    case = run.find(request.node)
+    with loaded(run.models(), case) as found:
+        return found.inputs(case)
+
+
+class Run:
+    """What a run of pytest knows of lowered models: nothing, until a test needs them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._stack = ExitStack()
+        self._models: LoweredModels | None = None
+        self._refusal: LowerError | None = None
+
+    def models(self) -> LoweredModels:
+        """Return the models, which are built when they are first asked for."""
+        from hatch_lower.cli.measure.tested import open_models
+
+        if self._models is None:
+            root: Path | None = self._config.getoption("hatch_lower_root")
+            wheel: Path | None = self._config.getoption("hatch_lower_wheel")
+            here = self._config.invocation_params.dir
+            # the processes of pytest-xdist are one run
+            name = getattr(self._config, "workerinput", {}).get("testrunuid") or os.urandom(16).hex()
+            self._models = open_models(
+                self._config.rootpath if root is None else here / root,
+                root is not None,
+                None if wheel is None else here / wheel,
+                name,
+                self._stack,
+            )
+        return self._models
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is one of the processes of pytest-xdist, where an error of usage ends nothing."""
+        return hasattr(self._config, "workerinput")
+
+    def cases(self) -> Mapping[str, Case]:
+        """Return the methods to test; none if there is an error, which ends the run once all is collected."""
+        if self._refusal is None:
+            try:
+                return self.models().cases
+            except LowerError as error:
+                self._refusal = error
+        if self.is_part:
+            raise pytest.Collector.CollectError(str(self._refusal))
+        return {}
+
+    def refuse_to_go_on(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def find(self, item: pytest.Item) -> Case:
+        parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        if FIXTURE not in parameters:
+            pytest.fail(f"`{FIXTURE}` must be an argument of the test, or of a fixture that it names", pytrace=False)
+        with failures_in_words():
+            return self.models().find(parameters[FIXTURE])
+
+    def close(self) -> None:
+        self._models = None
+        self._stack.close()
+
+
+RUN = pytest.StashKey[Run]()
+
+
+@contextmanager
+def failures_in_words() -> Iterator[None]:
+    """Let a test fail with what hatch-lower says, and without a traceback through it."""
+    try:
+        yield
+    except LowerError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@contextmanager
+def loaded(models: LoweredModels, case: Case) -> Iterator[Loaded]:
+    """Load a method's recipe; skip the test if it cannot run here."""
+    with failures_in_words():
+        if reason := models.refusal(case):
+            pytest.skip(f"{case.subject.model}/{case.subject.recipe} cannot run here: {reason}")
+        with models.loaded(case) as found:
+            yield found
+
+
+class LoweredMethods(pytest.Module):
+    """What `pytest --hatch-lower-bench` adds: a test for each lowered method, below a file that is not there."""
+
+    def _getobj(self) -> ModuleType:
+        return sys.modules[__name__]
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for name, case in self.config.stash[RUN].cases().items():
+            yield LoweredMethod.from_parent(self, name=name, case=case)
+
+
+class LoweredMethod(pytest.Function):
+    def __init__(self, case: Case, **options: Any) -> None:
+        def timed(benchmark: Any) -> None:
+            models = self.config.stash[RUN].models()
+            with loaded(models, case) as found:
+                benchmark.group = case.group
+                benchmark.extra_info.update(models.facts(case))
+                time_calls(benchmark, found.model.methods[case.subject.method], found.inputs(case))
+
+        super().__init__(callobj=timed, **options)
+        self.case = case
+        self.add_marker(MARKER)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+
+def time_calls(benchmark: Any, function: Callable[..., Any], inputs: ExampleInputs) -> None:
+    if not inputs.changes:
+        benchmark(function, *inputs.args, **inputs.kwargs)
+        return
+    seconds = []
+    for _ in range(WARM_UP):
+        args, kwargs = inputs.renew()
+        begin = time.perf_counter()
+        function(*args, **kwargs)
+        seconds.append(time.perf_counter() - begin)
+    rounds = min(max(FEWEST_ROUNDS, int(SECONDS / min(seconds))), MOST_ROUNDS)
+    benchmark.pedantic(function, setup=inputs.renew, rounds=rounds)
