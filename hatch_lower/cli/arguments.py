@@ -11,6 +11,7 @@ import click
 from hatch_lower.build.contents import Contents
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show
+from hatch_lower.cli.wheels import newest, wheels_in
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.outside import find_project, open_project
@@ -33,12 +34,27 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def target_of(text: str, is_path: bool) -> str | Path:
-    """Return the path, or the name of an installed model or distribution, that a command's argument means."""
+    """Return the path, or the name of an installed model or distribution, that a command's argument means.
+
+    A folder that holds wheels and no lowered models, such as `dist/`, means its newest wheel.
+    """
     # what lies in the current folder does not decide: it may be anybody's
     has_separator = os.sep in text or (os.altsep is not None and os.altsep in text)
     if is_path or has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
-        return Path(text)
+        return wheel_at(Path(text))
     return text
+
+
+def wheel_at(path: Path) -> Path:
+    if not path.is_dir() or (path / "pyproject.toml").exists():
+        return path
+    wheels = wheels_in(path)
+    if not wheels:
+        return path
+    wheel = newest(wheels)
+    if len(wheels) > 1:
+        show([f"hatch-lower: {wheel} is the newest of {len(wheels)} wheels"], err=True)
+    return wheel
 
 
 def project_here(root: Path | None) -> Project | None:

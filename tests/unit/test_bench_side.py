@@ -13,6 +13,7 @@ from support.lowered import install
 from support.sides import PLAIN, Recipes, rewrite_schema, write_models, write_wheel
 
 from hatch_lower.build.signals import ending_on_signals, undisturbed
+from hatch_lower.cli.arguments import target_of
 from hatch_lower.cli.measure.side import comparable, open_side
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
@@ -79,21 +80,28 @@ def test_an_installed_distribution_and_one_model_of_it(tmp_path: Path, monkeypat
         assert list(side.folders) == ["two"]
 
 
-def test_the_newest_of_several_wheels_is_taken(tmp_path: Path) -> None:
+def test_a_folder_of_wheels_means_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("digits-1.9", "digits-1.10", "digits-1.2", "nonsense"):
         os.utime(write_wheel(tmp_path / f"{name}-py3-none-any.whl", {"digits": PLAIN}), (100, 100))
-    with open_side(tmp_path) as side:  # of equal times the greatest version
-        assert side.wheel == tmp_path / "digits-1.10-py3-none-any.whl"
-        assert side.title == "digits-1.10-py3-none-any.whl (the newest of 4 wheels)"
+    # of equal times the greatest version
+    assert target_of(f"{tmp_path}/", False) == tmp_path / "digits-1.10-py3-none-any.whl"
+    assert "digits-1.10-py3-none-any.whl is the newest of 4 wheels\n" in capsys.readouterr().err
     os.utime(tmp_path / "digits-1.2-py3-none-any.whl", (100, 101))
-    with open_side(tmp_path) as side:
-        assert side.title == "digits-1.2-py3-none-any.whl (the newest of 4 wheels)"
+    assert target_of(str(tmp_path), True) == tmp_path / "digits-1.2-py3-none-any.whl"
 
 
-def test_the_only_wheel_of_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
-    write_wheel(tmp_path / "dist" / WHEEL, {"digits": PLAIN})
-    with open_side(tmp_path / "dist") as side:
-        assert side.title == WHEEL
+def test_the_only_wheel_of_a_folder_is_taken_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wheel = write_wheel(tmp_path / "dist" / WHEEL, {"digits": PLAIN})
+    assert target_of(f"{tmp_path}/dist/", False) == wheel
+    assert capsys.readouterr().err == ""
+    write_models(tmp_path / "dist" / "_lowered", {"digits": PLAIN})
+    assert target_of(f"{tmp_path}/dist/", False) == tmp_path / "dist"  # lowered models of its own are meant
+
+
+def test_a_project_with_a_wheel_beside_its_file_is_a_project(tmp_path: Path) -> None:
+    write_wheel(tmp_path / WHEEL, {"digits": PLAIN})
+    (tmp_path / "pyproject.toml").touch()
+    assert target_of(f"{tmp_path}/", False) == tmp_path
 
 
 def test_two_models_of_one_name(tmp_path: Path) -> None:

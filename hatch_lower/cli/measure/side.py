@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
-
-from hatch_lower.build.contents import MANIFEST, Contents, find_contents
+from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.build.unpack import Place, places_in, unpack
 from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.temporary import work_folder
@@ -45,7 +42,7 @@ class Side(Frozen):
 
 @contextmanager
 def open_side(target: str | Path) -> Iterator[Side]:
-    """Open the installed model or distribution of a name, or the wheel, the folder or the newest wheel at a path."""
+    """Open the installed model or distribution of a name, or the wheel or the folder at a path."""
     if isinstance(target, str):
         contents = find_contents(target)
         manifest = contents[0].manifest
@@ -53,11 +50,6 @@ def open_side(target: str | Path) -> Iterator[Side]:
         yield side_of(title, contents, places_in(contents, installed=True))
     elif not target.is_dir():
         with open_wheel(target, target.name) as side:
-            yield side
-    elif wheels := wheels_in(target):
-        wheel = newest(wheels)
-        many = f" (the newest of {len(wheels)} wheels)" if len(wheels) > 1 else ""
-        with open_wheel(wheel, f"{wheel.name}{many}") as side:
             yield side
     else:
         contents = find_contents(target)
@@ -69,25 +61,6 @@ def open_wheel(wheel: Path, title: str) -> Iterator[Side]:
     with work_folder() as work:
         places = unpack(wheel, work)
         yield replace(side_of(title, find_contents(wheel), places), wheel=wheel)
-
-
-def wheels_in(folder: Path) -> list[Path]:
-    """Return the wheels in a folder; none if the folder has lowered models itself, for these are meant."""
-    if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
-        return []
-    return sorted(path for path in folder.glob("*.whl") if path.is_file())
-
-
-def newest(wheels: Sequence[Path]) -> Path:
-    """Return the wheel that was written last; of those of one time the one of the greatest version."""
-    return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, version_of(wheel), wheel.name))
-
-
-def version_of(wheel: Path) -> Version:
-    try:
-        return parse_wheel_filename(wheel.name)[1]
-    except (InvalidWheelFilename, InvalidVersion):
-        return Version("0.dev0")
 
 
 def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -> Side:

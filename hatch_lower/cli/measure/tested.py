@@ -21,10 +21,11 @@ from hatch_lower.cli.measure.gate import names_of, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
 from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
 from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
-from hatch_lower.cli.measure.side import Side, comparable, newest, side_of, wheels_in
+from hatch_lower.cli.measure.side import Side, comparable, side_of
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.cli.measure.timed import SHORTEST, undisturbed
 from hatch_lower.cli.measure.verdict import breach_text, exact_row
+from hatch_lower.cli.wheels import newest, wheels_in
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest

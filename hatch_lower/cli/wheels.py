@@ -1,0 +1,30 @@
+"""Wheels in a folder, such as `dist/`: a command that is given the folder takes the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from hatch_lower.build.contents import MANIFEST
+
+
+def wheels_in(folder: Path) -> list[Path]:
+    """Return the wheels in a folder; none if the folder has lowered models itself, for these are meant."""
+    if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
+        return []
+    return sorted(path for path in folder.glob("*.whl") if path.is_file())
+
+
+def newest(wheels: Sequence[Path]) -> Path:
+    """Return the wheel that was written last; of those of one time the one of the greatest version."""
+    return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, version_of(wheel), wheel.name))
+
+
+def version_of(wheel: Path) -> Version:
+    try:
+        return parse_wheel_filename(wheel.name)[1]
+    except (InvalidWheelFilename, InvalidVersion):
+        return Version("0.dev0")
