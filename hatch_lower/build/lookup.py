@@ -168,7 +168,7 @@ class ResultLookup:
             distribution=settings.name,
             recipes=tuple(asdict(recipe) for recipe in recipes),
             order=tuple(name for name in settings.recipe_order if name in model.recipes),
-            check=settings.check,
+            check=settings.check_bytes,
             weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
             verify_inputs=tuple(sorted(model.verify_inputs.items())),
             seed=settings.seed,

@@ -72,7 +72,7 @@ class ExportKey(Key):
     eager: str  # what the module itself, or the ready programs, return for the example inputs
     recipes: tuple[Mapping[str, object], ...]  # name, backends with their options, and how they are verified
     order: tuple[str, ...]  # in which recipes are tried
-    check: bool  # whether there is check data
+    check: int  # the bytes of check data, at most; 0: there are none
     # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
     # of each method with real inputs for verification: its name, where they are from, and sha256 of them all
@@ -95,7 +95,7 @@ class ManifestKey(Key):
     distribution: str
     recipes: tuple[object, ...]  # as they are written in the settings
     order: tuple[str, ...]  # in which recipes are tried
-    check: bool  # whether there is check data
+    check: int  # the bytes of check data, at most; 0: there are none
     # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
     verify_inputs: tuple[tuple[str, str], ...]  # method, or nothing for all others, and where its real inputs are from

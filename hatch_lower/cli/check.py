@@ -51,6 +51,9 @@ def read_number(text: str) -> float:
 LIMITS = "or by dtype: `float16=1e-2,float32=1e-4`."
 
 
+NOTHING_COMPARED = 3  # exit status
+
+
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
 @path_option
@@ -72,7 +75,8 @@ def check(
 ) -> None:
     """Compare what a model computes here with its packaged check.
 
-    It runs the packaged inputs. Fails if an output differs from the eager model's, or a file is damaged or missing.
+    It runs the packaged inputs. Ends with status 1 if an output differs from the eager model's, or a file is damaged
+    or missing, and with status 3 if no method could be compared.
     """
     with places_of(target_of(name, is_path)) as places:
         chosen = choose(places, name, model, recipe)
@@ -80,7 +84,8 @@ def check(
 
         rows = check_all(chosen, recipe, Tolerance(**resolve_tolerances(rtol, atol)), name)
     show_report([row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
-    context.exit(1 if any(row.is_wrong for row in rows) else 0)
+    compared = any(row.status == "ok" for row in rows)
+    context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
 
 
 def choose(
@@ -143,3 +148,5 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
     compared = [row for row in rows if row.largest_error is not None]
     wrong = sum(row.is_wrong for row in rows)
     yield f"{count(len(compared), 'method')} compared, {count(wrong, 'fault')}"
+    if not compared and not wrong:
+        yield "this is no success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)"

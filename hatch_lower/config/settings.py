@@ -91,6 +91,7 @@ class Settings(Frozen):
     recipe_order: tuple[str, ...]  # every recipe's name
     runtime_requirements: str = "check"  # `check`, `add` or `off`
     check: bool = True
+    check_megabytes: float = 1.0
     editable: str = "lower"  # `lower`, `eager` or `skip`
     dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
     inputs: tuple[str, ...] = ()
@@ -106,6 +107,11 @@ class Settings(Frozen):
     localise: int = 120  # seconds; it is in no key
     executor: str = "local"  # it is in no key
     keep_weights: bool = False  # it is in no key
+
+    @property
+    def check_bytes(self) -> int:
+        """The bytes of check data that a model has at most."""
+        return int(self.check_megabytes * 1e6) if self.check else 0
 
 
 def read_settings(
@@ -164,6 +170,7 @@ def read_settings(
         bench=given.bench,
         cache=given.cache,
         check=given.check,
+        check_megabytes=given.check_megabytes,
         editable=given.editable,
         executor=given.executor,
         inputs=given.inputs,

@@ -257,8 +257,10 @@ class HookTable(Frozen):
     left that needs torch, and names it. Without this setting, too, a recipe requires no torch if its engine takes all
     but views and sizes."""
     check: bool = True
-    """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
-    checked."""
+    """Package example inputs and eager's outputs, so that an installed program can be checked."""
+    check_megabytes: float = field(default=1.0, metadata={"minimum": 0})
+    """Megabytes of check data that a model has at most. Where the example inputs have more, their first rows are
+    packaged, if the first dimension is dynamic."""
     runtime_requirements: Literal["check", "add", "off"] = "check"
     """Packages that the programs need at run time, and `[project] dependencies`. `check`: a package that is missing
     there, or of which no needed version is allowed, fails the build, and the error has the lines to paste; a bound that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch.export import ExportedProgram
@@ -15,13 +15,12 @@ from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.graph.writes import written_into
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
-from hatch_lower.pipeline.random_inputs import example_case
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.runtime.check import mark_name
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
-CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
 
 
@@ -87,13 +86,6 @@ def is_training(model: CapturedModel) -> bool:
     return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
 
 
-def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
-    total = sum(tensor.nbytes for tensor in found.values())
-    if total > CHECK_BYTES:
-        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
-    return found, note
-
-
 def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
     # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
@@ -103,17 +95,23 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
     for method in model.methods:
         if not method.has_examples or random_operators(method.program):
             continue
-        case = example_case(method)
-        args, kwargs = case.copied()
         try:
-            with torch.no_grad():
-                outputs = eager_factory(model, method)()(*args, **kwargs)
+            found |= eager_tensors(model, method, example_case(method))
         except Exception as error:
             return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
-        for i, marks in enumerate(rounding_of(method.program).outputs):
-            found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}
-        for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
-            for i, leaf in enumerate(trees.tree_leaves(tree)):
-                if isinstance(leaf, torch.Tensor):
-                    found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
     return found, ""
+
+
+def eager_tensors(model: CapturedModel, method: CapturedMethod, case: InputCase) -> dict[str, torch.Tensor]:
+    """Return the tensors among the inputs of a call and eager's outputs, by the names of `example_tensors`."""
+    args, kwargs = case.copied()
+    with torch.no_grad():
+        outputs = eager_factory(model, method)()(*args, **kwargs)
+    found: dict[str, torch.Tensor] = {}
+    for i, marks in enumerate(rounding_of(method.program).outputs):
+        found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}
+    for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
+        for i, leaf in enumerate(trees.tree_leaves(tree)):
+            if isinstance(leaf, torch.Tensor):
+                found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
+    return found

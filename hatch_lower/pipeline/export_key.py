@@ -107,7 +107,7 @@ def describe_export(
         eager=eager_digest(source, examples),
         recipes=tuple(encode(recipe) for recipe in recipes),
         order=tuple(name for name in settings.recipe_order if name in model.recipes),
-        check=settings.check,
+        check=settings.check_bytes,
         weights=(
             ((IN_A_FILE, settings.name),)
             if model.weights == (IN_A_FILE,)

@@ -33,8 +33,9 @@ from hatch_lower.format.record import ModelReport, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.check_data import limited
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.pipeline.eager import eager_factory, example_tensors, limited
+from hatch_lower.pipeline.eager import eager_factory, example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
 from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
@@ -221,9 +222,10 @@ def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedPro
 def write_check_data(build: ModelBuild) -> FileEntry | None:
     if not build.settings.check or build.examples is None:
         return None
-    tensors, note = limited(*build.examples)
-    if note:
-        build.warn(note)
+    found, note = build.examples
+    tensors, lines = limited(build.source, found, build.settings.check_bytes)
+    for line in [note] if note else lines:
+        build.warn(line)
     return build.packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
 
 

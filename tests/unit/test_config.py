@@ -117,10 +117,10 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
-        "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, `editable`, "
-        "`executor`, `imports`, `inputs`, `jobs`, `keep-weights`, `localise`, `models`, `on-mismatch`, `package`, "
-        "`pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, "
-        "`torch-free`, `verify`, `weights`\n"
+        "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, "
+        "`check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, `localise`, "
+        "`models`, `on-mismatch`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
+        "`runtime-requirements`, `seed`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
 

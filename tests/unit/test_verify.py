@@ -20,8 +20,9 @@ from hatch_lower.events import NullReporter
 from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.check_data import limited
 from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
-from hatch_lower.pipeline.eager import CHECK_BYTES, changed_parameters, example_tensors, limited, random_operators
+from hatch_lower.pipeline.eager import changed_parameters, example_tensors, random_operators
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.verify import compared_text
@@ -504,18 +505,46 @@ def test_dimensions_and_numbers_without_a_name() -> None:
 def test_check_data_are_the_example_inputs_and_what_eager_returns() -> None:
     module = Counter()
     example = torch.arange(6.0).reshape(2, 3).t()
-    tensors, note = limited(*example_tensors(captured(module, example)))
-    assert note == ""
+    model = captured(module, example)
+    tensors, lines = limited(model, example_tensors(model)[0], 1000)
+    assert lines == []
     assert sorted(tensors) == ["forward/input/0", "forward/output/0", "forward/output/1"]
     assert torch.equal(tensors["forward/output/0"], example + 1)
     assert all(tensor.is_contiguous() for tensor in tensors.values())
     assert module.count == 0
 
 
-def test_check_data_that_are_too_large_are_left_out() -> None:
-    tensors, note = limited(*example_tensors(captured(Function(lambda x: x + 1), torch.zeros(CHECK_BYTES // 4))))
+def test_check_data_that_are_too_large_are_left_out_and_named() -> None:
+    model = captured(Function(lambda x: x + 1), torch.zeros(250_000))
+    tensors, lines = limited(model, example_tensors(model)[0], 1_500_000)
     assert tensors == {}
-    assert note == "no check data: example inputs and outputs take 2097152 bytes, more than 1048576"
+    assert lines == [
+        "no check data of `forward`: its example inputs and outputs take 1.91 MiB,"
+        " and the check data of a model 1.43 MiB at most; raise `check-megabytes`"
+    ]
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(8_000, 8), (7_999, 7), (2_500, 2), (1_000, 1)])
+def test_check_data_of_a_dynamic_batch_are_as_many_rows_as_fit(limit: int, rows: int) -> None:
+    example = torch.arange(1000.0).reshape(8, 125)
+    model = captured(Function(lambda x: x.cumsum(0)), example, dynamic_shapes=({0: Dim("batch")},))
+    tensors, lines = limited(model, example_tensors(model)[0], limit)
+    assert torch.equal(tensors["forward/input/0"], example[:rows])
+    assert torch.equal(tensors["forward/output/0"], example[:rows].cumsum(0))
+    assert len(lines) == (rows < 8)
+    assert all(line.startswith(f"check data of `forward` have {rows} of 8 rows: ") for line in lines)
+
+
+def test_check_data_of_rows_that_other_sizes_depend_on_are_left_out() -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum() + y.sum()
+
+    batch = Dim("batch", min=2)
+    model = captured(Two(), torch.zeros(8, 100), torch.zeros(16), dynamic_shapes=({0: batch}, {0: 2 * batch}))
+    tensors, lines = limited(model, example_tensors(model)[0], 2000)
+    assert tensors == {}
+    assert lines[0].startswith("no check data of `forward`")
 
 
 FRESH = """

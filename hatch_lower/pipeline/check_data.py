@@ -1,0 +1,79 @@
+"""The check data of a wheel: example inputs and eager's outputs, as much of them as a limit allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hatch_lower.errors import size_text
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.eager import eager_tensors
+from hatch_lower.pipeline.parameters import user_values
+from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case, example_sizes, size_range
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the check data that fit into a number of bytes, and a line for each method that has less, or none."""
+    kept: dict[str, torch.Tensor] = {}
+    lines = []
+    for method in model.methods:
+        own = {name: tensor for name, tensor in found.items() if name.startswith(f"{method.name}/")}
+        size, room = bytes_of(own), limit - bytes_of(kept)
+        if size <= room:
+            kept |= own
+            continue
+        taken = f"its example inputs and outputs take {size_text(size)}"
+        reason = f"{taken}, and the check data of a model {size_text(limit)} at most"
+        fewer = next(smaller(model, method, size, room), None)
+        if fewer is not None:
+            kept |= fewer[1]
+            lines.append(f"check data of `{method.name}` have {fewer[0]}: {reason} (`check-megabytes`)")
+        else:
+            lines.append(f"no check data of `{method.name}`: {reason}; raise `check-megabytes`")
+    return kept, lines
+
+
+def bytes_of(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) -> Iterator[tuple[str, Tensors]]:
+    """Yield check data of fewer rows that fit, with the number of rows: the first rows of the example inputs."""
+    symbol = rows_of(method)
+    if symbol is None:
+        return
+    rows = example_sizes(method)[symbol]
+    count = min(rows - 1, rows * room // size)
+    while count >= max(1, size_range(method, symbol)[0]):
+        case = first_rows(method, symbol, count)
+        tensors = eager_tensors(model, method, case)
+        if bytes_of(tensors) <= room:
+            yield f"{count} of {rows} rows", tensors
+        count //= 2
+
+
+def rows_of(method: CapturedMethod) -> Any:
+    """Return the symbol of the first dimension of an input, if sizes depend on this symbol by itself alone."""
+    shapes: list[Any] = [value.shape for value in user_values(method.program) if isinstance(value, torch.Tensor)]
+    sizes = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    firsts = [shape[0].node.expr for shape in shapes if shape and isinstance(shape[0], torch.SymInt)]
+    if not firsts or not firsts[0].is_Symbol or firsts[0] not in example_sizes(method):
+        return None
+    plain = all(size == firsts[0] or firsts[0] not in size.free_symbols for size in sizes)
+    return firsts[0] if plain else None
+
+
+def first_rows(method: CapturedMethod, symbol: object, count: int) -> InputCase:
+    leaves = []
+    for leaf, value in zip(example_case(method).leaves(), user_values(method.program), strict=True):
+        if isinstance(value, torch.SymInt) and value.node.expr == symbol:
+            leaf = count
+        for place, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr == symbol and isinstance(leaf, torch.Tensor):
+                leaf = leaf.narrow(place, 0, count)
+        leaves.append(leaf)
+    return case_of(method, f"the first {count} rows", leaves)
