@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fsspec.registry import _registry as OPENED  # noqa: N812
 from support.lowered import floats, install
 from support.weights import COMMIT, Served, checkpoint, served, write_outside
 
@@ -318,6 +319,8 @@ def test_a_hub_without_its_library(tmp_path: Path, server: Served, monkeypatch: 
 def test_a_url_without_what_opens_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, missing: str, hint: str
 ) -> None:
+    # another test in this process may have opened a URL of this kind
+    monkeypatch.delitem(OPENED, url.partition(":")[0], raising=False)
     for name in (missing, f"{missing}.core"):
         monkeypatch.setitem(sys.modules, name, None)
     folder = lowered(tmp_path, url)
