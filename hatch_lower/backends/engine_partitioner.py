@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
@@ -23,6 +23,11 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+# operators that count places from the beginning of the memory that their input lies in
+MEMORY_READERS = frozenset(
+    {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
+)
 
 Reasons = Callable[[Node], str]  # says why an operation is not taken; an empty string: it is
 OfProgram = TypeVar("OfProgram", bound=Reasons)
@@ -89,7 +94,25 @@ def why_not_target(node: Node, exclude: Collection[str]) -> str:
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"
-    return f"`{target}` is excluded by the recipe" if str(target) in exclude else ""
+    if str(target) in exclude:
+        return f"`{target}` is excluded by the recipe"
+    if str(target) in MEMORY_READERS:
+        return f"`{target}` reads the memory of its input, which an engine lays out in its own way"
+    reader = memory_reader(node)
+    return "" if reader is None else f"`{reader.name}` reads its memory, which an engine lays out in its own way"
+
+
+def memory_reader(node: Node) -> Node | None:
+    """Return an operation that reads a node's memory otherwise than by the shape of its result."""
+    views, pending = {node}, list(node.users)
+    while pending:
+        user = pending.pop()
+        if str(torch_operator(user.target)) in MEMORY_READERS and user.args[0] in views:
+            return user
+        if user not in views and user.op == "call_function" and is_view(user):
+            views.add(user)
+            pending += user.users
+    return None
 
 
 def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bool = False) -> str:
