@@ -110,7 +110,7 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
         raise plain
     line = left_out_line(finding.operations, finding.backend, error_text(finding))
     build.reporter.report(Event("verify", "note", build.source.name, name, finding.method, detail=line))
-    kept = {each.recipe.name: each.lowering for each in recipes if each.recipe.name != name}
+    kept = {each.recipe.name: each.lowering for each in recipes}
     known = {each.recipe.name: each.left_out for each in recipes} | {name: wider}
     return replace(build, left_out=known, kept=kept, ask=None)
 

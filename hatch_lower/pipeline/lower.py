@@ -28,6 +28,9 @@ NAMED = 3  # operators that a line names
 
 def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
     """Return the model's methods, lowered for a recipe."""
+    before = build.kept.get(recipe.name)
+    if before is not None and before.left_out == build.left_out.get(recipe.name, {}):
+        return before
     methods = {method.name: method.program for method in build.source.methods}
     turns = [
         Turn(dict.fromkeys(methods, partitioner), backend)
@@ -36,9 +39,18 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
     # without a backend everything stays whole: torch runs it whole, faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
     steps = ReportedSteps(build, recipe)
+    if before is not None:
+        steps.seconds.update(before.seconds)
     passes = {method: (FoldLiterals(),) for method in methods}
     lowered = lower_exported(
-        methods, turns, preserve=everything, passes=passes, store=build.store, steps=steps, ask=build.ask
+        methods,
+        turns,
+        preserve=everything,
+        passes=passes,
+        store=build.store,
+        steps=steps,
+        ask=build.ask,
+        before=None if before is None else before.methods,
     )
     for method in build.source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):

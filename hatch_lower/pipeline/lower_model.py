@@ -182,7 +182,7 @@ def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: Weig
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     """Lower all methods for one recipe, and write its plan, debug map and delegates."""
-    lowering = build.kept.get(recipe.name) or lower_for_recipe(build, recipe)
+    lowering = lower_for_recipe(build, recipe)
     lowered, seconds = lowering.methods, lowering.seconds
     with stage(build.reporter, "emit", build.source.name, recipe.name):
         emitted = emit_recipe(build, lowered.methods)

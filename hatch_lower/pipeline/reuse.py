@@ -172,7 +172,8 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known:
             if taken and build.store.writes:
                 build.warn(f"partitions from the cache are lowered again: {error.what}")
                 build.store.forget(taken)
-                build, known = replace(build, kept={}), None
+                left_out = {recipe.recipe.name: recipe.left_out for recipe in recipes}
+                build, known = replace(build, left_out=left_out, kept={}), None
             else:
                 build = healed(build, recipes, error)
         # a library that this process has loaded must not be written again

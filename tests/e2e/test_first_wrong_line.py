@@ -1,13 +1,14 @@
-"""A project whose engine has a fault: the build names the line, and `hatch-lower localise` does."""
+"""A project whose engine has a fault: the build leaves the operation out or names its line, as `localise` does."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.scenarios import Project, copy_project
+from support.scenarios import Project, copy_project, only, sha256
 
 from hatch_lower.cli.entry import main
 
@@ -55,7 +56,25 @@ def localise(project: Project, *args: str) -> Result:
     return CliRunner().invoke(main, ["localise", *args], env=project.environment())
 
 
-def test_a_build_whose_comparison_fails_names_the_line(faulty: Project) -> None:
+def test_a_build_leaves_the_operation_out_and_finds_that_again(faulty: Project, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(faulty.root, tmp_path / "tiny"))
+    copied = Project(root, tmp_path / "dist", tmp_path / "cache")
+    done = copied.build().check()
+    assert "relu at tiny/model.py:12: `reference` computes the operation wrongly on random inputs" in done.output
+    wheel = only(copied.dist, "*.whl")
+    shown = CliRunner().invoke(main, ["inspect", str(wheel), "--json"]).stdout
+    method = json.loads(shown)[0]["models"]["tiny"]["recipes"]["default"]["methods"]["forward"]
+    known = {"op": "aten.relu.default", "module": "", "source": "tiny/model.py:12", "backend": "reference"}
+    (left_out,) = method["left_out"]
+    assert {**left_out, **known} == left_out
+    assert method["delegated"] < method["nodes"]
+    digest = sha256(wheel)
+    copied.build(environment={"HATCH_LOWER_CACHE": "frozen"}).check()
+    assert sha256(only(copied.dist, "*.whl")) == digest
+
+
+def test_a_build_that_is_to_fail_names_the_line(faulty: Project) -> None:
+    faulty.edit("pyproject.toml", '["reference"]', '["reference"]\non-mismatch = "fail"')
     done = faulty.build(environment={"HATCH_LOWER_CACHE": "refresh"})  # it has seen the same graph
     assert done.status != 0
     assert "the lowered method computes something else than the eager module" in done.stderr

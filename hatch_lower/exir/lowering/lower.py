@@ -70,15 +70,17 @@ def lower_exported(
     store: Store | None = None,
     steps: Steps | None = None,
     ask: Ask | None = None,
+    before: LoweredMethods | None = None,
 ) -> LoweredMethods:
     """Lower all methods of a model."""
+    # `before` is what the same methods came to, for the same partitioners: only the turns are taken again.
     # What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order, and the
     # operators of `preserve` in any case. `passes` run over a method's edge program before the first turn. With
     # `needs_delegates` an operation that was kept whole for a partitioner and that none took is refused.
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
     edge: dict[str, ExportedProgram] = {}
-    for method, program in exported.items():
+    for method, program in () if before is not None else exported.items():
         with steps.edge(method):
             with steps.ask(method):
                 asked = [turn.partitioners[method] for turn in turns if method in turn.partitioners]
@@ -88,6 +90,7 @@ def lower_exported(
             if passes.get(method):
                 edge[method] = transform_program(edge[method], passes[method])
             number_places(edge[method])
+    edge = edge if before is None else dict(before.edge)
     methods = {method: Lowered(program) for method, program in edge.items()}
     for turn in turns:
         lowered = take_turn(turn, programs_of(methods), steps, store, ask)
@@ -95,7 +98,8 @@ def lower_exported(
     if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
-    return LoweredMethods(edge, methods, frozenset(op for method in wishes.values() for op in method.wanted_by))
+    kept = frozenset(op for method in wishes.values() for op in method.wanted_by)
+    return LoweredMethods(edge, methods, kept if before is None else before.kept)
 
 
 def take_turn(
