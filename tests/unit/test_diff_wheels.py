@@ -532,3 +532,26 @@ def test_a_number_that_is_the_size_of_a_member_that_differs_is_left_out(tmp_path
         ("t/sbom.json", "/shape/0"),
         ("t/x.bin", "byte 500; 500 and 502 bytes in all"),
     ]
+
+
+def test_the_directory_of_a_wheel_is_read_a_few_times_however_many_members_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    class Counting(zipfile.ZipFile):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            opened.append(arguments)
+            super().__init__(*arguments, **options)
+
+    paths = []
+    for side in ("first", "second"):
+        paths.append(tmp_path / side / "net-1.0-py3-none-any.whl")
+        paths[-1].parent.mkdir()
+        with zipfile.ZipFile(paths[-1], "w", zipfile.ZIP_DEFLATED) as archive:
+            for number in range(50):
+                archive.writestr(f"net/{number}.txt", f"{side}\n" * (1 if number else 400_000))
+    monkeypatch.setattr(zipfile, "ZipFile", Counting)
+    found = compare_wheels(*paths)
+    assert {each.member for each in found if each.member} == {f"net/{number}.txt" for number in range(50)}
+    assert len(opened) <= 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import io
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start, plain_member
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
@@ -33,7 +35,7 @@ class Wheel(Frozen):
     path: Path
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; of two of one name the last
     digests: Mapping[str, str]
-    repeated: tuple[str, ...]  # names that are there more than once
+    repeated: frozenset[str]  # names that are there more than once
 
 
 def read_wheel(path: Path) -> Wheel:
@@ -43,7 +45,7 @@ def read_wheel(path: Path) -> Wheel:
             counts = Counter(entry.filename for entry in entries)
             members = {entry.filename: entry for entry in entries}
             digests = {name: digest_of_member(archive, name) for name in members}
-            repeated = tuple(sorted(name for name, number in counts.items() if number > 1))
+            repeated = frozenset(name for name, number in counts.items() if number > 1)
             return Wheel(path, members, digests, repeated)
     except ARCHIVE_ERRORS as error:
         raise unreadable(path, error) from error
@@ -68,14 +70,31 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
     entry = wheel.members[name]
     if entry.compress_type == zipfile.ZIP_STORED:
         return map_part(wheel.path, member_start(wheel.path, entry), entry.file_size)
+    if entry.file_size <= PIECE:
+        with wheel.path.open("rb") as file, io.BytesIO() as small:
+            inflate(wheel, entry, file, small)
+            return memoryview(small.getvalue())
     with tempfile.NamedTemporaryFile(prefix="hatch-lower-") as unpacked:
-        try:
-            with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source:
-                shutil.copyfileobj(source, unpacked, PIECE)
-        except ARCHIVE_ERRORS as error:
-            raise unreadable(wheel.path, error) from error
+        with wheel.path.open("rb") as file:
+            inflate(wheel, entry, file, unpacked)
         unpacked.flush()
         return map_part(Path(unpacked.name), 0, unpacked.tell())  # the pages stay when the name is gone
+
+
+def inflate(wheel: Wheel, entry: zipfile.ZipInfo, source: IO[bytes], target: IO[bytes]) -> None:
+    """Write a deflated member's contents; `zipfile` would read the names of all members for each."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        source.seek(member_start(wheel.path, entry))
+        left = entry.compress_size
+        while left and (data := source.read(min(left, PIECE))):
+            left -= len(data)
+            while data:
+                target.write(inflater.decompress(data, PIECE))
+                data = inflater.unconsumed_tail
+        target.write(inflater.flush())
+    except ARCHIVE_ERRORS as error:
+        raise unreadable(wheel.path, error) from error
 
 
 def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:

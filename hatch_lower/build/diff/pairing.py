@@ -22,6 +22,8 @@ LEAST_SIZE = 256  # bytes: a smaller number in a document is not taken for the s
 # Of a tensor, or of the contents of a file that is called by it
 DIGEST = re.compile(rb'(?:"key": ?"|/(?:sha256_)?)([0-9a-f]{64})["._]')
 
+IN_NAME = re.compile(r"(?=([0-9a-f]{64}))")
+
 
 def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str, str]]:
     """Return the members of both wheels, and the digests of members and tensors that have other contents."""
@@ -35,9 +37,13 @@ def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str,
     documents = [name for name in sorted(pairs) if FOLDER in name and name.endswith(".json")]
     for name in sorted(documents, key=lambda name: name.endswith(MANIFEST)):  # whose lists are sorted by digest
         digests = digests_of(first, second, name, name) | digests
+    called: dict[str, list[str]] = {}
+    for name in lone:
+        for digest in IN_NAME.findall(name):
+            called.setdefault(digest, []).append(name)
     for left, right in digests.items():
-        for name in lone:
-            if left in name and name.replace(left, right) in second.members:
+        for name in called.get(left, ()):
+            if name.replace(left, right) in second.members:
                 pairs[name] = name.replace(left, right)
                 digests = digests_of(first, second, name, pairs[name]) | digests
     return pairs, digests
