@@ -232,7 +232,7 @@ class HookTable(Frozen):
     on_mismatch: Literal["leave-out", "fail"] = "leave-out"
     """What a backend leads to that computes an operation wrongly, refuses an operation that its partitioner took, or
     fails when it runs. `leave-out`: the operation is left out of that backend's partitions, torch computes the
-    operation, and the build says so; at most 8 operations of a recipe. `fail`: the build fails. Whatever no single
+    operation, and the build says so; at most 8 times for a recipe. `fail`: the build fails. Whatever no single
     operation leads to, and a mismatch of a recipe without backends, fails the build in any case."""
     localise: int = field(default=120, metadata={"minimum": 0})
     """Seconds that a build whose comparison fails may take to look for the first operation that is wrong, and its line;

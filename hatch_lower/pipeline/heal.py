@@ -23,7 +23,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import AnswerError, BackendError, VerificationError
 from hatch_lower.events import Event
 from hatch_lower.exir.backend.backend_api import cut_methods
-from hatch_lower.exir.lowering.leave_out import PLACE, Places
+from hatch_lower.exir.lowering.leave_out import PLACE, Places, alike
 from hatch_lower.exir.lowering.lower import Turn
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.format.manifest import LeftOut
@@ -33,7 +33,7 @@ from hatch_lower.pipeline.localise.model import search_wrong
 from hatch_lower.pipeline.localise.refusal import find_refusal
 from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuild
 
-MOST_LEFT_OUT = 8  # operations of a recipe; `docs/engines.md` and `on-mismatch` name the number
+MOST_TIMES = 8  # that a recipe is healed; `docs/engines.md` and `on-mismatch` name the number
 MOST_TOGETHER = 4  # operations that are wrong only when lowered together, and are left out together
 MOST_LOWERINGS = 48  # parts that one search lowers
 
@@ -58,6 +58,7 @@ class Healing:
         self._build = build
         self._recipe = recipe
         self.left_out: LeftOutOf = build.left_out.get(recipe.name, {})
+        self.times = build.kept[recipe.name].healed if recipe.name in build.kept else 0
 
     def places(self, backend: str) -> Mapping[str, Places]:
         return {
@@ -68,23 +69,22 @@ class Healing:
     def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
         """Return whether a failed turn can be tried again, without an operation that the backend refuses."""
         build, recipe = self._build, self._recipe
-        if isinstance(error, AnswerError) or not may_heal(build, recipe):
+        if isinstance(error, AnswerError) or not may_heal(build, recipe) or self.times == MOST_TIMES:
             return False
         cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
         refusal = find_refusal(cut, turn.partitioners, build.store, MOST_LOWERINGS)
         if refusal is None or refusal.backend != turn.name:
             return False
-        more = [
-            left_out(node.meta.get(PLACE, -1), turn.name, node.meta["debug_handle"], REFUSED) for node in refusal.nodes
-        ]
-        if (wider := extended(self.left_out, refusal.method, more)) is None:
+        places = [node.meta.get(PLACE, -1) for node in refusal.nodes]
+        wider = extended(self.left_out, programs[refusal.method], refusal.method, turn.name, places, REFUSED)
+        if wider is None:
             return False
-        self.left_out = wider
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
         origins = [sources.origin(node, str(node.target)) for node in refusal.nodes]
         why = f"`{turn.name}` refuses to lower {number_text(origins)}: {refusal.text}"
-        line = left_out_line(origins, turn.name, why)
+        line = left_out_line(origins, turn.name, why, count_of(wider) - count_of(self.left_out))
         build.reporter.report(Event("lower", "note", build.source.name, recipe.name, refusal.method, detail=line))
+        self.left_out, self.times = wider, self.times + 1
         return True
 
 
@@ -95,41 +95,45 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
     lowered = next((each for each in recipes if each.recipe.name == name), None)
     if lowered is None:
         raise plain
-    heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates)
+    before, lowering = lowered.left_out, lowered.lowering
+    heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates) and lowering.healed < MOST_TIMES
     finding, lines = search_wrong(build, lowered, error, MOST_LOWERINGS if heals else 0)
     wider = None
     if heals and finding is not None and finding.verdict in ("operation", "together", "refused"):
         reason = FAILED if finding.verdict == "refused" else WRONG
-        pairs = zip(finding.places, finding.handles, strict=True)
-        more = [left_out(place, finding.backend, handle, reason) for place, handle in pairs]
-        wider = extended(lowered.left_out, finding.method, more)
+        program = lowering.methods.edge[finding.method]
+        wider = extended(before, program, finding.method, finding.backend, finding.places, reason)
     if wider is None or finding is None:
-        if heals and count_of(lowered.left_out) == MOST_LEFT_OUT:
-            lines.append(f"{MOST_LEFT_OUT} operations are left out already, which is the most")
+        if lowering.healed == MOST_TIMES:
+            lines.append(f"operations were left out {MOST_TIMES} times already, and no more often is tried")
         plain.found = "\n".join([plain.found, *lines])
         raise plain
-    line = left_out_line(finding.operations, finding.backend, error_text(finding))
+    more = count_of(wider) - count_of(before)
+    line = left_out_line(finding.operations, finding.backend, error_text(finding), more)
     build.reporter.report(Event("verify", "note", build.source.name, name, finding.method, detail=line))
     kept = {each.recipe.name: each.lowering for each in recipes}
+    kept[name] = replace(lowering, healed=lowering.healed + 1)
     known = {each.recipe.name: each.left_out for each in recipes} | {name: wider}
     return replace(build, left_out=known, kept=kept, ask=None)
 
 
-def left_out(place: int, backend: str, handle: int, reason: str) -> LeftOut:
-    return LeftOut(place, backend, handle, reason)
-
-
-def extended(before: LeftOutOf, method: str, more: Sequence[LeftOut]) -> LeftOutOf | None:
-    """Return what is left out with some operations more; `None` if that is too much, or no more than before."""
-    known = {(each.place, each.backend) for each in before.get(method, ())}
-    if not more or len(more) > MOST_TOGETHER or any(each.place < 0 for each in more):
+def extended(
+    before: LeftOutOf, program: ExportedProgram, method: str, backend: str, places: Sequence[int], reason: str
+) -> LeftOutOf | None:
+    """Return what is left out with the operations at some places more; `None` if that is too much, or nothing new."""
+    # Where one of the same kind is left out already, the kind is at fault: all others of it follow, as those of the
+    # layers of a transformer.
+    own = {each.place for each in before.get(method, ()) if each.backend == backend}
+    nodes = {place: alike(program, place) for place in places}
+    if not nodes or len(nodes) > MOST_TOGETHER or not all(nodes.values()) or own & nodes.keys():
         return None
-    if any((each.place, each.backend) in known for each in more):
-        return None
-    if count_of(before) + len(more) > MOST_LEFT_OUT:
-        return None
-    several = sorted([*before.get(method, ()), *more], key=lambda each: (each.place, each.backend))
-    return dict(sorted({**before, method: tuple(several)}.items()))
+    more: dict[int, int] = {}  # place to debug handle
+    for place, several in nodes.items():
+        kind = {node.meta[PLACE]: node.meta["debug_handle"] for node in several}
+        more |= kind if own & kind.keys() else {place: kind[place]}
+    new = [LeftOut(place, backend, handle, reason) for place, handle in more.items() if place not in own]
+    ordered = sorted([*before.get(method, ()), *new], key=lambda each: (each.place, each.backend))
+    return dict(sorted({**before, method: tuple(ordered)}.items()))
 
 
 def count_of(left_out: LeftOutOf) -> int:
@@ -141,8 +145,10 @@ def count_text(left_out: LeftOutOf) -> str:
     return "1 operation" if number == 1 else f"{number} operations"
 
 
-def left_out_line(operations: Sequence[Origin], backend: str, error: str) -> str:
+def left_out_line(operations: Sequence[Origin], backend: str, error: str, number: int) -> str:
     named = ", ".join(map(operation_text, operations))
+    if number > len(operations):  # the second of its kind
+        named += f", and {number - len(operations)} more like it"
     return f"{named}: {error}; computed by torch instead; report it to the authors of the backend `{backend}`"
 
 

@@ -59,7 +59,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
         line = line_on_finite(backend.name, steps.finite_only[backend.name])
         if line and FINITE_ONLY not in backend.options:
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, detail=line))
-    return KeptLowering(lowered, steps.seconds, steps.healing.left_out)
+    return KeptLowering(lowered, steps.seconds, steps.healing.left_out, steps.healing.times)
 
 
 class ReportedSteps(Steps):

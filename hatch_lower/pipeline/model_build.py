@@ -36,6 +36,7 @@ class KeptLowering(Frozen):
     methods: LoweredMethods
     seconds: Mapping[str, float]  # that each took
     left_out: LeftOutOf
+    healed: int  # how often in this build
 
 
 class ModelBuild(Frozen):

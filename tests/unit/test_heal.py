@@ -19,7 +19,7 @@ from hatch_lower.errors import BackendError, VerificationError
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.format.record import ModelReport
-from hatch_lower.pipeline.heal import FAILED, MOST_LEFT_OUT, REFUSED, WRONG
+from hatch_lower.pipeline.heal import FAILED, MOST_TIMES, REFUSED, WRONG
 from hatch_lower.pipeline.lower_model import make_recipes, start_build
 
 pytestmark = pytest.mark.torch
@@ -173,18 +173,28 @@ def test_a_backend_without_its_libraries_fails_the_build(shop: Workshop) -> None
 
 
 LOOP = """\
-        for _ in range(12):
-            other = torch.sin(other) * 1.5
+        for number in range(12):
+            other = torch.sin(other[:, :4].repeat(1, SIZE)) * 1.5
+        other = other[:, :4]
 """
-MANY = SOURCE.replace("        return ", f"{LOOP}        return ")
 
 
-def test_more_operations_than_the_limit_fail_the_build(shop: Workshop) -> None:
+def test_the_second_of_a_kind_takes_all_others_of_it_along(shop: Workshop) -> None:
+    source = SOURCE.replace("        return ", f"{LOOP.replace('SIZE', '2')}        return ")
+    with faulty(wrong=("sin",)):
+        report, events = build(shop, source=source)
+    assert [operator for _, operator, _ in left_out(report)] == ["aten.sin.default"] * 13
+    healed = [note for note in events.notes() if "computed by torch instead" in note]
+    assert [" and 10 more like it: " in note for note in healed] == [False, False, True]
+
+
+def test_a_build_that_is_healed_too_often_fails(shop: Workshop) -> None:
+    source = SOURCE.replace("        return ", f"{LOOP.replace('SIZE', 'number + 1')}        return ")
     with faulty(wrong=("sin",)), pytest.raises(VerificationError) as caught:
-        build(shop, source=MANY)
+        build(shop, source=source)
     assert caught.value.what == "the lowered method computes something else than the eager module"
     assert "first wrong: sin at net.py:14, inside partition " in caught.value.found
-    assert f"{MOST_LEFT_OUT} operations are left out already" in caught.value.found
+    assert f"operations were left out {MOST_TIMES} times already" in caught.value.found
 
 
 def test_a_build_that_is_to_fail_leaves_nothing_out(shop: Workshop) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -26,6 +28,29 @@ def number_places(program: ExportedProgram) -> None:
     for place, node in enumerate(all_nodes(program.graph_module)):
         if computes(node):
             node.meta[PLACE] = place
+
+
+def alike(program: ExportedProgram, place: int) -> list[Node]:
+    """Return the operations of a program that differ from the one at a place in what they are given only."""
+    nodes = {
+        node.meta[PLACE]: node for node in all_nodes(program.graph_module) if PLACE in node.meta and computes(node)
+    }
+    kind = kind_of(nodes[place]) if place in nodes else ""
+    return [node for node in nodes.values() if kind_of(node) == kind]
+
+
+def kind_of(node: Node) -> str:
+    """Return the operator of a node, its literals, and the types and sizes of what it takes and gives."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: form_of(source.meta.get("val")))
+    return repr((str(node.target), args, sorted(kwargs.items()), form_of(node.meta.get("val"))))
+
+
+def form_of(value: object) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [form_of(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(map(str, value.shape))}"
+    return type(value).__name__
 
 
 def mark_left_out(program: ExportedProgram, places: Places) -> None:
