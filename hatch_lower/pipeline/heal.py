@@ -148,7 +148,7 @@ def count_text(left_out: LeftOutOf) -> str:
 def left_out_line(operations: Sequence[Origin], backend: str, error: str, number: int) -> str:
     named = ", ".join(map(operation_text, operations))
     if number > len(operations):  # the second of its kind
-        named += f", and {number - len(operations)} more like it"
+        named += f", and {number - len(operations)} more of the same kind"
     return f"{named}: {error}; computed by torch instead; report it to the authors of the backend `{backend}`"
 
 

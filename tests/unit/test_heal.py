@@ -185,7 +185,7 @@ def test_the_second_of_a_kind_takes_all_others_of_it_along(shop: Workshop) -> No
         report, events = build(shop, source=source)
     assert [operator for _, operator, _ in left_out(report)] == ["aten.sin.default"] * 13
     healed = [note for note in events.notes() if "computed by torch instead" in note]
-    assert [" and 10 more like it: " in note for note in healed] == [False, False, True]
+    assert [" and 10 more of the same kind: " in note for note in healed] == [False, False, True]
 
 
 def test_a_build_that_is_healed_too_often_fails(shop: Workshop) -> None:
