@@ -92,8 +92,10 @@ def test_an_interval_of_equal_ratios_is_a_point() -> None:
     assert (found.low, found.high) == pytest.approx((1.25, 1.25))
 
 
-def test_an_interval_of_one_ratio_excludes_nothing() -> None:
-    assert interval_of([1.3]) == Interval(pytest.approx(1.3), 0.0, math.inf)  # type: ignore[arg-type]
+@pytest.mark.parametrize("count", [1, 3, FEWEST - 1])
+def test_an_interval_of_few_ratios_excludes_nothing(count: int) -> None:
+    found = interval_of([1.3] * count)
+    assert found == Interval(pytest.approx(1.3), 0.0, math.inf, count)  # type: ignore[arg-type]
 
 
 def test_an_interval_says_the_same_of_a_to_b_and_of_b_to_a() -> None:

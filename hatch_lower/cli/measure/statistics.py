@@ -30,15 +30,16 @@ class Interval(Frozen):
     value: float
     low: float
     high: float
+    too_few: int = 0  # pairs, where these are less than `FEWEST` and leave the interval open
 
 
 def interval_of(observations: Sequence[float]) -> Interval:
-    """Return the trimmed geometric mean of positive numbers, and its interval; of one number any: nothing is known."""
+    """Return the trimmed geometric mean of positive numbers, and its interval, which is open if they are too few."""
     numpy, stats = libraries()
     logs = numpy.log(numpy.asarray(observations))
     mean = float(stats.trim_mean(logs, TRIMMED))
-    if len(logs) < 2:
-        return Interval(math.exp(mean), 0.0, math.inf)
+    if len(logs) < FEWEST:
+        return Interval(math.exp(mean), 0.0, math.inf, len(logs))
     if float(logs.std()) == 0.0:
         return Interval(*[math.exp(mean)] * 3)
     found = stats.bootstrap(

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from hatch_lower.cli.measure.figures import METRICS, Subject
 from hatch_lower.cli.measure.limits import Limit
-from hatch_lower.cli.measure.statistics import Interval, interval_of
+from hatch_lower.cli.measure.statistics import FEWEST, Interval, interval_of
 from hatch_lower.cli.measure.timed import Observations, has_enough
 from hatch_lower.errors import size_text
 from hatch_lower.frozen import Frozen
@@ -136,20 +136,20 @@ def breach_text(row: Row, breach: Breach) -> str:
 def found_text(row: Row, breach: Breach) -> str:
     """Return `1.21 (1.18 to 1.24) times B's, where max-call-ratio = 1.05 (bench.models.digits)`."""
     found = breach.found
-    is_once = math.isinf(found.high) and found.low < found.high
+    is_open = math.isinf(found.high) and found.low < found.high
     match breach.limit.kind:
         case "ratio to B" | "ratio to eager":
-            ratio = f"{found.value:.3f}" if is_once else ratio_text(found)
+            ratio = f"{found.value:.3f}" if is_open else ratio_text(found)
             text = f"{ratio} times {breach.limit.kind.removeprefix('ratio to ')}'s"
         case "loss against B":
             text = f"{100 * found.value:.4g} percentage points less than B's"
         case _:
             text = "infinite" if math.isinf(found.value) else value_text(row.metric, found.value)
-            if found.low != found.high and not is_once:
+            if found.low != found.high and not is_open:
                 text += f" ({value_text(row.metric, found.low)} to {value_text(row.metric, found.high)})"
     setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
-    if is_once:
-        text += ", from one pair"
+    if is_open:
+        text += f", from {found.too_few} of {FEWEST} pairs: raise `--budget`"
     return f"{text}, where {limit_text(breach)} ({setting})"
 
 
@@ -178,5 +178,5 @@ def ratio_text(ratio: Interval) -> str:
     if ratio.low == ratio.high:
         return f"{ratio.value:.3f}"
     if math.isinf(ratio.high):
-        return f"{ratio.value:.3f} (once)"
+        return f"{ratio.value:.3f} ({ratio.too_few} of {FEWEST} pairs)"
     return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
