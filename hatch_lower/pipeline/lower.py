@@ -16,6 +16,7 @@ from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
 from hatch_lower.exir.lowering.lower import Steps, Turn, lower_exported
+from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.heal import Healing
@@ -46,6 +47,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
         methods,
         turns,
         preserve=everything,
+        preserve_nodes=UNLIKE_EAGER,
         passes=passes,
         store=build.store,
         steps=steps,

@@ -74,7 +74,13 @@ def test_a_figure_that_one_side_lacks_is_a_dash() -> None:
             "0.859 times eager's, from 1 of 8 pairs: raise `--budget`",
         ),
         (CALL, "call-seconds", {"A": 0.25}, {"max_call_seconds": 1}, "250 ms, from 1 of 8 pairs: raise `--budget`"),
-        (DEFAULT, "memory-bytes", {"A": 2 << 20}, {"max_memory_bytes": 1 << 20}, "2.00 MiB, from 1 of 8 pairs: raise `--budget`"),
+        (
+            DEFAULT,
+            "memory-bytes",
+            {"A": 2 << 20},
+            {"max_memory_bytes": 1 << 20},
+            "2.00 MiB, from 1 of 8 pairs: raise `--budget`",
+        ),
     ],
 )
 def test_what_one_pair_says_is_told_so(

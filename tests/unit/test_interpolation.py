@@ -18,6 +18,10 @@ from torch.export import Dim
 import hatch_lower
 from hatch_lower.backends.interpolation import is_held, is_regular, order_of_axes, places
 from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
+from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
+from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 
@@ -236,3 +240,84 @@ def test_bilinear_images_of_static_sizes_are_eagers(engine: str, tmp_path: Path)
     left = [name for name in lowered.reasons["forward"] if "upsample_bilinear" in name]
     assert len(left) == 1, reasons(lowered)
     assert "does not hold 4.2 times a size" in reasons(lowered)
+
+
+# What torch takes apart into other numbers than eager's.
+
+
+def built(function: Callable[..., Any], args: tuple[Tensor, ...], engine: str, dynamic: Any = None) -> LoweredProgram:
+    """Return a program as a build lowers it."""
+    shapes = None if dynamic is None else {"args": dynamic}
+    program = torch.export.export(Apply(function).eval(), args, dynamic_shapes=shapes, strict=False)
+    turn = Turn({"forward": find_backend(engine).partitioner({})})
+    lowered = lower_exported({"forward": program}, [turn], preserve_nodes=UNLIKE_EAGER).methods
+    return LoweredProgram(programs_of(lowered), {}, {name: method.reasons for name, method in lowered.items()})
+
+
+CORNERS = ["linear", "bilinear", "bicubic", "trilinear"]
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+@pytest.mark.parametrize("mode", CORNERS)
+def test_corners_stay_in_place_where_a_dynamic_size_is_one(engine: str, mode: str, tmp_path: Path) -> None:
+    rank = 1 + CORNERS.index(mode) - (mode in ("bicubic", "trilinear"))
+
+    def resized(image: Tensor, lateral: Tensor) -> Tensor:
+        return F.interpolate(image, size=lateral.shape[2:], mode=mode, align_corners=True) * 2
+
+    shape = [3] * (rank - 1)
+    calls = [
+        (torch.randn(1, 2, before, *shape), torch.zeros(1, 1, after, *shape))
+        for before, after in ((5, 8), (5, 1), (1, 1), (1, 4))
+    ]
+    lowered = built(resized, calls[0], engine, (dims("a"), dims("b")))
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    for call in calls:
+        torch.testing.assert_close(model(*call), resized(*call), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["executorch", "reference", *ENGINES])
+def test_places_that_depend_on_the_processor_or_on_the_dtype_are_torchs_own(engine: str) -> None:
+    def nearest(x: Tensor) -> Any:
+        line, volume = x[:, :, 0], x[:, None]
+        exact = [F.interpolate(each, size=115, mode="nearest-exact") for each in (line, x, volume)]
+        return *exact, F.interpolate(line.double(), size=115), F.interpolate(volume.double(), size=115)
+
+    lowered = built(nearest, (torch.randn(1, 3, 2, 25),), engine)
+    program = lowered.exported_program()
+    whole = [node for node in all_nodes(program.graph_module) if "nearest" in str(node.target)]
+    delegated = [
+        node
+        for module in get_lowered_backend_modules(program.graph_module)
+        for node in module.original_module.graph.nodes
+        if "nearest" in str(node.target)
+    ]
+    assert len(whole) + len(delegated) == 5
+    assert bool(delegated) == (engine == "reference")
+
+
+def test_cubic_images_of_bytes_stay_whole() -> None:
+    image = torch.randint(0, 255, (1, 3, 13, 26), dtype=torch.uint8)
+    lowered = built(lambda x: F.interpolate(x, size=(31, 64), mode="bicubic"), (image,), "onnxruntime")
+    assert "upsample_bicubic2d" in reasons(lowered)
+
+
+def left_by_aoti(function: Callable[..., Any], *args: Tensor, dynamic: Any = None) -> str:
+    return reasons(built(function, args, "aoti", dynamic))
+
+
+def test_aoti_leaves_what_inductor_computes_otherwise_for_some_sizes() -> None:
+    image, lateral, grid = torch.randn(1, 2, 25, 25), torch.zeros(1, 1, 50, 50), torch.rand(1, 5, 5, 2)
+    pair = (dims("a", "b"), dims("c", "d"))
+    corners = left_by_aoti(
+        lambda x, y: F.interpolate(x, size=y.shape[2:], mode="bilinear", align_corners=True),
+        *(image, lateral),
+        dynamic=pair,
+    )
+    assert "`aten.upsample_bilinear2d.vec` apart into what gives other numbers" in corners
+    double = left_by_aoti(lambda x: F.interpolate(x, size=115), image.double())
+    assert "`aten.upsample_nearest2d.vec` apart into what gives other numbers" in double
+    sampled = left_by_aoti(lambda x, y: F.grid_sample(x, y, mode="nearest", align_corners=False), image, grid)
+    assert "rounds places between two elements" in sampled
+    pooled = left_by_aoti(lambda x, y: F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3])), image, lateral, dynamic=pair)
+    assert "to a fixed size only" in pooled

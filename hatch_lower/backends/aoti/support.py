@@ -9,6 +9,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.aoti.quantised import why_not_quantised
+from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
@@ -69,6 +70,8 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
     if "_adaptive_" in f"_{base_name(op)}" and any(map(is_size_of_graph, node.all_input_nodes)):
         return f"inductor asks how large the windows of `{name}` are, and its result's size is known at run time only"
     if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
+        return reason
+    if reason := why_not_sizes(node):
         return reason
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""

@@ -14,10 +14,10 @@ from hatch_lower.cache.store import Store
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.convert import Wanted, to_edge
 from hatch_lower.exir.lowering.leave_out import Places, number_places
 from hatch_lower.exir.lowering.preprocess import Ask
-from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
+from hatch_lower.exir.lowering.wishes import Wishes, any_of, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.torch_private.operators import OpOverload
@@ -65,6 +65,7 @@ def lower_exported(
     turns: Sequence[Turn],
     *,
     preserve: Sequence[OpOverload] = (),
+    preserve_nodes: Mapping[OpOverload, Wanted] = {},
     passes: Mapping[str, Sequence[AnyPass]] = {},
     needs_delegates: bool = False,
     store: Store | None = None,
@@ -75,8 +76,9 @@ def lower_exported(
     """Lower all methods of a model."""
     # `before` is what the same methods came to, for the same partitioners: only the turns are taken again.
     # What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order, and the
-    # operators of `preserve` in any case. `passes` run over a method's edge program before the first turn. With
-    # `needs_delegates` an operation that was kept whole for a partitioner and that none took is refused.
+    # operators of `preserve` and operations of `preserve_nodes` in any case. `passes` run over a method's edge program
+    # before the first turn. With `needs_delegates` an operation that was kept whole for a partitioner and that none
+    # took is refused.
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
     edge: dict[str, ExportedProgram] = {}
@@ -86,7 +88,8 @@ def lower_exported(
                 asked = [turn.partitioners[method] for turn in turns if method in turn.partitioners]
                 wishes[method] = Wishes.of(program, asked)
             keep = [*preserve, *wishes[method].whole]
-            edge[method] = to_edge(wishes[method].program, keep=keep, keep_nodes=wishes[method].some)
+            some = either(preserve_nodes, wishes[method].some)
+            edge[method] = to_edge(wishes[method].program, keep=keep, keep_nodes=some)
             if passes.get(method):
                 edge[method] = transform_program(edge[method], passes[method])
             number_places(edge[method])
@@ -116,6 +119,12 @@ def take_turn(
                 raise
         else:
             return lowered
+
+
+def either(first: Mapping[OpOverload, Wanted], second: Mapping[OpOverload, Wanted]) -> dict[OpOverload, Wanted]:
+    """Return the functions of two mappings; of an operator in both, what says whether either wants an operation."""
+    both = {op: any_of([first[op], second[op]]) for op in first if op in second}
+    return {**first, **second, **both}
 
 
 def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:
