@@ -5,6 +5,7 @@ The generated code only finds out that some argument is wrong; then this goes th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +16,12 @@ from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorIn
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.arrays import Arrays, same_layout
+
+# as torch, its native code and ONNX Runtime say it; Python says the same of its lists, which is no fault of a call
+BAD_INDEX = re.compile(
+    r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds", re.I
+)
+NO_MEMORY = re.compile(r"\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b|\bfailed to allocate memory\b", re.I)
 
 
 class Refusals:
@@ -155,8 +162,21 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
         f"the delegate `{backend}` failed in a call",
         where=where,
         found=f"{type(error).__name__}: {str(error).strip():.1000}",
-        hint="look at the values of the arguments: an index that is out of range fails like this",
+        hint=hint_of(error),
     ) from error
+
+
+def hint_of(error: Exception) -> str:
+    # by the engine's own words, for an engine has one exception for everything
+    text = str(error)
+    if BAD_INDEX.search(text):
+        return "look at the values of the arguments: an index is out of range"
+    if NO_MEMORY.search(text):
+        return "give the process more memory, or call the method with smaller arguments"
+    return (
+        "call another recipe with the same arguments; where that works, `hatch-lower localise` finds the operation that"
+        " the engine fails on, to name in the recipe's `exclude` and to report"
+    )
 
 
 def check_outputs(

@@ -28,6 +28,8 @@ from hatch_lower.errors import CallError, ProgramError
 
 pytestmark = pytest.mark.torch
 
+INDEX, OTHER = "look at the values of the arguments: an index", "call another recipe with the same arguments"
+
 
 class Keeping(Noting):
     arrays: ClassVar[str] = "numpy"
@@ -153,6 +155,38 @@ def test_an_array_that_is_no_tensor_is_an_error_of_that_call() -> None:
     with pytest.raises(CallError, match="the delegate `backward` failed in a call") as caught:
         executor.methods["forward"](torch.zeros(1, 4))
     assert "negative" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (IndexError("index out of range in self"), INDEX),
+        (IndexError("index 12 is out of bounds for dimension 0 with size 10"), INDEX),
+        (RuntimeError("index out of bounds: 0 <= tmp0 < 10"), INDEX),
+        (
+            RuntimeError("Non-zero status code: indices element out of data bounds, idx=12 must be within [-10,9]"),
+            INDEX,
+        ),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 99"), "give the process more memory"),
+        (RuntimeError("std::bad_alloc"), "give the process more memory"),
+        (RuntimeError("[CPUAllocator] DefaultCPUAllocator: not enough memory"), "give the process more memory"),
+        (IndexError("list index out of range"), OTHER),
+        (IndexError("tuple index out of range"), OTHER),
+        (RuntimeError("Incompatible dimensions for matrix multiplication"), OTHER),
+        (RuntimeError("Eltwise shape infer input shapes dim index: 1 mismatch"), OTHER),
+        (ValueError(""), OTHER),
+    ],
+)
+def test_a_failed_call_speaks_of_an_index_only_where_the_engine_does(error: Exception, hint: str) -> None:
+    class Failing(Keeping):
+        def run(self, inputs: list[Any]) -> Any:
+            raise error
+
+    executor = executor_of(value_of(tensor_input("s0", 4), "failing"), delegates={"failing": Failing})
+    with pytest.raises(CallError, match="the delegate `failing` failed in a call") as caught:
+        executor.methods["forward"](torch.zeros(1, 4))
+    assert caught.value.hint.startswith(hint)
+    assert caught.value.found == f"{type(error).__name__}: {error}"
 
 
 def test_arrays_of_an_unknown_library_are_a_fault_of_the_backend() -> None:

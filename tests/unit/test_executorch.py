@@ -477,6 +477,42 @@ def test_a_pool_whose_stride_is_left_out_is_taken(tmp_path: Path) -> None:
     torch.testing.assert_close(found, module(x))
 
 
+@pytest.mark.parametrize(("stride", "ceil"), [((1, 3), False), (4, False), (2, True)])
+def test_a_pool_that_xnnpack_lacks_is_left_whole_to_none(tmp_path: Path, stride: Any, ceil: bool) -> None:
+    module = Module(lambda self, x: nn.functional.max_pool2d(x, (3, 2), stride, ceil_mode=ceil))
+    x = torch.randn(2, 3, 9, 8)
+    lowered = lower_model(module, x)
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    torch.testing.assert_close(model(x), module(x))
+
+
+class Factors(nn.Module):
+    """Products with factors and rows to add, which XNNPACK's linear layer leaves out, and an average pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.shift, self.rows = (nn.Parameter(torch.randn(size)) for size in ((4, 3), (3,), (2, 3)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        factors = [torch.addmm(self.shift, x, self.weight, beta=beta, alpha=alpha) for beta, alpha in FACTORS]
+        rows = torch.addmm(self.rows, x, self.weight), torch.addmm(x[:, :3], x, self.weight)
+        image = torch.relu(x.view(1, 1, 2, 4))
+        return *factors, *rows, nn.functional.avg_pool2d(image, 2, padding=1, count_include_pad=False)
+
+
+FACTORS = ((0.5, 3), (2, 1), (1, -1), (0, 2), (1, 0), (1, 1))
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_factors_of_products_are_not_left_out(tmp_path: Path, portable: bool) -> None:
+    module, x = Factors().eval(), torch.randn(2, 4)
+    lowered = lower_model(module, x, options={"portable-operators": portable})
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for found, expected in zip(model(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected.detach())
+
+
 def test_portable_kernels_take_the_rest(tmp_path: Path) -> None:
     class Text(nn.Module):
         def __init__(self) -> None:

@@ -332,6 +332,16 @@ def test_the_logarithm_of_a_sigmoid_is_eagers(dtype: torch.dtype, least: int, tm
     torch.testing.assert_close(given, logarithms(x), rtol=near, atol=near)
 
 
+def test_an_elu_with_scales_is_eagers(tmp_path: Path) -> None:
+    elu = torch.ops.aten.elu.default
+    scaled = Apply(
+        lambda x: (elu(x, 1.5, 0.7, 2.0), elu(x, 1.0, 1.0, 2.0), elu(x, 2.0), torch.celu(x, 2.0), torch.selu(x))
+    )
+    for dtype in (torch.float32, torch.float64):
+        lowered = check(scaled, tmp_path / str(dtype), (torch.linspace(-4, 4, 9, dtype=dtype),))
+        assert len(delegates(lowered)) == 1
+
+
 def test_a_sigmoid_of_which_no_logarithm_is_taken_is_one_node() -> None:
     module = Apply(lambda x, w: torch.log(((x * torch.sigmoid(x)) @ w).abs() + 1), w=torch.ones(4, 3))
     (partition,) = delegates(lower(module, torch.ones(2, 4)))

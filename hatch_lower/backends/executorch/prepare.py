@@ -234,6 +234,7 @@ def takes_tensors(target: object) -> bool:
 def full_arguments(node: Node) -> tuple[Any, ...]:
     # a pool may leave out its stride, and ExecuTorch wants it written
     args = tuple(node.args)
-    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
+    name = str(torch_operator(node.target))
+    if name in ("aten.avg_pool2d.default", "aten.max_pool2d.default") and (len(args) < 3 or not args[2]):
         return (*args[:2], args[1], *args[3:])
     return args

@@ -262,9 +262,20 @@ def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, 
     weight = named_arguments(node).get("weight")
     if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
         return f"its weight `{weight.name}` is no constant"
+    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_pool(node)):
+        return reason
     formula = formula_of(node)
     reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
     return reason or (formula.why_not(node) if formula is not None else "")
+
+
+def why_not_pool(node: Node) -> str:
+    given = arguments_of(node)
+    kernel, stride = ([*given[name], *given[name]][:2] for name in ("kernel_size", "stride"))
+    if any(step > size for step, size in zip(stride, kernel, strict=False)):
+        return "XNNPACK's windows of a pool leave no gaps"
+    is_static = all(isinstance(size, int) for size in node.meta["val"].shape)
+    return "" if is_static or not given["ceil_mode"] else "XNNPACK rounds up static sizes only (`ceil_mode`)"
 
 
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:

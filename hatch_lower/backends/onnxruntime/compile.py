@@ -17,7 +17,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-VERSION = "14"
+VERSION = "15"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 # those with a kernel for ONNX Runtime's own product of matrices that are turned

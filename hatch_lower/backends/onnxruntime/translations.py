@@ -65,6 +65,14 @@ def log1p(self: TTensor) -> Value:
     return op.CastLike(op.Add(op.Log(above), op.Where(op.IsNaN(lost), number_like(0.0, x), lost)), self)
 
 
+def elu(self: TTensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    # The exporter scales what is above 0 by `input_scale`, too.
+    if (scale, input_scale) == (1.0, 1.0):
+        return op.Elu(self, alpha=alpha)
+    below = op.Elu(op.Mul(self, number_like(input_scale, self)), alpha=alpha * scale)
+    return op.Where(op.Greater(self, number_like(0.0, self)), op.Mul(self, number_like(scale, self)), below)
+
+
 def expm1(self: TTensor) -> Value:
     # The exporter's exp(x) - 1 loses the digits of small numbers.
     x = wide_of(self)
@@ -172,6 +180,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.any.dim: any_dim,
     torch.ops.aten.clamp.default: clamp,
     torch.ops.aten.copy.default: copy,
+    torch.ops.aten.elu.default: elu,
     torch.ops.aten.expm1.default: expm1,
     torch.ops.aten.log1p.default: log1p,
     torch.ops.aten.mean.dim: mean_dim,

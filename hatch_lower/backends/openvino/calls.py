@@ -44,6 +44,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return reason
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"
+    if name == "aten.elu.default" and any(given.get(scale, 1) != 1 for scale in ("scale", "input_scale")):
+        return f"OpenVINO's `{name}` has no scales"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with one key"
     if reason := why_not_dimensions(name, node, given):

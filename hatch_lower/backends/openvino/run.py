@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
+from hatch_lower.backends.openvino.fusions import keep_numbers
 from hatch_lower.backends.openvino.library import (
     CPU,
     INSTALL,
@@ -28,8 +29,6 @@ Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
 HEAD = b"<net "
 QUANTISED = b'"FakeQuantize"'
-# OpenVINO's own mark of a division that it does not replace by a product with the reciprocal, which rounds otherwise
-EXACT = "nonconvertable_divide_0"
 
 
 class OpenvinoDelegate(Delegate):
@@ -69,9 +68,7 @@ class OpenvinoDelegate(Delegate):
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
             bind_constants(openvino, model, values)
-            for layer in model.get_ops():
-                if layer.get_type_name() == "Divide":
-                    layer.get_rt_info()[EXACT] = True
+            keep_numbers(openvino, model)
             try:
                 compiled = core.compile_model(model, info.device, {**settings(info), **more})
             except RuntimeError as error:

@@ -75,6 +75,14 @@ def factors(self: Program, x: Tensor, y: Tensor, z: Tensor) -> object:
     return *scaled, *stacked, *weighed, *added, torch.addcmul(z, z, z, value=0.5), torch.sub(x, x * x, alpha=2)
 
 
+def quotients(self: Program, x: Tensor) -> object:
+    # numbers divided by sums and products, and sums beside several numbers
+    length = torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    total = x.abs().sum(-1, keepdim=True) + 1
+    divided = x * length, 2 / total, self.column / total, 3 / (x @ self.weight + 50), 1 / x.abs().amax((1, 2))
+    return *divided, total - self.column, total * self.column, x.abs().sum(1) / 1.5
+
+
 def reshaped_products(self: Program, x: Tensor, y: Tensor) -> object:
     # products between reshapes whose operands could be multiplied, to the same shape, without the reshapes
     low = torch.mm(self.up.flatten(1), self.down.flatten(1)).reshape(4, 4, 3)
@@ -172,6 +180,8 @@ def operator_cases() -> Iterator[Case]:
     yield from of_dtype("products", (*FLOATS, "int64"), products, (3, 4), (4, 2), (3, 2))
     scale = weighted(factors, shift=(2,), rows=(3, 2), weight=(4, 2))
     yield Case("operators/factors", scale, drawn((3, 4), (4, 2), (3, 2)))
+    divide = weighted(quotients, column=(1, 6, 1), weight=(8, 4))
+    yield Case("operators/quotients", divide, drawn((2, 6, 8)))
     reshape = weighted(reshaped_products, up=(4, 4, 1), down=(4, 4, 3), weight=(4, 4, 3))
     yield Case("operators/reshaped products", reshape, drawn((1, 2, 1), (2, 1, 1)))
     for dtype in ("float32", "int64"):

@@ -1,0 +1,88 @@
+"""Numbers that OpenVINO computes in the kernel of the operation before: eager's, whatever is fused."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from hatch_lower import load
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+if find_spec("openvino") is None:
+    pytest.skip("OpenVINO is not installed", allow_module_level=True)
+
+from hatch_lower.backends.openvino.compile import OpenvinoBackend
+from hatch_lower.backends.openvino.fusions import keep_numbers
+from hatch_lower.backends.openvino.library import engine, import_openvino
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+
+class Quotients(nn.Module):
+    """Numbers divided by what several kinds of kernels compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.row = nn.Parameter(torch.rand(1, 8) + 1)
+        self.convolution, self.linear = nn.Conv1d(6, 6, 3, padding=1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        length = torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)  # as in linear attention
+        norms = x * length, torch.rsqrt(x.abs().amax((1, 2))), torch.rsqrt(x.pow(2).sum(1)), x * torch.rsqrt(1 + x * x)
+        reductions = 2 / (x.abs().sum(-1) + 1), self.row / (x.abs().sum(1) + 1), 1 / x.exp().prod(2)
+        kernels = 2 / (self.convolution(x).abs() + 1), 3 / (self.linear(x) + 50), self.row / (self.linear(x) + 50)
+        return *norms, *reductions, *kernels, x.exp().sum(1) / 1.5, x.mean(2) / 0.7, 5 / F.softmax(x, -1)
+
+
+class Columns(nn.Module):
+    """Constants of several numbers beside reductions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column = nn.Parameter(torch.arange(1.0, 7.0).reshape(1, 6, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        total = x.sum(-1, keepdim=True)
+        sums = total * self.column, total + self.column, total - self.column, self.column - total, total / self.column
+        later = torch.relu(x.amax(-1, keepdim=True) * 2 + 1) - self.column, x.sum(-1).unsqueeze(-1) * self.column
+        return *sums, *later, torch.sqrt(x.abs().mean(-1, keepdim=True) + self.column)
+
+
+@pytest.mark.parametrize("kind", [Quotients, Columns])
+def test_what_is_fused_gives_eagers_numbers(kind: type[nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module, x = kind().eval(), torch.randn(2, 6, 8)
+    program = torch.export.export(module, (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({})]).to_executorch()
+    assert len(get_lowered_backend_modules(lowered.programs["forward"].graph_module)) == 1
+    model = load(save_program(lowered, tmp_path / "saved"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_of_root_mean_squares_is_still_fused() -> None:
+    openvino = import_openvino()
+    opset = openvino.opset13
+    given = openvino.op.Parameter(openvino.Type.f32, openvino.Shape([2, 64]))
+    number = lambda value: opset.constant(value, dtype="float32")  # noqa: E731
+    squares = opset.power(given, number(2.0))
+    mean = opset.reduce_mean(squares, opset.constant([-1], dtype="int64"), True)
+    inverse = opset.divide(number(1.0), opset.sqrt(opset.add(mean, number(1e-6))))
+    scale = opset.constant([[1.5] * 64], dtype=openvino.Type.f32)
+    model = openvino.Model([opset.multiply(scale, opset.multiply(given, inverse))], [given], "norm")
+    keep_numbers(openvino, model)
+    compiled = engine().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    kinds = {node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()}
+    assert "RMS" in kinds
