@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 
@@ -12,12 +11,14 @@ from torch.export import ExportedProgram
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.graph.tensors import is_plain, storage_key
 from hatch_lower.exir.graph.writes import written_into
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.runtime.check import mark_name
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
@@ -44,20 +45,22 @@ def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], 
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     changed, named = changed_parameters(method.program), dict(module.named_parameters(remove_duplicate=False))
     shared = {id(tensor): tensor for tensor in named.values()}
-    for name in changed.intersection(named):  # a tied one goes by several names
-        shared.pop(id(named[name]), None)
+    buffers = set(map(storage_key, filter(is_plain, module.buffers())))
+    for name, tensor in named.items():  # a tied one goes by several names, and a buffer may be a view of one
+        if name in changed or (is_plain(tensor) and storage_key(tensor) in buffers):
+            shared.pop(id(tensor), None)
 
     def new_eager() -> Callable[..., object]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specifications
-                copied = copy.deepcopy(module, dict(shared))
+                copied = copy_module(module, shared)
         except Exception as error:
             raise VerificationError(
                 "the module cannot be copied, so that verifying it would change its state",
                 where=f"model `{model.name}`",
                 found=describe_exception(error),
-                hint="make `copy.deepcopy(module)` work, or set `verify = false`",
+                hint="make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module",
             ) from error
         call = copied if attribute == "forward" else getattr(copied, attribute)
         return with_gradients(call) if method.gradients else call

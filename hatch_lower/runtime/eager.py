@@ -1,6 +1,5 @@
 """Models of editable installs that run their module itself."""
 
-import copy
 import functools
 import importlib
 import inspect
@@ -12,6 +11,7 @@ import torch
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_arrays import same_bits
 
 
@@ -28,7 +28,10 @@ class EagerModel:
         return MappingProxyType(self._methods)
 
     def clone(self) -> "EagerModel":
-        return EagerModel(copy.deepcopy(dict(self._modules)))
+        copies = {id(module): copy_module(module) for module, _ in self._modules.values()}
+        return EagerModel(
+            {name: (copies[id(module)], attribute) for name, (module, attribute) in self._modules.items()}
+        )
 
     def reset(self) -> None:
         with torch.no_grad():

@@ -405,7 +405,7 @@ def test_a_module_that_cannot_be_copied() -> None:
         "the module cannot be copied, so that verifying it would change its state\n"
         "  where: model `net`\n"
         "  found: TypeError: locked\n"
-        "  to do: make `copy.deepcopy(module)` work, or set `verify = false`"
+        "  to do: make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module"
     )
 
 

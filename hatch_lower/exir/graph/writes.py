@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch.fx import GraphModule, Node
 
@@ -11,6 +11,8 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+
+STATISTICS = ("running_mean", "running_var")  # norms write into these where they are trained, which no schema says
 
 
 def written_into(module: GraphModule) -> set[Node]:
@@ -46,6 +48,14 @@ def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
         given = named_arguments(node)
         for argument in schema_of(target).arguments:
             alias = argument.alias_info
-            if alias is not None and (alias.is_write or not is_write):
+            if is_write:
+                is_source = bool(alias and alias.is_write) or (argument.name in STATISTICS and is_trained(given))
+            else:
+                is_source = alias is not None
+            if is_source:
                 values = trees.tree_leaves(given.get(argument.name))
                 yield from (value for value in values if isinstance(value, Node))
+
+
+def is_trained(given: Mapping[str, object]) -> bool:
+    return any(given.get(name) is True for name in ("training", "train", "use_input_stats"))

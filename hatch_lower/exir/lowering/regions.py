@@ -21,6 +21,7 @@ from hatch_lower.exir.graph.surgery import (
     output_values,
     rebuild_program,
 )
+from hatch_lower.exir.lowering.aliases import without_aliases
 
 AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -28,7 +29,7 @@ GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 def without_regions(program: ExportedProgram) -> ExportedProgram:
     """Return a program in which the operations of regions are among the others, with the casts of autocast."""
-    program = without_gradient_regions(program)
+    program = without_aliases(without_gradient_regions(program))
     attributes = [
         attribute_of(module, str(source.target))
         for module in graph_modules(program.graph_module)
