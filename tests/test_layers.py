@@ -62,6 +62,8 @@ def imports_of(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
 
 def part(module: str) -> str:
     """Return the package's own part of a module's name: `runtime` of `hatch_lower.runtime.load`."""
+    if module == "hatch_lower.__main__":  # the command by another name
+        return "cli"
     return f"{module}.".split(".")[1]
 
 

@@ -16,6 +16,7 @@ from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.cli.output import show
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
+KIT_TIME = "the kit lowers and runs many programs, which takes minutes; pytest-xdist (`pytest -n auto`) divides them"
 TEMPLATE = Path(__file__).with_name("template")
 # What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -45,7 +46,7 @@ def new_backend(name: str, directory: Path | None) -> None:
     check_name(name)
     folder = Path(renamed("demo-backend", name)) if directory is None else directory
     written = write_backend(name, folder)
-    show([*map(str, written), "", f'next: cd {folder} && pip install -e ".[test]" && pytest'])
+    show([*map(str, written), "", f'next: cd {folder} && pip install -e ".[test]" && pytest', KIT_TIME])
 
 
 def check_name(name: str) -> None:

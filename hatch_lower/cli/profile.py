@@ -145,13 +145,34 @@ def profile_lines(profile: Profile, refused: Mapping[str, str], *, is_all: bool)
     yield from profile.notes
     yield ""
     recipes = profile.recipes.items()
-    rows = [(name, duration(each.seconds), share(each.attributed), share(each.overhead)) for name, each in recipes]
+    rows = [
+        (name, duration(each.seconds), share(each.attributed), overhead_text(each.overhead)) for name, each in recipes
+    ]
     yield from table_lines([("recipe", "call", "attributed", "overhead"), *rows])
     yield from (f"{name}: {note}" for name, each in recipes for note in each.notes)
     yield from (f"{name} cannot run here: {reason}" for name, reason in refused.items())
     yield ""
     rows_of_lines = rows_of(profile, 0.0 if is_all else SHORT)
     yield from table_lines([("source", "module", "operation", *profile.recipes), *rows_of_lines])
+    yield ""
+    yield from table_lines([("sum of a source line", *profile.recipes), *sums_of_lines(profile)])
+
+
+def sums_of_lines(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """Yield what each source line takes in all its operations, the longest first."""
+    times: dict[str, dict[str, float]] = {}
+    for name, recipe in profile.recipes.items():
+        for row in recipe.rows:
+            if row.source:
+                own = times.setdefault(row.source, {})
+                own[name] = own.get(name, 0.0) + row.seconds
+    for source in sorted(times, key=lambda source: -max(times[source].values())):
+        yield source, *cells(profile.recipes, times[source])
+
+
+def overhead_text(part: float) -> str:
+    # calls with and without timers take turns: where timers take less than what calls vary by, the difference is chance
+    return share(part) if part > 0 else "within noise"
 
 
 def rows_of(profile: Profile, least: float) -> Iterator[tuple[str, ...]]:

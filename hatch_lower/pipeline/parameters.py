@@ -40,15 +40,20 @@ def dimension_names(
     examples = trees.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
     values = {id(leaf): value for leaf, value in zip(examples, user_values(program), strict=False)}
     names: dict[str, str] = {}
+    computed: dict[str, str] = {}
     for leaf, shape in paired(given, shapes):
         value = values.get(id(leaf))
         for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) and shape else ()):
             dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index]
             if isinstance(dimension, torch.export.Dim) and isinstance(size, torch.SymInt):
                 expression = size.node.expr
-                if expression.is_Symbol:
+                # torch has a symbol for the dimension that another (`2 * n`) is computed of
+                root = getattr(dimension, "root", dimension)
+                if expression.is_Symbol and root is dimension:
                     names.setdefault(str(expression), dimension.__name__)
-    return names
+                elif root is not dimension and len(expression.free_symbols) == 1:
+                    computed.setdefault(str(*expression.free_symbols), root.__name__)
+    return computed | names
 
 
 def with_named_keywords(

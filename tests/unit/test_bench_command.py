@@ -184,8 +184,8 @@ def test_what_is_not_decided_fails_only_a_strict_run(
     lenient, strict = (bench(wheels["one"], "--against", wheels["more"], *more) for more in ((), ("--strict",)))
     assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output
     assert (
-        "not decided: call of net/default/forward[threads=1] is 1.000 times B's,"
-        " from 1 of 8 pairs: raise `--budget`, where" in lenient.stdout
+        "not decided: call of net/default/forward[threads=1] is 1.000 times B's, from 1 of 8 pairs: raise `--budget`,"
+        in lenient.stdout
     )
     assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 figure not decided"
 

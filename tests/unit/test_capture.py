@@ -197,6 +197,8 @@ def test_dynamic_dimensions_keep_their_names() -> None:
     method = only(capture(net, gather=Method((PAIR, torch.zeros(3)), {"last": torch.zeros(4)}, dynamic_shapes=shapes)))
     assert sorted(method.dimensions.values()) == ["batch", "rest"]
     assert only(capture(net, gather=Method((PAIR,), dynamic_shapes=({0: batch},)))).dimensions
+    computed = only(capture(net, gather=Method((torch.zeros(6),), dynamic_shapes=({0: 2 * batch},))))
+    assert list(computed.dimensions.values()) == ["batch"]  # and no symbol of torch's
     automatic = only(capture(net, gather=Method((PAIR,), dynamic_shapes=({0: Dim.AUTO},))))
     assert automatic.dimensions == {}
 

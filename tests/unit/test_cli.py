@@ -3,6 +3,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +153,11 @@ def wheel(tmp_path: Path) -> str:
 
 def run(*args: str, **environment: str) -> Result:
     return CliRunner().invoke(main, args, env=environment)
+
+
+def test_the_package_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "hatch_lower", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: python -m hatch_lower [OPTIONS] COMMAND [ARGS]...")
 
 
 def test_the_list_of_commands_says_what_each_does_in_whole_sentences() -> None:

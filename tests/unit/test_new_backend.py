@@ -44,7 +44,9 @@ def test_a_new_backend_has_its_own_names(tmp_path: Path) -> None:
         "pyproject.toml",
         "tests/test_my_engine.py",
     ]
-    assert done.output.splitlines()[-1] == f'next: cd {folder} && pip install -e ".[test]" && pytest'
+    following, warning = done.output.splitlines()[-2:]
+    assert following == f'next: cd {folder} && pip install -e ".[test]" && pytest'
+    assert "takes minutes" in warning
     assert [Path(line).is_file() for line in done.output.splitlines()[:6]] == [True] * 6
     text = "\n".join(files_below(folder).values())
     assert "demo" not in text.lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from hatch_lower.cli.measure.profile.exports import export_text, format_of
 from hatch_lower.cli.measure.profile.instrumented import refuse_other
 from hatch_lower.cli.measure.profile.instrumented import with_timers as with_timer_settings
 from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
-from hatch_lower.cli.profile import changed_lines
+from hatch_lower.cli.profile import changed_lines, profile_lines
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError
@@ -566,3 +567,13 @@ def test_a_source_that_has_changed_since_it_was_lowered_is_named(tmp_path: Path)
     assert lines(b"as lowered") == []
     (line,) = lines(b"edited")
     assert line == "net/model.py in the given folder is not what was lowered: the lines are those of then"
+
+
+def test_source_lines_are_added_up_and_an_overhead_below_zero_is_noise() -> None:
+    row = Row("net.py:3", "net", "aten.mul.Tensor", "aoti", 0.25, 1)
+    rows = (row, replace(row, op="aten.add.Tensor", seconds=0.5), replace(row, source="net.py:9", seconds=0.125))
+    found = Profile("net", "forward", 1, {"default": RecipeProfile(9, 1.0, -0.117, rows, ())})
+    lines = [line.split() for line in profile_lines(found, {}, is_all=False)]
+    assert ["default", "1", "s", "87.5%", "within", "noise"] in lines
+    begin = lines.index(["sum", "of", "a", "source", "line", "default"])
+    assert lines[begin + 1 :] == [["net.py:3", "750", "ms", "75.0%"], ["net.py:9", "125", "ms", "12.5%"]]

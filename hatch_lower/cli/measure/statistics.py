@@ -41,7 +41,7 @@ def interval_of(observations: Sequence[float]) -> Interval:
     if len(logs) < FEWEST:
         return Interval(math.exp(mean), 0.0, math.inf, len(logs))
     if float(logs.std()) == 0.0:
-        return Interval(*[math.exp(mean)] * 3)
+        return Interval(math.exp(mean), math.exp(mean), math.exp(mean))
     found = stats.bootstrap(
         (logs,),
         partial(stats.trim_mean, proportiontocut=TRIMMED),
