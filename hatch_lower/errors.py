@@ -124,6 +124,10 @@ class InputError(LowerError, TypeError):
     """A loaded method was called with arguments that it was not exported for."""
 
 
+class EmptyError(InputError):
+    """A delegate that computes no tensors without elements was to be called with some."""
+
+
 class CallError(LowerError, RuntimeError):
     """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
 

@@ -59,6 +59,11 @@ class DelegateEntry(Frozen):
     named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # what it has in the constants file
 
 
+def holds_state(entry: DelegateEntry) -> bool:
+    # state of its own, beside the constants that it is bound to
+    return entry.info.get("stateful") is True
+
+
 def data_name(digest: str) -> str:
     return f"{digest}.{BLOB_SUFFIX}"
 

@@ -93,6 +93,10 @@ class Arrays(ABC):
         """Return a view in which the dimensions are in this order."""
 
     @abstractmethod
+    def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        """Return an array without elements."""
+
+    @abstractmethod
     def contiguous_copy(self, array: Array) -> Array: ...
 
     # Generated code
@@ -116,6 +120,15 @@ class Arrays(ABC):
     def place_tests(self, variable: str, names: Names) -> list[str]:
         """Return pieces of code; one of them is true for an array that is not on the CPU, or not strided."""
         return []
+
+    def memory_tests(self, dtype: str, variable: str) -> list[str]:
+        """Return pieces of code; one is true, or raises, unless all elements of an array are in memory."""
+        # where one is true, `memory_reason` decides
+        return []
+
+    def memory_reason(self, array: Array) -> str:
+        """Return why not all elements of an array are in memory, or an empty string."""
+        return ""
 
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
         """Return the lines after which the elements in memory are an array's values."""

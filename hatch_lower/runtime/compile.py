@@ -35,12 +35,13 @@ def compile_method(
     name: str,
     arrays: Arrays,
     exchanges: Sequence[Exchange | None],
+    without_elements: Sequence[str],
     *,
     is_locked: bool,
     checks_outputs: bool = False,
     clock: Clock | None = None,
 ) -> MethodCode:
-    writer = MethodWriter(plan, name, arrays, exchanges, is_locked, checks_outputs, clock)
+    writer = MethodWriter(plan, name, arrays, exchanges, without_elements, is_locked, checks_outputs, clock)
     source = "\n".join(writer.write()) + "\n"
     parameters = [
         inspect.Parameter(

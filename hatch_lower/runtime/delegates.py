@@ -54,6 +54,10 @@ class Delegate(ABC):
     # NumPy lacks bfloat16 and the 8-bit floats: they are those of `ml_dtypes` if that is installed, else raw (`V2`).
     arrays: ClassVar[str] = "torch"
 
+    # What becomes of a call with tensors without elements: `run` gets it ("run"); it is left out where no output has
+    # elements ("skip"); that, and it is refused where some tensor has none ("refuse").
+    without_elements: ClassVar[str] = "run"
+
     # For `hatch-lower profile`: `module:function` of what loads a blob, called as `load`, as a `TimedDelegate` of
     # `runtime.timing`. Where there is none, or it returns another, `untimed` says why instructions are not measured.
     timed: ClassVar[str] = ""

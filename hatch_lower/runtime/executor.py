@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hatch_lower.errors import LowerError, ProgramError, nearest
 from hatch_lower.format.constants import Constant
-from hatch_lower.format.delegates import DelegateEntry
+from hatch_lower.format.delegates import DelegateEntry, holds_state
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
@@ -203,6 +203,7 @@ def execute_plan(
             name,
             arrays,
             exchanges,
+            [kind.without_elements for kind in kinds],
             is_locked=is_locked,
             checks_outputs=checks_outputs,
             clock=None if timing is None else timing.clock(name),
@@ -255,8 +256,3 @@ def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place
     if offset % size:  # in a published file: its constant is an aligned copy, which no file has
         return None
     return Place(path, offset + constant.offset * size, math.prod(shape) * size)
-
-
-def holds_state(entry: DelegateEntry) -> bool:
-    # state of its own, beside the constants that it is bound to
-    return entry.info.get("stateful") is True

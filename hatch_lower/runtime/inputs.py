@@ -129,6 +129,20 @@ class InputWriter:
         return [
             f"if {self._type()}({leaf}) is not {self._bound(arrays.kind)}: {leaf} = {plain}({index}, {leaf})",
             f"if {' or '.join(tests)}: {self._refuse_one(index, leaf)}",
+            *self._check_memory(index, entry, leaf),
+        ]
+
+    def _check_memory(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
+        # torch raises for a tensor that a transformation has wrapped
+        tests = self._arrays.memory_tests(entry.dtype, leaf)
+        if not tests:
+            return []
+        doubtful, raised = self._names.local("doubtful"), self._names.bind("raised", RuntimeError, "runtime_error")
+        check = self._names.bind("check_memory", self._refusals.check_memory, "check_memory")
+        return [
+            f"try: {doubtful} = {' or '.join(tests)}",
+            f"except {raised}: {doubtful} = True",
+            f"if {doubtful}: {check}({index}, {leaf})",
         ]
 
     def _prepare_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:

@@ -75,6 +75,9 @@ class NumpyArrays(Arrays):
     def is_same(self, one: Array, other: Array) -> bool:
         return np.array_equal(one, other)  # they are bytes
 
+    def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        return np.empty(shape, border_dtype(dtype))
+
     def rows(self, array: Array) -> Iterable[Array]:
         # with the ellipsis NumPy gives arrays of no dimensions, and no scalars
         return (contiguous(array[index, ...]) for index in range(len(array)))

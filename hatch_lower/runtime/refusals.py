@@ -81,6 +81,10 @@ class Refusals:
         if reason:
             self._refuse(index, value, reason)
 
+    def check_memory(self, index: int, value: object) -> None:
+        if reason := self._arrays.memory_reason(value):
+            self._refuse(index, value, reason)
+
     def as_array(self, index: int, value: object) -> object:
         plain = self._arrays.plain(value)
         if plain is None:

@@ -14,6 +14,7 @@ from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
+from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import Names, tuple_code
@@ -80,6 +81,9 @@ class TorchArrays(Arrays):
     def permuted(self, array: Tensor, order: Sequence[int]) -> Tensor:
         return array.permute(*order)
 
+    def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+
     def contiguous_copy(self, array: Tensor) -> Tensor:
         # not `contiguous()`, which leaves an empty tensor as it is
         return array.clone(memory_format=torch.contiguous_format)
@@ -102,7 +106,31 @@ class TorchArrays(Arrays):
 
     def place_tests(self, variable: str, names: Names) -> list[str]:
         strided = names.bind("strided", torch.strided, "strided")
-        return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}"]
+        return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}", f"{variable}.is_nested"]
+
+    def memory_tests(self, dtype: str, variable: str) -> list[str]:
+        # of a tensor with gaps or repeated elements, `memory_reason` knows how many bytes there must be
+        needed = f"{variable}.nbytes + {variable}.storage_offset()*{DTYPES[dtype].size}"
+        return [
+            f"not {variable}.data_ptr()",
+            f"not {variable}.is_contiguous()",
+            f"{variable}.untyped_storage().nbytes() < {needed}",
+        ]
+
+    def memory_reason(self, array: Tensor) -> str:
+        try:
+            address, present = array.data_ptr(), array.untyped_storage().nbytes()
+        except RuntimeError:
+            return "a tensor inside `torch.func.vmap`, `grad` or another transformation, which has no memory"
+        if array.numel() == 0:
+            return ""
+        steps = zip(array.shape, array.stride(), strict=True)
+        last = array.storage_offset() + sum((size - 1) * step for size, step in steps)
+        needed = (last + 1) * array.element_size()
+        if present < needed:
+            freed = "its memory was freed" if present == 0 else "a part of its memory was freed"
+            return f"{freed}: there are {present} bytes, and its sizes and strides need {needed}"
+        return "" if address else "a tensor without memory: zeros, or inside a transformation of `torch.func`"
 
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
         # off the autograd tape; native code does not see a lazy conjugation or negation
@@ -136,12 +164,23 @@ class TorchArrays(Arrays):
         return value.detach().as_subclass(Tensor)
 
     def foreign_reason(self, value: object) -> str:
-        return "a tensor without memory" if isinstance(value, Tensor) else "not a tensor"
+        if not isinstance(value, Tensor):
+            return "not a tensor"
+        if value.is_nested:
+            return "a nested tensor"
+        return f"a tensor of the class `{type(value).__qualname__}`, which has no memory of its own"
+
+    def describe(self, value: object) -> str:
+        if isinstance(value, Tensor) and value.is_nested:
+            return f"a nested tensor of {self.dtype_name(value)}"
+        return super().describe(value)
 
     def dtype_name(self, array: Tensor) -> str:
         return str(array.dtype).removeprefix("torch.")
 
     def kind_mismatch(self, entry: TensorInput, array: Tensor) -> str:
+        if array.is_nested:
+            return "a nested tensor"
         if array.device.type != "cpu":
             return f"on the device {array.device}, which must be the CPU"
         if array.layout is not torch.strided:

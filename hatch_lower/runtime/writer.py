@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
+from hatch_lower.format.delegates import holds_state
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan, input_paths
@@ -35,6 +36,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
+from hatch_lower.runtime.empty import lines_for_empty, refuse_empty
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
@@ -62,6 +64,7 @@ class MethodWriter:
         name: str,
         arrays: Arrays,
         exchanges: Sequence[Exchange | None],
+        without_elements: Sequence[str],
         is_locked: bool,
         checks_outputs: bool,
         clock: Clock | None,
@@ -69,6 +72,7 @@ class MethodWriter:
         self._plan = plan
         self._arrays = arrays
         self._exchanges = exchanges  # of each delegate
+        self._without_elements = without_elements  # what each delegate does with tensors that have none
         self._name = name
         self._is_locked = is_locked
         self._checks_outputs = checks_outputs
@@ -195,10 +199,12 @@ class MethodWriter:
         failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where)
         error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
         call = self._delegate_call(instruction, given)
-        lines += [
+        called = [
             f"try: {out} = {call}",
             f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
         ]
+        around = self._around_empty(instruction, given, out, where, scope)
+        lines += [*around, "else:", *indented(called)] if around else called
         check = self.names.bind("check_outputs", partial(check_outputs, self._arrays, where, instruction.outputs))
         if self._checks_outputs:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
@@ -209,6 +215,26 @@ class MethodWriter:
             wrong = f"{kind}({out}) is not {plain} or {length}({out}) != {len(instruction.outputs)}"
             lines.append(f"if {wrong}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
+
+    def _around_empty(
+        self, instruction: DelegateCall, given: Sequence[str], out: str, where: str, scope: GraphScope
+    ) -> list[str]:
+        does = self._without_elements[instruction.delegate]
+        if does == "run":
+            return []
+        entry = self._plan.delegates[instruction.delegate]
+        refuse = partial(refuse_empty, self._arrays, entry.backend, where)
+        return lines_for_empty(
+            instruction,
+            out,
+            given,
+            scope.symbols,
+            self._method.symbols,
+            self._arrays,
+            self.names,
+            refuse=refuse if does == "refuse" else None,
+            has_state=holds_state(entry) or any(self._plan.constants[name].mutable for name in entry.constants),
+        )
 
     def _delegate_call(self, instruction: DelegateCall, given: Sequence[str]) -> str:
         exchange, run = self._exchanges[instruction.delegate], self.names.delegate(instruction.delegate)

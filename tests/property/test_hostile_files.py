@@ -400,9 +400,9 @@ def test_no_text_of_a_file_gets_into_code(package: Package) -> None:
                 is_parameter = marker.isidentifier() and "parameters" in path and key == "name"
                 try:
                     plan = read_plan(canonical_json(changed), "plan")
-                    same = [None] * len(plan.delegates)
+                    same, empty = [None] * len(plan.delegates), ["refuse"] * len(plan.delegates)
                     sources = [
-                        compile_method(plan, each, ARRAYS, same, is_locked=False).source for each in plan.methods
+                        compile_method(plan, each, ARRAYS, same, empty, is_locked=False).source for each in plan.methods
                     ]
                 except LowerError:
                     continue

@@ -30,6 +30,7 @@ Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, object]]], list[
 class AotiDelegate(Delegate):
     """A compiled partition, bound to its constants without a copy."""
 
+    without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.aoti.timed:load_timed"
     untimed: ClassVar[str] = "its library has no timers"
 

@@ -54,6 +54,7 @@ class Pool:
 
 
 class ExecutorchDelegate(Delegate):
+    without_elements: ClassVar[str] = "refuse"  # XNNPACK ends the process, or never returns
     timed: ClassVar[str] = "hatch_lower.backends.executorch.timed:load_timed"
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     pool: ClassVar[Pool] = Pool()

@@ -42,6 +42,7 @@ class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
     arrays: ClassVar[str] = "numpy"
+    without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.onnxruntime.timed:load_timed"
 
     def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:

@@ -33,6 +33,7 @@ QUANTISED = b'"FakeQuantize"'
 
 class OpenvinoDelegate(Delegate):
     arrays: ClassVar[str] = "numpy"
+    without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.openvino.timed:load_timed"
 
     def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:

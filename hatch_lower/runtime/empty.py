@@ -1,0 +1,95 @@
+"""Calls of a delegate with tensors without elements: they go round it.
+
+Engines are made for numbers. Some end the process, or wait for ever, where a tensor has none. Where all outputs of a
+delegate are without elements, the call has nothing to compute and is left out. Where only some tensors are, an engine
+that computes such calls (a build tries them) gets the call, and any other call is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from hatch_lower.errors import EmptyError
+from hatch_lower.format.expression import Compound, Expression, evaluate, symbols_in
+from hatch_lower.format.graph import DelegateCall
+from hatch_lower.format.inputs import Symbol, TensorInput
+from hatch_lower.runtime.arrays import Arrays
+from hatch_lower.runtime.names import Names, expression_code, tuple_code
+
+GROWING = frozenset({"add", "floordiv", "max", "min", "mul", "pow"})  # with their arguments, from 0 on
+
+
+def lines_for_empty(
+    call: DelegateCall,
+    out: str,
+    given: Sequence[str],
+    symbols: Mapping[str, str],
+    declared: Mapping[str, Symbol],
+    arrays: Arrays,
+    names: Names,
+    *,
+    refuse: partial[NoReturn] | None,
+    has_state: bool,
+) -> list[str]:
+    """Return the lines before `else:` and the call itself; none where all tensors always have elements."""
+    # `refuse`: what refuses a call of which some tensors are without elements; `None` where the delegate computes it
+    tests = ZeroTests(symbols, declared, names)
+    lines = []
+    if call.outputs and not has_state and all(entry is not None and tests.any_of([entry]) for entry in call.outputs):
+        outputs = [entry for entry in call.outputs if entry is not None]
+        results = ", ".join(empty_code(entry, symbols, arrays, names) for entry in outputs)
+        conditions = dict.fromkeys(tests.any_of([entry]) for entry in outputs)
+        lines.append(f"if {' and '.join(f'({each})' for each in conditions)}: {out} = [{results}]")
+    # sizes that are 0 in each call are those on which the build has tried the delegate
+    tensors = [entry for entry in (*call.inputs, *call.outputs) if isinstance(entry, TensorInput)]
+    if refuse is not None and (some := tests.any_of(tensors, is_dynamic=True)):
+        lines.append(f"{'elif' if lines else 'if'} {some}: {names.bind('refuse', refuse)}([{', '.join(given)}])")
+    return lines
+
+
+class ZeroTests:
+    """The code of the tests whether tensors are without elements, as far as sizes are known before the call."""
+
+    def __init__(self, symbols: Mapping[str, str], declared: Mapping[str, Symbol], names: Names) -> None:
+        self._symbols = symbols
+        self._least = {name: symbol.min for name, symbol in declared.items()}
+        self._names = names
+
+    def any_of(self, entries: Iterable[TensorInput], *, is_dynamic: bool = False) -> str:
+        every = dict.fromkeys(size for entry in entries for size in entry.shape if self._may_be_zero(size))
+        sizes = [size for size in every if not is_dynamic or symbols_in(size)]
+        return " or ".join(f"{expression_code(size, self._symbols, self._names)} == 0" for size in sizes)
+
+    def _may_be_zero(self, size: Expression) -> bool:
+        if not symbols_in(size) <= self._symbols.keys():
+            return False
+        return not is_growing(size) or evaluate(size, self._least) == 0
+
+
+def is_growing(size: Expression) -> bool:
+    if isinstance(size, Compound):
+        return (
+            size.op in GROWING
+            and (size.op != "floordiv" or isinstance(size.args[1], int))
+            and all(map(is_growing, size.args))
+        )
+    return not isinstance(size, int) or size >= 0
+
+
+def empty_code(entry: TensorInput, symbols: Mapping[str, str], arrays: Arrays, names: Names) -> str:
+    function = names.bind("empty", partial(arrays.empty, entry.dtype), ("empty", entry.dtype))
+    steps = [stride if symbols_in(stride) <= symbols.keys() else 1 for stride in entry.stride]
+    codes = (tuple_code([expression_code(size, symbols, names) for size in sizes]) for sizes in (entry.shape, steps))
+    return f"{function}({', '.join(codes)})"
+
+
+def refuse_empty(arrays: Arrays, backend: str, where: str, given: Sequence[Any]) -> NoReturn:
+    raise EmptyError(
+        f"the delegate `{backend}` takes no tensor without elements",
+        where=where,
+        found=", ".join(map(arrays.describe, given)),
+        hint="call the method with sizes of 1 and more, and write `min=1` in the `Dim` of the size; without this"
+        " backend torch computes such calls",
+    )
