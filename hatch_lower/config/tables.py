@@ -218,9 +218,11 @@ class HookTable(Frozen):
     `__init__.py` that holds the entry point's module, or else the only package of the wheel: a namespace package may be
     another distribution's as well."""
     verify: bool = True
-    """Compare each lowered method with eager before packaging, on its example inputs, on random inputs, on a second
-    size of every dynamic dimension, and on the model's `verify-inputs`. `on-mismatch` says what a mismatch leads
-    to."""
+    """Compare each lowered method with eager before packaging: on its example inputs, on random ones of a second, the
+    smallest (0, too) and a large size of every dynamic dimension, on equal numbers and zeros, on integers at their
+    limits, and on the model's `verify-inputs`. A large size is the largest for which the method takes and computes at
+    most 16,384 elements, or half as many as for the example. `on-mismatch` says
+    what a mismatch leads to."""
     rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
     """Relative tolerance of the comparison, for recipes that set none. A number is for float32; for an
     output that is computed from numbers that were rounded to half precision on the way, it is 100 (float16) or 400

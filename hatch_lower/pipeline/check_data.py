@@ -10,8 +10,9 @@ import torch
 from hatch_lower.errors import size_text
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_tensors
+from hatch_lower.pipeline.input_sizes import MethodSizes
 from hatch_lower.pipeline.parameters import user_values
-from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case, example_sizes, size_range
+from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -43,12 +44,14 @@ def bytes_of(tensors: Tensors) -> int:
 
 def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) -> Iterator[tuple[str, Tensors]]:
     """Yield check data of fewer rows that fit, with the number of rows: the first rows of the example inputs."""
-    symbol = rows_of(method)
+    case = example_case(method)
+    sizes = MethodSizes(method, case.named(case.args, case.kwargs))
+    symbol = rows_of(sizes)
     if symbol is None:
         return
-    rows = example_sizes(method)[symbol]
+    rows = sizes.example[symbol]
     count = min(rows - 1, rows * room // size)
-    while count >= max(1, size_range(method, symbol)[0]):
+    while count >= max(1, sizes.ranges[symbol][0]):
         case = first_rows(method, symbol, count)
         tensors = eager_tensors(model, method, case)
         if bytes_of(tensors) <= room:
@@ -56,14 +59,14 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
         count //= 2
 
 
-def rows_of(method: CapturedMethod) -> Any:
+def rows_of(sizes: MethodSizes) -> Any:
     """Return the symbol of the first dimension of an input, if sizes depend on this symbol by itself alone."""
-    shapes: list[Any] = [value.shape for value in user_values(method.program) if isinstance(value, torch.Tensor)]
-    sizes = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    shapes: list[Any] = [value.shape for value in sizes.values if isinstance(value, torch.Tensor)]
+    found = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     firsts = [shape[0].node.expr for shape in shapes if shape and isinstance(shape[0], torch.SymInt)]
-    if not firsts or not firsts[0].is_Symbol or firsts[0] not in example_sizes(method):
+    if not firsts or not firsts[0].is_Symbol or firsts[0] not in sizes.example:
         return None
-    plain = all(size == firsts[0] or firsts[0] not in size.free_symbols for size in sizes)
+    plain = all(size == firsts[0] or firsts[0] not in size.free_symbols for size in found)
     return firsts[0] if plain else None
 
 

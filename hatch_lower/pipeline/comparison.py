@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from hatch_lower.errors import SampleError, VerificationError
+from hatch_lower.errors import EmptyError, SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators
 from hatch_lower.pipeline.exceptions import describe_exception
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.generated_inputs import Generated, InputMaker
+from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
 from hatch_lower.pipeline.tensor_checks import path_text
+from hatch_lower.pipeline.undecided import why_undecided
 from hatch_lower.runtime.metrics import Measured
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
 from hatch_lower.runtime.torch_private import trees
@@ -69,6 +71,10 @@ class Sides:
         self.reset()
         return self.compare_call(self.new_eager(), case, case.name)[0]
 
+    def refuse_constant(self, case: InputCase) -> str:
+        self.reset()
+        return self.compare_constant(self.new_eager(), case)
+
     def compare_call(self, eager: Callable[..., object], case: InputCase, name: str) -> tuple[str, object, object]:
         """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
         self.case = case
@@ -84,6 +90,8 @@ class Sides:
                 given = self.lowered(*lowered_args, **lowered_kwargs)
         except MemoryError:
             raise
+        except EmptyError as error:  # such a call is refused by each installed program, too
+            return error.what, None, None
         except BaseException as error:  # a delegate may not end the build either
             what = "the lowered method fails where the eager module does not"
             raise self.mismatch(what, name, describe_exception(error)) from error
@@ -92,7 +100,8 @@ class Sides:
         self.compare(name, "input", case.named(args, kwargs), case.named(lowered_args, lowered_kwargs))
         return "", expected, given
 
-    def compare_two_calls(self, case: InputCase) -> None:
+    def compare_two_calls(self, case: InputCase, second: InputCase | None = None) -> bool:
+        """Compare a call and a second one, with the same inputs or others; return False if eager refuses the others."""
         # state must go on from call to call, and the first outputs must stay what they were
         self.reset()
         eager = self.new_eager()
@@ -105,12 +114,25 @@ class Sides:
                 hint="the entry point must return a module that can be copied and called with its example inputs",
             )
         kept = trees.tree_map_only(torch.Tensor, torch.clone, expected)
-        self.compare_call(eager, case, f"{case.name}, second call")
+        if second is None:
+            self.compare_call(eager, case, f"{case.name}, second call")
+        elif self.compare_constant(eager, second):
+            return False
         try:
             self.compare(f"{case.name}, after a second call", "output", kept, given)
         except VerificationError:
             # eager's own outputs may be views of its state, which the second call has changed
             self.compare(f"{case.name}, after a second call", "output", expected, given)
+        return True
+
+    def compare_constant(self, eager: Callable[..., object], case: InputCase) -> str:
+        """Compare a call with constant inputs; return why it says nothing, else an empty string."""
+        try:
+            return self.compare_call(eager, case, case.name)[0]
+        except VerificationError:
+            if reason := why_undecided(self.new_eager(), case):
+                return reason
+            raise
 
     def compare(self, case: str, part: str, expected: object, given: object) -> None:
         expected_leaves, expected_spec = trees.tree_flatten_with_path(expected)
@@ -165,11 +187,52 @@ class Sides:
         return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
 
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> str:
+        if is_same(expected, given):
+            return ""
         difference, _ = number_difference(expected, given, tolerance)
         plain = replace(tolerance, quantised=False)
         if not difference and tolerance.quantised and wrong_places(expected, given, plain).any():
             self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
         return difference
+
+
+@dataclass(slots=True)
+class Trials:
+    """Generated inputs, compared one after the other."""
+
+    sides: Sides
+    maker: InputMaker
+    cases: list[str]
+    notes: list[str] = field(default_factory=list)
+    left_out: int = 0
+    generated: int = 0
+
+    def run(self, *, has_equal: bool) -> None:
+        before = len(self.cases)
+        for sized in self.maker.sized():
+            self.try_one(sized, self.sides.refuse_case)
+        if len(self.cases) == before and self.maker.needs_random():
+            random = self.maker.random()
+            self.try_one(Generated(random.name, (random,)), self.sides.refuse_case)
+        for constant in self.maker.constant(has_equal=has_equal):
+            self.try_one(constant, self.sides.refuse_constant)
+        for limits in self.maker.limits():
+            self.try_one(limits, self.sides.refuse_constant)
+
+    def try_one(self, inputs: Generated, refuse: Callable[[InputCase], str]) -> None:
+        refusal = "its range has one size"
+        for case in inputs.tries:
+            if not (refusal := refuse(case)):
+                self.cases.append(case.name)
+                self.generated += not inputs.is_extra
+                return
+        if inputs.apart:
+            for each in inputs.apart:
+                self.try_one(each, refuse)
+            return
+        self.generated += bool(inputs.tries) and not inputs.is_extra
+        self.left_out += bool(inputs.tries) and not inputs.is_extra
+        self.notes.append(f"{inputs.what}: left out ({refusal})")
 
 
 def verify_method(
@@ -185,16 +248,19 @@ def verify_method(
 ) -> Verification:
     """Compare a lowered method with eager, which runs in copies: the captured model is left as it is."""
     # `reset` gives `lowered` the state of a freshly loaded model.
-    # The example inputs run twice in a row, then the real ones, then random inputs of the sizes of the example, then a
-    # second size of every dynamic dimension. Of these a case that eager itself refuses is left out and noted.
+    # The example inputs come first, then others in a second call, or the same where state goes on; then the real ones,
+    # then those of `generated_inputs`. Of these a case that eager itself refuses is left out and noted.
     rounding = rounding_of(method.program)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(
         where, eager_factory(model, method), lowered, reset, tolerance, rounding, mismatch_hint(model, recipe)
     )
-    example = example_case(method)
+    maker = InputMaker(method, seed + 1)
+    example, second = maker.example, maker.second()
     try:
-        sides.compare_two_calls(example)
+        is_second = second is not None and sides.compare_two_calls(example, second)
+        if not is_second:
+            sides.compare_two_calls(example)
     except VerificationError as error:
         drawing = random_operators(method.program)
         if not drawing:
@@ -209,7 +275,7 @@ def verify_method(
             if is_training(model)
             else "let it take the random numbers as an input, or set `verify = false` for the recipe",
         ) from error
-    cases, notes = [example.name, f"{example.name}, second call"], []
+    cases = [example.name, second.name if is_second and second is not None else f"{example.name}, second call"]
     for case in real:
         if refusal := sides.refuse_case(case):
             raise SampleError(
@@ -219,30 +285,15 @@ def verify_method(
                 hint="correct what `verify-inputs` gives: unlike random inputs, real ones are never left out",
             )
         cases.append(case.name)
-    left_out, generated = 0, 1
-    random = random_case(method, seed + 1)
-    if refusal := sides.refuse_case(random):
-        left_out += 1
-        notes.append(f"{random.name}: left out, for eager refuses them ({refusal})")
-    else:
-        cases.append(random.name)
-    for dimension, tries in resized_cases(method, seed + 1):
-        refusal = "its range has one size"
-        generated += bool(tries)
-        for case in tries:
-            refusal = sides.refuse_case(case)
-            if not refusal:
-                cases.append(case.name)
-                break
-        if refusal:
-            left_out += bool(tries)
-            notes.append(f"a second size of `{dimension}`: left out ({refusal})")
+    trials = Trials(sides, maker, cases)
+    trials.run(has_equal=is_second)
+    notes = trials.notes
     if sides.most_steps:
         notes.append(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
-    return Verification(tuple(cases), tuple(notes), outputs, left_out, generated, sides.all_allowed())
+    return Verification(tuple(cases), tuple(notes), outputs, trials.left_out, trials.generated, sides.all_allowed())
 
 
 def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
@@ -253,13 +304,9 @@ def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iter
     ask = "name real inputs in `verify-inputs`"
     if whole:
         listed = ", ".join(f"`{path}`" for path in whole)
-        yield f"{listed}: compared on the example's own integers in random order only; {ask}"
+        yield f"{listed}: compared on integers of the example, zeros and limits only; {ask}"
     if 2 * result.left_out > result.generated:
         yield f"{result.left_out} of {result.generated} generated inputs were left out, for eager refuses them; {ask}"
-
-
-def is_integer(tensor: torch.Tensor) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool)
 
 
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:
@@ -270,6 +317,11 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
         f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
         " one that computes it, and report it there"
     )
+
+
+def is_same(expected: torch.Tensor, given: torch.Tensor) -> bool:
+    """Return whether two tensors are equal at first sight: with NaN they are not, nor are numbers of 8 bits."""
+    return expected.element_size() > 1 and torch.equal(expected, given)
 
 
 def allowed_text(tolerance: Tolerance, dtype: torch.dtype, marks: Marks) -> str:

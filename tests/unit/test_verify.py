@@ -23,7 +23,9 @@ from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.check_data import limited
 from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.eager import changed_parameters, example_tensors, random_operators
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.generated_inputs import InputMaker
+from hatch_lower.pipeline.input_sizes import LARGEST_ELEMENTS
+from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.verify import compared_text
 from hatch_lower.runtime.numbers import Tolerance
@@ -102,11 +104,11 @@ def test_every_case_is_compared() -> None:
     model = captured(module, torch.randn(2, 4), dynamic_shapes={"input": {0: Dim("batch", max=8)}})
     result = verify(model, Lowered(module))
     assert result == Verification(
-        ("example inputs", "example inputs, second call", "random inputs, seed 1", "batch = 3"),
+        ("example inputs", "equal numbers", "batch = 3", "batch = 1", "batch = 0", "batch = 8", "zeros"),
         (),
         {"output": OutputMetrics(0.0, 0.0, None, pytest.approx(1.0), 1.0)},
         0,
-        2,
+        1,
     )
 
 
@@ -165,7 +167,12 @@ def test_a_size_that_eager_refuses_is_passed_over() -> None:
 
     module = Function(even)
     model = captured(module, torch.zeros(4), dynamic_shapes={"x": {0: Dim("length", max=64)}})
-    assert verify(model, Lowered(module)).cases[-1] == "length = 8"
+    assert verify(model, Lowered(module)).cases[1:] == (
+        "example inputs, second call",
+        "length = 8",
+        "length = 0",
+        "length = 64",
+    )
 
 
 def test_inputs_that_eager_refuses_are_noted() -> None:
@@ -177,11 +184,14 @@ def test_inputs_that_eager_refuses_are_noted() -> None:
     module = Function(positive)
     model = captured(module, torch.ones(64), dynamic_shapes={"x": {0: Dim("length", max=65)}})
     result = verify(model, Lowered(module))
-    assert result.cases == ("example inputs", "example inputs, second call")
+    assert result.cases == ("example inputs", "example inputs, second call", "length = 1", "length = 0", "zeros")
     assert result.notes == (
-        "random inputs, seed 1: left out, for eager refuses them (ValueError: negative)",
         "a second size of `length`: left out (ValueError: negative)",
+        "a large size, length = 65: left out (ValueError: negative)",
     )
+    assert list(wishes_for_real_inputs(model.methods[0], result)) == [
+        "1 of 1 generated inputs were left out, for eager refuses them; name real inputs in `verify-inputs`"
+    ]
 
 
 def real_case(value: torch.Tensor, name: str = "samples.safetensors, case 3") -> InputCase:
@@ -237,8 +247,7 @@ def test_integers_and_refused_inputs_ask_for_real_ones() -> None:
     module = Function(short)
     model = captured(module, torch.arange(4))
     assert list(wishes_for_real_inputs(model.methods[0], verify(model, Lowered(module)))) == [
-        "`x`: compared on the example's own integers in random order only; name real inputs in `verify-inputs`",
-        "1 of 1 generated inputs were left out, for eager refuses them; name real inputs in `verify-inputs`",
+        "`x`: compared on integers of the example, zeros and limits only; name real inputs in `verify-inputs`"
     ]
     floats = captured(Function(lambda x: x + 1), torch.ones(2))
     assert list(wishes_for_real_inputs(floats.methods[0], verify(floats, Lowered(Function(lambda x: x + 1))))) == []
@@ -462,7 +471,7 @@ def test_random_inputs_are_of_the_same_specification() -> None:
         "image": torch.randn(3, 2, dtype=torch.float64).t(),
     }
     (method,) = captured(module, example).methods
-    one, same, other = (random_case(method, seed).args[0] for seed in (1, 1, 2))
+    one, same, other = (InputMaker(method, seed).random().args[0] for seed in (1, 1, 2))
     for name, tensor in example.items():
         assert one[name].shape == tensor.shape
         assert one[name].stride() == tensor.stride()
@@ -481,8 +490,9 @@ def test_a_second_size_holds_for_every_input_and_keeps_strides() -> None:
 
     shapes = {"x": {0: rows}, "y": {0: 2 * rows}}
     (method,) = captured(Net(), torch.zeros(3, 4).t(), torch.zeros(8, 3), dynamic_shapes=shapes).methods
-    ((name, cases),) = resized_cases(method, 1)
-    assert name == "rows"
+    (near, *_) = InputMaker(method, 1).sized()
+    cases = near.tries
+    assert near.what == "a second size of `rows`"
     assert [case.name for case in cases] == ["rows = 3", "rows = 2"]
     assert [tuple(each.shape) for each in cases[0].args] == [(3, 3), (6, 3)]
     assert cases[0].args[0].stride() == (1, 3)
@@ -495,10 +505,13 @@ def test_dimensions_and_numbers_without_a_name() -> None:
 
     shapes = {"x": {1: Dim.AUTO}, "times": Dim.DYNAMIC}
     (method,) = captured(Net(), torch.zeros(3, 4), 5, dynamic_shapes=shapes).methods
-    cases = dict(resized_cases(method, 1))
-    assert sorted(cases) == ["times", "x.shape[1]"]
-    assert cases["times"][0].args[1] == 6
-    assert cases["x.shape[1]"][0].args[0].shape == (3, 5)
+    both, *_ = InputMaker(method, 1).sized()
+    assert [each.what for each in both.apart] == ["a second size of `x.shape[1]`", "a second size of `times`"]
+    (rows, times) = (each.tries[0] for each in both.apart)
+    assert (rows.name, times.name) == ("x.shape[1] = 5", "times = 6")
+    assert times.args[1] == 6
+    assert rows.args[0].shape == (3, 5)
+    assert both.tries[0].name == "x.shape[1] = 5 and times = 7"
     assert example_case(method).args[1] == 5
 
 
@@ -639,3 +652,77 @@ def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp
     assert named is None
     assert "`helper_library` is installed here, but nothing that the wheel requires brings it" in not_required
     assert required is None
+
+
+def wrong_where(run: Callable[[torch.Tensor], torch.Tensor], is_hit: Callable[[torch.Tensor], bool]) -> Any:
+    """Return a module, and a lowered one that is wrong for some inputs."""
+    module, wrong = Function(run), Function(lambda x: run(x) + is_hit(x))
+    return module, Lowered(wrong)
+
+
+@pytest.mark.parametrize(
+    ("is_hit", "case"),
+    [
+        (lambda x: len(x) == 0, "rows = 0"),
+        (lambda x: len(x) == 1, "rows = 1"),
+        (lambda x: len(x) == 64, "rows = 64"),
+        (lambda x: bool((x == 0).all()) and len(x) > 0, "zeros"),
+        (lambda x: len(x) > 1 and bool((x == x.reshape(-1)[:1]).all()), "equal numbers"),
+    ],
+)
+def test_sizes_and_values_at_the_ends_are_tried(is_hit: Callable[[torch.Tensor], bool], case: str) -> None:
+    module, lowered = wrong_where(lambda x: x.sum(0), is_hit)
+    model = captured(module, torch.randn(3, 2), dynamic_shapes={"x": {0: Dim("rows", min=0, max=64)}})
+    assert f"method `forward`, {case}, its only output\n" in refuse(model, lowered)
+
+
+@pytest.mark.parametrize("value", [torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).min])
+def test_integers_at_their_limits_are_tried(value: int) -> None:
+    module, lowered = wrong_where(lambda x: x * 2, lambda x: bool((x == value).any()))
+    model = captured(module, torch.arange(1, 9, dtype=torch.int32))
+    assert "method `forward`, limits of integers, its only output\n" in refuse(model, lowered)
+
+
+def test_a_large_size_is_bounded_by_the_elements_that_are_computed() -> None:
+    module = torch.nn.Linear(128, 128)
+    model = captured(module, torch.randn(2, 128), dynamic_shapes={"input": {0: Dim("rows", max=100_000)}})
+    rows = [int(case.removeprefix("rows = ")) for case in verify(model, Lowered(module)).cases if "rows" in case]
+    assert max(rows) == LARGEST_ELEMENTS // 256
+
+
+def test_independent_sizes_change_together_and_by_themselves_where_eager_refuses() -> None:
+    def square(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[0] > x.shape[1]:
+            raise ValueError("tall")
+        return x * 2
+
+    sizes = {"x": {0: Dim("height", min=2, max=64), 1: Dim("width", min=2, max=64)}}
+    model = captured(Function(lambda x: x * 2), torch.randn(4, 8), dynamic_shapes=sizes)
+    assert "height = 5 and width = 10" in verify(model, Lowered(Function(lambda x: x * 2))).cases
+    model = captured(Function(square), torch.randn(8, 8), dynamic_shapes=sizes)
+    result = verify(model, Lowered(Function(square)))
+    assert {"height = 9 and width = 10", "height = 2 and width = 2", "width = 64"} <= set(result.cases)
+    assert result.notes == ("a large size, height = 64: left out (ValueError: tall)",)
+    narrow = {"x": {0: Dim("height", min=2, max=8), 1: Dim("width", min=2, max=64)}}
+    model = captured(Function(square), torch.randn(8, 8), dynamic_shapes=narrow)
+    assert {"height = 7 and width = 10"} <= set(verify(model, Lowered(Function(square))).cases)
+
+
+def test_what_is_not_finite_or_in_no_order_for_equal_numbers_is_no_fault() -> None:
+    module = Function(lambda x: (x - x.mean()) / x.std())
+    lowered = Lowered(module, lambda y: torch.nan_to_num(y))
+    result = verify(captured(module, torch.randn(6)), lowered)
+    assert "zeros" not in result.cases
+    assert any(
+        note.startswith("zeros: left out (eager's `aten.div.Tensor` gives a number that") for note in result.notes
+    )
+    ordered = Function(lambda x: x.topk(2).indices)
+    other = Lowered(Function(lambda x: 5 - x.flip(0).topk(2).indices))
+    result = verify(captured(ordered, torch.randn(6)), other)
+    assert "zeros: left out (torch does not say which of equal numbers `aten.topk.default` gives first)" in result.notes
+
+
+def test_integers_that_decide_how_long_a_call_takes_are_not_at_their_limits() -> None:
+    module = Function(lambda x: torch.nonzero(x))
+    model = captured(module, torch.arange(4))
+    assert "limits of integers" not in verify(model, Lowered(module)).cases

@@ -18,12 +18,13 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
+from hatch_lower.pipeline.generated_inputs import InputMaker
 from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
 from hatch_lower.pipeline.localise.localise import Case, Subject, localise_method
 from hatch_lower.pipeline.localise.partition import MOST_LOWERINGS
 from hatch_lower.pipeline.localise.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import file_cases
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.verify import tolerance_in
@@ -113,9 +114,11 @@ def usable_cases(
         given = list(file_cases(inputs, [method])[method.name])
     elif method.has_examples:
         seed = build.settings.seed + 1
-        resized = [tries[0] for _, tries in resized_cases(method, seed) if tries]
+        maker = InputMaker(method, seed)
         real = build.real[method.name].cases if method.name in build.real else ()
-        given = [example_case(method), *real, random_case(method, seed), *resized]
+        generated = [*maker.sized(), *maker.constant(has_equal=False), *maker.limits()]
+        others = [tried for each in generated for tried in (each, *each.apart)]
+        given = [maker.example, *real, maker.random(), *(tried.tries[0] for tried in others if tried.tries)]
         given = [case for case in given if first is None or case.name != first.name]
     else:
         given = []

@@ -1,0 +1,195 @@
+"""The sizes on which a method is tried: the example's and others in the ranges of its dynamic dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.parameters import user_values
+from hatch_lower.pipeline.tensor_checks import path_text
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.symbols import int_oo
+
+Sizes = Mapping[sympy.Symbol, int]
+
+# Elements that a method takes and computes, up to which a large size is tried; or half as many as for the example
+LARGEST_ELEMENTS = 1 << 14
+FEW = 2  # rows of a small input: of one row alone many operations compute nothing
+UNBOUNDED = 1 << 62
+
+
+class MethodSizes:
+    """The symbols of one method's inputs, and what sizes follow from their values."""
+
+    def __init__(self, method: CapturedMethod, example: Mapping[str, object]) -> None:
+        self.method = method
+        paths, _ = trees.tree_flatten_with_path(example)
+        self.paths = [path_text(path) for path, _ in paths]
+        self.leaves = [leaf for _, leaf in paths]
+        self.values = user_values(method.program)
+        self.example = self._example()
+        self.ranges = {symbol: self._range(symbol) for symbol in self.example}
+
+    def _example(self) -> dict[sympy.Symbol, int]:
+        sizes: dict[sympy.Symbol, int] = {}
+        for leaf, value in zip(self.leaves, self.values, strict=True):
+            pairs: list[tuple[object, object]] = []
+            if isinstance(value, torch.SymInt):
+                pairs = [(leaf, value)]
+            elif isinstance(value, torch.Tensor) and isinstance(leaf, torch.Tensor):
+                pairs = list(zip(leaf.shape, value.shape, strict=True))
+            for number, size in pairs:
+                if isinstance(size, torch.SymInt) and isinstance(number, int):
+                    note_size(size.node.expr, number, sizes)
+        return sizes
+
+    def _range(self, symbol: sympy.Symbol) -> tuple[int, int]:
+        bounds = self.method.program.range_constraints.get(symbol)
+        if bounds is None:
+            return 0, UNBOUNDED
+        high = bounds.upper
+        return int(bounds.lower), UNBOUNDED if high in (int_oo, sympy.oo) else int(high)
+
+    @cached_property
+    def dynamic(self) -> tuple[sympy.Symbol, ...]:
+        """The symbols with more than one value."""
+        return tuple(symbol for symbol, (low, high) in self.ranges.items() if low < high)
+
+    def label(self, symbol: sympy.Symbol) -> str:
+        """Return `batch`, or `image.shape[0]` where the dimension has no name of its own."""
+        if name := self.method.dimensions.get(str(symbol)):
+            return name
+        for name, value in zip(self.paths, self.values, strict=True):
+            if isinstance(value, torch.SymInt) and value.node.expr == symbol:
+                return name
+            for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                    return f"{name}.shape[{index}]"
+        return str(symbol)
+
+    def text(self, sizes: Sizes, symbols: Iterable[sympy.Symbol]) -> str:
+        """Return `batch = 3 and length = 34`."""
+        return " and ".join(f"{self.label(symbol)} = {sizes[symbol]}" for symbol in symbols)
+
+    def is_whole(self, sizes: Sizes) -> bool:
+        """Return whether all sizes are whole: a derived dimension, half of another, has none for some of its sizes."""
+        numbers = [expression.subs(sizes) for expression in self._compound]
+        return all(number.is_Integer and number >= 0 for number in numbers)
+
+    @cached_property
+    def _compound(self) -> tuple[sympy.Expr, ...]:
+        shapes: list[Any] = [value.shape for value in self.values if isinstance(value, torch.Tensor)]
+        sizes = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+        return tuple(dict.fromkeys(size for size in sizes if not size.is_Symbol))
+
+    def of(self, size: int | torch.SymInt, sizes: Sizes) -> int:
+        return size if isinstance(size, int) else value_of(size.node.expr, sizes)
+
+    def near(self, symbol: sympy.Symbol, step: int) -> list[int]:
+        """Return the sizes of a dimension near the example's, the best first."""
+        value, (low, high) = self.example[symbol], self.ranges[symbol]
+        candidates = dict.fromkeys((value + step, value + 1, value * 2, value - 1, value + 2, low))
+        return [size for size in candidates if size != value and max(low, 1) <= size <= high]
+
+    def neighbour(self) -> Sizes | None:
+        """Return a near size for each dimension at once, each by another step, so that no ratio of sizes stays."""
+        sizes = dict(self.example)
+        for step, symbol in enumerate(self.dynamic, 1):
+            tries = ({**sizes, symbol: size} for size in self.near(symbol, step))
+            found = next(filter(self.is_whole, tries), None)
+            if found is None:
+                return None
+            sizes = found
+        return sizes
+
+    @cached_property
+    def few(self) -> Sizes:
+        """Sizes of at least one, and most often two: what a call costs little for."""
+        return {
+            symbol: value if symbol not in self.dynamic else max(self.ranges[symbol][0], min(value, FEW))
+            for symbol, value in self.example.items()
+        }
+
+    @cached_property
+    def least(self) -> Sizes:
+        """The least sizes of at least one."""
+        least = {symbol: max(self.ranges[symbol][0], 1) for symbol in self.dynamic}
+        return {**self.example, **least}
+
+    def smallest(self) -> Iterator[tuple[tuple[sympy.Symbol, ...], Sizes]]:
+        """Yield the least sizes of at least one together, then each 0 by itself, with the dimensions that differ."""
+        changed = tuple(symbol for symbol in self.dynamic if self.least[symbol] != self.example[symbol])
+        if changed:
+            yield changed, self.least
+        for symbol in self.dynamic:
+            if self.ranges[symbol][0] == 0 and self.example[symbol] != 0:
+                yield (symbol,), {**self.few, symbol: 0}
+
+    def largest(self) -> Iterator[tuple[sympy.Symbol, Sizes]]:
+        """Yield the largest size of each dimension that the limit allows, while all others are small."""
+        limit = max(LARGEST_ELEMENTS, self._elements(self.example) // 2)
+        for symbol in self.dynamic:
+            least, high = self.example[symbol], self.ranges[symbol][1]
+            size = high
+            while size > least and (count := self._elements({**self.few, symbol: size})) > limit:
+                size = min(size - 1, size * limit // count)
+            for candidate in range(size, max(least, size - 4), -1):
+                if self.is_whole(sizes := {**self.few, symbol: candidate}):
+                    yield symbol, sizes
+                    break
+
+    def _elements(self, sizes: Sizes) -> int:
+        known = {expression: max(value_of(expression, sizes), 1) for expression in self._symbolic}
+        return sum(
+            count * factor * math.prod(known[expression] for expression in symbolic)
+            for (factor, symbolic), count in self._shapes.items()
+        )
+
+    @cached_property
+    def _shapes(self) -> Counter[tuple[int, tuple[sympy.Expr, ...]]]:
+        # of all values: the product of the known sizes, the others, and how many values have these
+        computed = [
+            leaf
+            for node in self.method.program.graph.nodes
+            if node.op == "call_function"
+            for leaf in trees.tree_leaves(node.meta.get("val"))
+        ]
+        shapes: Counter[tuple[int, tuple[sympy.Expr, ...]]] = Counter()
+        for value in (*self.values, *computed):
+            if isinstance(value, torch.Tensor):
+                fixed = [size for size in value.shape if isinstance(size, int)]
+                symbolic: list[Any] = [size for size in value.shape if not isinstance(size, int)]
+                shapes[math.prod(fixed), tuple(size.node.expr for size in symbolic)] += 1
+        return shapes
+
+    @cached_property
+    def _symbolic(self) -> frozenset[sympy.Expr]:
+        return frozenset(expression for _, symbolic in self._shapes for expression in symbolic)
+
+
+def value_of(expression: sympy.Expr, sizes: Sizes) -> int:
+    """Return the value of a size; 1 for one that depends on data."""
+    if expression.is_Symbol:
+        return sizes.get(expression, 1)
+    number = expression.subs(sizes)
+    return int(number) if number.is_Integer else 1
+
+
+def note_size(expression: sympy.Expr, number: int, sizes: dict[sympy.Symbol, int]) -> None:
+    """Note what the only symbol of a size is, where `expression` has the value `number`."""
+    symbols = sorted(expression.free_symbols, key=str)
+    if len(symbols) != 1 or symbols[0] in sizes:
+        return
+    if expression.is_Symbol:
+        sizes[expression] = number
+        return
+    solutions = [solution for solution in sympy.solve(sympy.Eq(expression, number), symbols[0]) if solution.is_Integer]
+    if solutions:
+        sizes[symbols[0]] = int(solutions[0])
