@@ -23,7 +23,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import AnswerError, BackendError, VerificationError
 from hatch_lower.events import Event
 from hatch_lower.exir.backend.backend_api import cut_methods
-from hatch_lower.exir.lowering.leave_out import PLACE, Places, alike
+from hatch_lower.exir.lowering.leave_out import PLACE, Places, kind_of, nodes_by_place
 from hatch_lower.exir.lowering.lower import Turn
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.format.manifest import LeftOut
@@ -124,14 +124,14 @@ def extended(
     # Where one of the same kind is left out already, the kind is at fault: all others of it follow, as those of the
     # layers of a transformer.
     own = {each.place for each in before.get(method, ()) if each.backend == backend}
-    nodes = {place: alike(program, place) for place in places}
-    if not nodes or len(nodes) > MOST_TOGETHER or not all(nodes.values()) or own & nodes.keys():
+    nodes = nodes_by_place(program)
+    if not places or len(places) > MOST_TOGETHER or not nodes.keys() >= set(places) or own.intersection(places):
         return None
-    more: dict[int, int] = {}  # place to debug handle
-    for place, several in nodes.items():
-        kind = {node.meta[PLACE]: node.meta["debug_handle"] for node in several}
-        more |= kind if own & kind.keys() else {place: kind[place]}
-    new = [LeftOut(place, backend, handle, reason) for place, handle in more.items() if place not in own]
+    kinds = {place: kind_of(node) for place, node in nodes.items()}
+    known = {kinds[place] for place in own if place in kinds} & {kinds[place] for place in places}
+    chosen = [nodes[place] for place in nodes if place in places or kinds[place] in known]
+    handles = {node.meta[PLACE]: node.meta["debug_handle"] for node in chosen}
+    new = [LeftOut(place, backend, handle, reason) for place, handle in handles.items() if place not in own]
     ordered = sorted([*before.get(method, ()), *new], key=lambda each: (each.place, each.backend))
     return dict(sorted({**before, method: tuple(ordered)}.items()))
 

@@ -24,6 +24,7 @@ from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, to_backend
+from hatch_lower.exir.lowering.leave_out import nodes_by_place, number_places
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
@@ -102,6 +103,26 @@ def test_what_is_lowered_computes_what_eager_computes(recipe: Recipe, seed: int)
             eager.compare(lowered.program.module(), f"{backend}, program")
         for name, tensor in (program.state_dict | program.constants).items():
             tensor.data.copy_(state[name])
+
+
+@given(recipe=recipes(), seed=st.integers(0, 2**20))
+def test_partitions_without_some_operations_compute_what_eager_computes(recipe: Recipe, seed: int) -> None:
+    random = Random(seed)
+    program = export(recipe)
+    number_places(program)
+    places = list(nodes_by_place(program))
+    chosen = dict.fromkeys(random.sample(places, random.randint(1, len(places))), "left out: it is wrong")
+    tags = repair(program.graph_module, draw_tags(program.graph_module, random), random)
+    tags |= tag_constants(program, tags, random)
+    note(f"{tags} without {chosen}")
+    partitioners = {"forward": TagNodes(tags, ReferenceBackend.__name__)}
+    lowered = lower_methods({"forward": program}, partitioners, left_out={"forward": chosen})["forward"]
+    # what is in a loop or branch goes where that goes
+    outside = {place for place, node in nodes_by_place(program).items() if node.graph is program.graph}
+    assert outside & chosen.keys() <= nodes_by_place(lowered.program).keys()
+    event(f"partitions: {min(lowered.partitions, 6)}")
+    with TemporaryDirectory() as folder, torch.no_grad():
+        Eager(recipe).compare(execute(lowered.program, Path(folder)).methods["forward"], "plan")
 
 
 def check_proof(program: ExportedProgram, tags: Tags, error: PartitionError) -> None:

@@ -30,13 +30,8 @@ def number_places(program: ExportedProgram) -> None:
             node.meta[PLACE] = place
 
 
-def alike(program: ExportedProgram, place: int) -> list[Node]:
-    """Return the operations of a program that differ from the one at a place in what they are given only."""
-    nodes = {
-        node.meta[PLACE]: node for node in all_nodes(program.graph_module) if PLACE in node.meta and computes(node)
-    }
-    kind = kind_of(nodes[place]) if place in nodes else ""
-    return [node for node in nodes.values() if kind_of(node) == kind]
+def nodes_by_place(program: ExportedProgram) -> dict[int, Node]:
+    return {node.meta[PLACE]: node for node in all_nodes(program.graph_module) if PLACE in node.meta and computes(node)}
 
 
 def kind_of(node: Node) -> str:
@@ -55,7 +50,7 @@ def form_of(value: object) -> Any:
 
 def mark_left_out(program: ExportedProgram, places: Places) -> None:
     """Write the reason on each operation that is left out, and on the results that are taken from it, in place."""
-    for node in all_nodes(program.graph_module):
+    for node in all_nodes(program.graph_module) if places else ():
         reason = places.get(producer_of(node).meta.get(PLACE, -1))
         if reason is not None and node.op == "call_function":
             node.meta[LEFT_OUT] = reason
