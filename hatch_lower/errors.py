@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterable, Iterator
 
 # what is the matter with the machine, not with the code that meets it
@@ -169,8 +170,20 @@ def refused_error(error: BaseException, where: str) -> ProcessError | None:
         "the system refused a file that the build needs",
         where=str(error.filename or where),
         found=error.strerror or str(error),
-        hint="make room there, or give this user the permission; `TMPDIR` says where a build's own files go",
+        hint=reading_hint(
+            error.strerror or str(error),
+            "make room there, or give this user the permission; `TMPDIR` says where a build's own files go",
+        ),
     )
+
+
+def reading_hint(found: str, usual: str) -> str:
+    """Return advice for a file that cannot be read: `usual`, unless too many files are open by what was found."""
+    if any(
+        os.strerror(number) in found for number in (errno.EMFILE, errno.ENFILE)
+    ):  # of engines there is the text alone
+        return "close files that this process has open, or allow more of them (`ulimit -n`): this file is not at fault"
+    return usual
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

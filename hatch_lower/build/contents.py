@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower.build.sbom import FOLDER
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
@@ -199,7 +199,7 @@ def unreadable(where: str, error: Exception) -> ProgramError:
         "a packaged program file cannot be read",
         where=where,
         found=f"{type(error).__name__}: {error}",
-        hint="build the wheel again",
+        hint=reading_hint(str(error), "build the wheel again"),
     )
 
 
@@ -208,7 +208,9 @@ def wheel_members(wheel: Path) -> list[str]:
         with zipfile.ZipFile(wheel) as archive:
             return archive.namelist()
     except ARCHIVE_ERRORS as error:
-        raise ProgramError("the wheel cannot be read", where=str(wheel), found=str(error)) from error
+        raise ProgramError(
+            "the wheel cannot be read", where=str(wheel), found=str(error), hint=reading_hint(str(error), "")
+        ) from error
 
 
 def read_member(wheel: Path, member: str) -> bytes:

@@ -18,7 +18,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 
 GREATEST_INTEGER = 2**63 - 1
 
@@ -46,7 +46,7 @@ def within(path: str) -> Iterator[None]:
 
 def installation_error(what: str, where: str, found: str) -> ProgramError:
     hint = "install the distribution again; if that does not help, build its wheel again"
-    return ProgramError(what, where=where, found=found, hint=hint)
+    return ProgramError(what, where=where, found=found, hint=reading_hint(found, hint))
 
 
 def refuse(where: str, found: str) -> NoReturn:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hatch_lower.canonical import open_file, sha256_bytes
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.format.codec import decode, installation_error, parse_json, refuse
 from hatch_lower.format.constants import DATA_MAP_BYTES, Storage, TensorEntry, content_key, header_span, tensors_begin
 from hatch_lower.format.delegates import DataFile, DataLayout
@@ -46,7 +46,10 @@ class ConstantsFile:
             self._mapping = map_file(path)
         except (OSError, ValueError) as error:
             raise ProgramError(
-                "a packaged program file cannot be read", where=where, found=str(error), hint="install it again"
+                "a packaged program file cannot be read",
+                where=where,
+                found=str(error),
+                hint=reading_hint(str(error), "install it again"),
             ) from error
         header = header_span(self._mapping, tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])))
         if header is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.manifest import FileEntry
@@ -98,7 +98,7 @@ class OutsideWeights:
                         "a file of weights cannot be read",
                         where=str(path),
                         found=str(error),
-                        hint="fetch the weights again with `hatch-lower fetch`",
+                        hint=reading_hint(str(error), "fetch the weights again with `hatch-lower fetch`"),
                     ) from error
 
     def _missing(self, source: Source) -> ProgramError:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 from hatch_lower.runtime.torch_private.inductor import open_library, packed_weight
 
@@ -133,6 +133,7 @@ def refusal(library: Path, message: str) -> ProgramError:
     if re.search(r"version `[^']+' not found", found):
         hint = "this system is older than the wheel's tag allows: build the wheel on one as old as this, or load a "
         hint += "recipe without `aoti`"
+    hint = reading_hint(found, hint)
     return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
 
 

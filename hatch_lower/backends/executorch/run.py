@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, empty
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
@@ -97,11 +97,17 @@ def is_of_the_call(error: RuntimeError) -> bool:
 
 
 def unusable(path: Path, error: RuntimeError) -> ProgramError:
+    found = str(error)
+    try:
+        with path.open("rb"), path.open("rb"):  # as many as the library has open at once, which tells no reason
+            pass
+    except OSError as reason:
+        found += f": {reason.strerror}"
     return ProgramError(
         "a partition of the backend `executorch` cannot be loaded or run",
         where=str(path),
-        found=str(error),
-        hint="install the package again, or the version of ExecuTorch that it requires",
+        found=found,
+        hint=reading_hint(found, "install the package again, or the version of ExecuTorch that it requires"),
     )
 
 

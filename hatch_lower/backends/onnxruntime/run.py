@@ -12,7 +12,7 @@ from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, re
 from hatch_lower.backends.onnxruntime.external import refuse_files
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import fits, path_of, relocate
-from hatch_lower.errors import ProgramError, UnavailableError
+from hatch_lower.errors import ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_dtypes import is_bfloat16
 from hatch_lower.runtime.processor import multiplies_bytes, thread_count
@@ -100,7 +100,9 @@ class OnnxruntimeDelegate(Delegate):
                 "ONNX Runtime refuses a model",
                 where=str(blob.path),
                 found=f"{type(error).__name__}: {error}",
-                hint="install the version of ONNX Runtime that the wheel requires, or build the wheel again",
+                hint=reading_hint(
+                    str(error), "install the version of ONNX Runtime that the wheel requires, or build the wheel again"
+                ),
             ) from error
         started = session.get_providers()
         if missing := [name for name in info.providers if name not in started]:

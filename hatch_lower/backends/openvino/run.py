@@ -18,7 +18,7 @@ from hatch_lower.backends.openvino.library import (
     import_openvino,
     missing_devices,
 )
-from hatch_lower.errors import CallError, ProgramError, UnavailableError
+from hatch_lower.errors import CallError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
@@ -81,7 +81,9 @@ class OpenvinoDelegate(Delegate):
                 "OpenVINO cannot load a partition",
                 where=str(blob.path),
                 found=words_of(error),
-                hint="install the OpenVINO that the wheel requires; choose a device that this machine has",
+                hint=reading_hint(
+                    str(error), "install the OpenVINO that the wheel requires; choose a device that this machine has"
+                ),
             ) from error
         return cls(compiled, [literals, *values], info)
 

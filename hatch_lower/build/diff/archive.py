@@ -15,7 +15,7 @@ from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start, p
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.canonical import sha256_stream
-from hatch_lower.errors import PackageError
+from hatch_lower.errors import PackageError, reading_hint
 from hatch_lower.frozen import Frozen
 
 END_RECORD = 22
@@ -56,7 +56,7 @@ def unreadable(path: Path, error: BaseException) -> PackageError:
         "the wheel cannot be read",
         where=str(path),
         found=f"{type(error).__name__}: {error}",
-        hint="see that it is a wheel, whole and not changed since it was built",
+        hint=reading_hint(str(error), "see that it is a wheel, whole and not changed since it was built"),
     )
 
 
