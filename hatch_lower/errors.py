@@ -81,6 +81,13 @@ class AnswerError(BackendError):
     """A backend did what no backend may: it changed the weights, or returned something else than a result."""
 
 
+class OperationError(BackendError):
+    """A backend cannot lower one operation of a partition."""
+
+    node: object = None  # the operation, in the program that the backend was given
+    stack: str = ""  # of the call in the model's code, as torch recorded it
+
+
 class VerificationError(LowerError):
     """A lowered method computes something else than the eager module."""
 

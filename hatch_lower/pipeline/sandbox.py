@@ -8,11 +8,14 @@ a loaded model are refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from hatch_lower.errors import BackendError, CaptureError, LowerError
+from hatch_lower.errors import BackendError, CaptureError, LowerError, OperationError
 from hatch_lower.exir.lowering.process_state import arithmetic, library_restored, process_restored, torch_restored
+from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory
 
 
@@ -23,9 +26,13 @@ def backend_guard(backend: str, where: str) -> Iterator[None]:
         with process_restored():
             yield
     except LowerError as error:
-        if not error.where or "model `" in error.where:
+        if "model `" in error.where:
             raise
-        raise type(error)(error.what, where=f"{where}, {error.where}", found=error.found, hint=error.hint) from error
+        places = [where, error.where]
+        if isinstance(error, OperationError):
+            places.append(SourceRoots([Path(entry) for entry in sys.path if entry]).source(error.stack))
+        place = ", ".join(filter(None, places))
+        raise type(error)(error.what, where=place, found=error.found, hint=error.hint) from error
     except BaseException as error:
         refuse_out_of_memory(error)
         raise BackendError(

@@ -28,15 +28,17 @@ from torch.export import Dim, ExportedProgram, default_decompositions
 from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, MULTIPLY_INTEGERS, NAN_LOSING
+from hatch_lower.backends.openvino.direct import WRITTEN
 from hatch_lower.backends.openvino.prepare import COMPOSITES
 from hatch_lower.backends.testing.probes import of_tensors
-from hatch_lower.errors import BackendError, CallError, ProgramError, UnavailableError
+from hatch_lower.errors import BackendError, CallError, OperationError, ProgramError, UnavailableError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 
@@ -45,7 +47,7 @@ if find_spec("openvino") is None:
 
 from hatch_lower.backends.openvino import library, run
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
-from hatch_lower.backends.openvino.library import engine, sums_integers
+from hatch_lower.backends.openvino.library import engine, import_openvino, sums_integers
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
 from hatch_lower.backends.reference.compile import ReferencePartitioner
 from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
@@ -1287,6 +1289,41 @@ def test_a_model_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for each in (model, model.clone()):
             torch.testing.assert_close(each(x), Net().eval()(x).detach())
     assert compiled == ["CPU"]
+
+
+def refuse(node: Any, opset: Any, *values: Any) -> Any:
+    raise TypeError("no such thing")
+
+
+def test_an_operation_that_openvino_cannot_convert_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WRITTEN, "aten.log1p.default", refuse)  # type: ignore[misc]
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(torch.log1p(x.sin() * 2)) + 1
+
+    with pytest.raises(OperationError) as caught, backend_guard("openvino", "model `net`, recipe `fast`"):
+        lower(Net(), torch.ones(3))
+    error = caught.value
+    assert error.what == "OpenVINO could not convert an operation"
+    place = "model `net`, recipe `fast`, method `forward`, operation `aten.log1p.default`, "
+    assert error.where.startswith(place)
+    assert error.where.endswith(f"test_openvino.py:{Net.forward.__code__.co_firstlineno + 1}")
+    assert "TypeError: no such thing" in error.found
+    assert ".py(" not in error.found
+    assert error.hint == 'leave the operator out: `exclude = ["aten.log1p.default"]` in the backend\'s table'
+
+
+def test_a_partition_whose_operations_convert_alone_is_named_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(import_openvino(), "serialize", fail)
+    with pytest.raises(OperationError) as caught, backend_guard("openvino", "model `net`, recipe `fast`"):
+        lower(Call(lambda x: x.sin() * 2), torch.ones(3))
+    assert caught.value.where.startswith("model `net`, recipe `fast`, method `forward`, a partition of 2 operations")
+    assert caught.value.found == "ValueError: no room"
+    assert "option `exclude`" in caught.value.hint
 
 
 def test_several_models_and_threads_at_once(blob: DelegateBlob, constants: list[Tensor]) -> None:

@@ -9,77 +9,128 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.backends.instructions import adopt, instruction_handles
 from hatch_lower.backends.openvino.direct import Direct
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy, dtype_of
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import OperationError
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 
 NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
 CONSTANTS = "constants"
 OPERATION = re.compile(r"n(\d+)")
+PLACE = re.compile(r"\.[ch]pp:\d+|\.py\(\d+\): |^At:$")
 ORIGIN = re.compile(OPERATION.pattern + "/")
 
 
 def convert(copied: OpenvinoCopy) -> tuple[bytes, bytes, dict[int | str, tuple[int, ...]]]:
     """Return the XML, its literals, and a layer's name to the debug handles of the operations that it computes."""
     # literals: the axes, shapes and numbers to compute with that layers of the type `Const` are views of
-    model = build_model(copied)
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
-        target = Path(name) / "model.xml"
-        import_openvino().serialize(model, target, target.with_suffix(".bin"))
-        root = ElementTree.fromstring(target.read_bytes())
-        literals = target.with_suffix(".bin").read_bytes()
+    with refused(copied):
+        model = build_model(copied)
+        with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
+            target = Path(name) / "model.xml"
+            import_openvino().serialize(model, target, target.with_suffix(".bin"))
+            root = ElementTree.fromstring(target.read_bytes())
+            literals = target.with_suffix(".bin").read_bytes()
     origins = rename(root)
     instructions = find_instructions(root, origins, copied)
     return ElementTree.tostring(root), literals, instructions
 
 
-def build_model(copied: OpenvinoCopy) -> object:
+@contextmanager
+def refused(copied: OpenvinoCopy) -> Iterator[None]:
+    """Let whatever OpenVINO raises name the first operation that it cannot convert."""
+    try:
+        yield
+    except Exception as error:
+        found = first_refused(copied)
+        total = len(copied.operations)
+        wrong = OperationError(
+            "OpenVINO could not convert an operation" if found else "OpenVINO could not convert a partition",
+            where=f"operation `{operator_name(found.target)}`" if found else f"a partition of {total} operations",
+            found=f"{type(error).__name__}: {shorten(str(error))}",
+            hint=f'leave the operator out: `exclude = ["{operator_name(found.target)}"]` in the backend\'s table'
+            if found
+            else "name the operator that OpenVINO cannot convert in the option `exclude`",
+        )
+        wrong.node = found or copied.operations[-1]
+        raise wrong from error
+
+
+def first_refused(copied: OpenvinoCopy) -> Node | None:
+    """Return the first operation up to which OpenVINO does not convert a partition; `None`: they all convert alone."""
+    low, high = 0, len(copied.operations)
+    while low < high:
+        middle = (low + high) // 2
+        if converts(copied, middle):
+            low = middle + 1
+        else:
+            high = middle
+    return copied.operations[low] if low < len(copied.operations) else None
+
+
+def converts(copied: OpenvinoCopy, index: int) -> bool:
+    graph, copies = Graph(), dict[Node, Node]()
+    last = None
+    for node in copied.graph.nodes:
+        place = OPERATION.fullmatch(node.name)
+        if node.op == "output" or (place and int(place[1]) > index):
+            break
+        copies[node] = last = graph.node_copy(node, copies.__getitem__)
+    graph.output((last,))
+    try:
+        convert_graph(import_openvino(), copied, graph)
+    except Exception:
+        return False
+    return True
+
+
+def build_model(copied: OpenvinoCopy) -> Any:
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
+    model = convert_graph(openvino, copied, copied.graph)
+    for place, (dtype, shape) in enumerate(zip(copied.dtypes, copied.shapes, strict=True)):
+        parameter = model.inputs[place].get_node()
+        parameter.set_element_type(types[str(dtype)])
+        parameter.set_partial_shape(openvino.PartialShape(list(shape)))
+    model.validate_nodes_and_infer_types()
+    for place, node in enumerate(copied.returned):
+        wanted = types[str(dtype_of(node))]
+        result = model.outputs[place].get_node()
+        if result.get_input_element_type(0) != wanted:
+            converted = openvino.opset13.convert(result.input_value(0), wanted)
+            result.input(0).replace_source_output(converted.output(0))
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
+    """Return what OpenVINO's frontend makes of a graph with the inputs of a partition."""
     extension = importlib.import_module("openvino.frontend.pytorch").ConversionExtension
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
-        GraphModule(copied.literals, copied.graph),
+        GraphModule(copied.literals, graph),
         input_shapes=[list(shape) for shape in copied.shapes],
         input_types=copied.dtypes,
     )
     decoder._nodes = Places(decoder._nodes)
-    try:
-        # a manager that is gone takes its frontend with it
-        manager = openvino.frontend.FrontEndManager()
-        frontend = manager.load_by_framework("pytorch")
-        for node in copied.graph.nodes:
-            if isinstance(node.target, Direct):
-                frontend.add_extension(extension(str(node.target), partial(node.target.convert, openvino)))
-        model = frontend.convert(frontend.load(decoder))
-        for place, (dtype, shape) in enumerate(zip(copied.dtypes, copied.shapes, strict=True)):
-            parameter = model.inputs[place].get_node()
-            parameter.set_element_type(types[str(dtype)])
-            parameter.set_partial_shape(openvino.PartialShape(list(shape)))
-        model.validate_nodes_and_infer_types()
-        for place, node in enumerate(copied.returned):
-            wanted = types[str(dtype_of(node))]
-            result = model.outputs[place].get_node()
-            if result.get_input_element_type(0) != wanted:
-                converted = openvino.opset13.convert(result.input_value(0), wanted)
-                result.input(0).replace_source_output(converted.output(0))
-        model.validate_nodes_and_infer_types()
-    except Exception as error:
-        raise BackendError(
-            "OpenVINO could not convert a partition",
-            found=f"{type(error).__name__}: {shorten(str(error))}",
-            hint="name the operator that it cannot convert in the option `exclude`",
-        ) from error
-    return model
+    # a manager that is gone takes its frontend with it
+    manager = openvino.frontend.FrontEndManager()
+    frontend = manager.load_by_framework("pytorch")
+    for node in graph.nodes:
+        if isinstance(node.target, Direct):
+            frontend.add_extension(extension(str(node.target), partial(node.target.convert, openvino)))
+    return frontend.convert(frontend.load(decoder))
 
 
 class Places(list[Node]):
@@ -93,8 +144,8 @@ class Places(list[Node]):
 
 
 def shorten(message: str) -> str:
-    # without the places in the sources of the library
-    lines = [line for line in message.splitlines() if line.strip() and not re.search(r"\.[ch]pp:\d+", line)]
+    # without the places in the sources of the library and of ours
+    lines = [line for line in message.splitlines() if line.strip() and not PLACE.search(line)]
     return "\n".join(lines[:12])
 
 

@@ -48,6 +48,7 @@ class OpenvinoCopy(PartitionCopy):
         self.quantises = any(
             node.op == "call_function" and operator_name(node.target) == QUANTISE for node in self.program.graph.nodes
         )
+        self.operations = [node for node in self.program.graph.nodes if node.op == "call_function"]
         # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
         self.shapes: list[tuple[int, ...]] = []

@@ -18,7 +18,7 @@ from hatch_lower.backends.openvino.library import (
     import_openvino,
     missing_devices,
 )
-from hatch_lower.errors import CallError, ProgramError, UnavailableError, reading_hint
+from hatch_lower.errors import CallError, LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
@@ -76,9 +76,11 @@ class OpenvinoDelegate(Delegate):
                 if info.device == CPU:
                     raise
                 raise unavailable_error(blob, info.device, words_of(error)) from error
-        except RuntimeError as error:
+        except LowerError:
+            raise
+        except Exception as error:
             raise ProgramError(
-                "OpenVINO cannot load a partition",
+                "OpenVINO cannot load a partition of the backend `openvino`",
                 where=str(blob.path),
                 found=words_of(error),
                 hint=reading_hint(

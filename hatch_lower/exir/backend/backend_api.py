@@ -244,7 +244,7 @@ def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], befo
 
 
 def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
-    return Request(method, spec, backend, localise(program, weight_free=backend.weight_free))
+    return Request(method, spec, backend, localise(program, weight_free=backend.weight_free), program)
 
 
 def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:

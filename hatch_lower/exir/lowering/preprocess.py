@@ -15,12 +15,13 @@ from inspect import getattr_static
 from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch.export import ExportedProgram
 
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.partition import SUFFIX
 from hatch_lower.cache.store import Store
 from hatch_lower.config.requirements import read_requirement
-from hatch_lower.errors import AnswerError
+from hatch_lower.errors import AnswerError, OperationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
@@ -30,6 +31,7 @@ from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.blame import place_operation
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
@@ -45,6 +47,7 @@ class Request(Frozen):
     spec: DelegationSpec
     backend: type[BackendDetails]
     local: LocalProgram  # what the backend sees
+    owner: ExportedProgram | None = None  # the same with names, handles and stacks of the model, where known
 
 
 class Group(Frozen):
@@ -220,11 +223,16 @@ def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) 
         for request, options in zip(requests, specs, strict=True)
     ]
     if not lowers_jointly(backend):
-        results: Any = (
-            backend.preprocess_many(programs, specs)
-            if find is None
-            else backend.preprocess_in_steps(programs, specs, partial(find, backend_id))
-        )
+        try:
+            results: Any = (
+                backend.preprocess_many(programs, specs)
+                if find is None
+                else backend.preprocess_in_steps(programs, specs, partial(find, backend_id))
+            )
+        except OperationError as error:
+            pairs = zip(requests, programs, strict=True)
+            place_operation(error, ((each.method, given, each.local, each.owner) for each, given in pairs))
+            raise
         place = f"`{backend.__name__}.preprocess_many`"
         check_count(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
         for request, result in zip(requests, results, strict=True):
