@@ -65,6 +65,8 @@ class Sides:
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
     allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of these
     case: InputCase | None = None  # of the last call
+    # of outputs that are contiguous in eager only, by path: the strides that eager and the lowered method give
+    strides: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
@@ -153,6 +155,9 @@ class Sides:
         leaves, _ = trees.tree_flatten_with_path(expected)
         pairs = zip(leaves, trees.tree_leaves(given), self.rounding.outputs, strict=True)
         for (path, one), other, marks in pairs:
+            if isinstance(one, torch.Tensor) and one.is_contiguous() and not other.is_contiguous():
+                layouts = list(one.stride()), list(other.stride())
+                self.strides.setdefault(f"output{trees.keystr(path)}", layouts)
             if isinstance(one, float):
                 one, other = torch.tensor(one), torch.tensor(other)
             if isinstance(one, torch.Tensor) and (one.dtype.is_floating_point or one.dtype.is_complex):
@@ -292,6 +297,11 @@ def verify_method(
         notes.append(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
+    notes += [
+        f"`{path}` has the strides {given} that `torch.export` foretells, and eager's {expected}: where callers use"
+        " `view`, let the model return it `.contiguous()`, which costs eager nothing"
+        for path, (expected, given) in sides.strides.items()
+    ]
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
     return Verification(tuple(cases), tuple(notes), outputs, trials.left_out, trials.generated, sides.all_allowed())
 

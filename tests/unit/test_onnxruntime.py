@@ -230,6 +230,28 @@ def test_a_result_laid_out_in_another_order_has_eagers_strides(tmp_path: Path) -
     torch.testing.assert_close(model(x), module(x))
 
 
+class Logits(nn.Module):
+    """Logits of an image that comes from rows of tokens, as SegFormer's; eager's convolution gives these contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(8, 5, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        image = tokens.permute(0, 2, 1).reshape(1, 8, 4, 6)
+        result: Tensor = self.last(image).contiguous()
+        return result
+
+
+def test_a_contiguous_output_has_eagers_strides(tmp_path: Path) -> None:
+    lowered = lower(Logits(), torch.randn(1, 24, 8))
+    (delegate,) = delegates(lowered)
+    given = hatch_lower.load(save_program(lowered, tmp_path / "saved"))(torch.randn(1, 24, 8))
+    assert given.view(-1).shape == (120,)
+    assert given.stride() == (120, 24, 6, 1)
+    assert made_of(delegate).result.info["outputs"] == [0]  # nothing is turned in a call
+
+
 def test_inputs_in_any_layout_and_with_gradients_are_taken(tmp_path: Path) -> None:
     module = Apply(lambda x, y: torch.tanh(x) + y)
     lowered = lower(module, torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2])

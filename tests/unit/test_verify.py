@@ -356,6 +356,14 @@ def test_a_tolerance_by_dtype_is_for_outputs_of_that_dtype_as_it_stands() -> Non
     assert "(allowed: atol 0.004, rtol 0.04)" in refusal(lambda pair: (pair[0] * 1.1, pair[1] * 1.1))
 
 
+def test_outputs_that_only_eager_gives_contiguous_are_named() -> None:
+    module = torch.nn.Linear(4, 3)
+    model = captured(module, torch.randn(2, 4))
+    assert verify(model, Lowered(module)).notes == ()
+    (note,) = verify(model, Lowered(module, lambda result: result.t().contiguous().t())).notes
+    assert note.startswith("`output` has the strides [1, 2] that `torch.export` foretells, and eager's [3, 1]: where")
+
+
 def test_a_module_in_training_mode_is_told_so() -> None:
     module = torch.nn.Dropout(0.5)
     model = capture_model("net", Model(module, {"forward": Method((torch.ones(64),))}), NullReporter())

@@ -132,7 +132,7 @@ def unavailable_error(blob: DelegateBlob, device: str, found: str) -> Unavailabl
     )
 
 
-def words_of(error: RuntimeError) -> str:
+def words_of(error: Exception) -> str:
     """Return OpenVINO's words without the places in its own sources."""
     return "\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line)
 
