@@ -186,9 +186,9 @@ def refused_error(error: BaseException, where: str) -> ProcessError | None:
 
 def reading_hint(found: str, usual: str) -> str:
     """Return advice for a file that cannot be read: `usual`, unless too many files are open by what was found."""
-    if any(
-        os.strerror(number) in found for number in (errno.EMFILE, errno.ENFILE)
-    ):  # of engines there is the text alone
+    # an engine's error has the text alone
+    texts = [os.strerror(number) for number in (errno.EMFILE, errno.ENFILE)]
+    if any(text in found for text in texts):
         return "close files that this process has open, or allow more of them (`ulimit -n`): this file is not at fault"
     return usual
 
