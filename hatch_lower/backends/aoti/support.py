@@ -65,6 +65,10 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"`{name}` checks contents, which the program does itself"
     if schema_of(op).is_mutable:
         return f"`{name}` changes its input"
+    if op is torch.ops.aten.view.dtype:
+        return f"inductor cannot write into parts of what `{name}` gives"
+    if op is torch.ops.aten.pow.Scalar and not node.meta["val"].is_floating_point():
+        return f"inductor's `{name}` gives floating-point numbers for integers"
     if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
     if "_adaptive_" in f"_{base_name(op)}" and any(map(is_size_of_graph, node.all_input_nodes)):

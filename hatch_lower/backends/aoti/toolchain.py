@@ -60,6 +60,8 @@ class Compiler:
             # they keep absolute paths out of the object
             *(f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()),
             f"-frandom-seed={source}",
+            # integers wrap around, and a comparison after that is no constant
+            "-fwrapv",
             # most of a library is what no call passes through
             *(["-Os"] if source == INTERFACE else []),
             "-ffunction-sections",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
     cpu_vec_isa.valid_vec_isa_list = lambda: known  # type: ignore[assignment]
     try:
-        with config.patch(dict(settings)):
+        with config.patch(dict(settings)), exact_numbers():
             yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = probe

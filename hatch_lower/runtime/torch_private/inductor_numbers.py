@@ -1,0 +1,92 @@
+"""Numbers in inductor's code: as wide as their dtypes say, where inductor itself takes them for places in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
+
+Ranges: TypeAlias = "Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]"
+
+LONGEST = 2**47  # bytes that a process has addresses for: a size without an upper bound is smaller
+
+
+@contextmanager
+def exact_numbers() -> Iterator[None]:
+    """Let numbers that inductor computes from places wrap around and be converted as their dtypes say."""
+    from torch._inductor.codegen.cpp import CppVecKernel
+    from torch._inductor.index_propagation import IndexPropagation
+
+    propagation: Any = IndexPropagation
+    kernel: Any = CppVecKernel
+    propagate, arange = propagation.propagate_sympy, kernel.arange
+
+    def propagate_exactly(self: Any, name: str, args: Any, kwargs: Any) -> Any:
+        # Inductor writes arithmetic on places as one formula, and forgets the dtypes on the way.
+        result = propagate(self, name, args, kwargs)
+        given = [value for value in (*args, *kwargs.values()) if getattr(value, "is_symbolic", False)]
+        if not given or not result.is_symbolic:
+            return result
+        sizes = {symbol: places_below(size) for symbol, size in self.indirect_var_ranges.items()}
+        ranges = {**dict(self.var_to_range), **sizes}
+        if all(is_exact(each.value.expr, each.value.dtype, ranges) for each in (*given, result)):
+            return result
+        return self.fallback(name, args, kwargs)
+
+    def arange_widely(self: Any, index: Any, stride: Any) -> Any:
+        # The step is written into C++ as a literal, which has 32 bits, and is multiplied there.
+        return arange(self, index, WideStep(stride))
+
+    propagation.propagate_sympy, kernel.arange = propagate_exactly, arange_widely
+    try:
+        yield
+    finally:
+        propagation.propagate_sympy, kernel.arange = propagate, arange
+
+
+class WideStep:
+    def __init__(self, step: object) -> None:
+        self._step = step
+
+    def __str__(self) -> str:
+        return f"static_cast<int64_t>({self._step})"
+
+
+def places_below(size: sympy.Expr | int) -> ValueRanges[sympy.Expr]:
+    return ValueRanges(0, bound_sympy(sympy.sympify(size)).upper - 1)
+
+
+def is_exact(expression: sympy.Expr | float, dtype: torch.dtype, ranges: Ranges) -> bool:
+    """Return whether a dtype has each number that an expression stands for."""
+    if not isinstance(expression, sympy.Basic) or expression.is_number:
+        number = float(expression) if dtype.is_floating_point else int(expression)
+        least, greatest = whole_numbers(dtype)
+        if not dtype.is_floating_point:
+            return least <= number <= greatest
+        return number != number or torch.tensor(number, dtype=dtype).item() == number
+    if not expression.is_integer:
+        return False
+    known = {symbol: shortened(ranges[symbol]) for symbol in expression.free_symbols if symbol in ranges}
+    bounds = bound_sympy(expression, known)
+    least, greatest = whole_numbers(dtype)
+    return bool(least <= bounds.lower and bounds.upper <= greatest)
+
+
+def shortened(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
+    return ValueRanges(places.lower, min(places.upper, sympy.Integer(LONGEST)))
+
+
+def whole_numbers(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bounds between which a dtype has each whole number."""
+    if dtype is torch.bool:
+        return 0, 1
+    if dtype.is_floating_point:
+        greatest = round(2 / torch.finfo(dtype).eps)
+        return -greatest, greatest
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max

@@ -1,0 +1,116 @@
+"""Integers in inductor's code: `aoti` gives those of eager, where inductor takes numbers for places in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import hatch_lower
+from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, is_exact
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, int_oo
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+
+class Places(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        places = torch.arange(x.shape[0])
+        narrow = (places.to(torch.int8) * 50).to(torch.int64), (places.to(torch.uint8) - 5).to(torch.int64)
+        wide = places * 600_000_000, (places * 2**61) // 7, places * 2**61 > places
+        rounded = torch.full_like(places, 2**24 + 1).float().double(), (places + 2**24 + 1).float().double()
+        return *narrow, *wide, *rounded, torch.fmod(places - 5, 3), places.bool().to(torch.int64), x[(places * 97) % 3]
+
+
+class Compared(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x + 1 > x, (x + 1) * x, -x < 0
+
+
+def test_numbers_computed_from_places_wrap_around_as_their_dtypes_say(tmp_path: Path) -> None:
+    program = torch.export.export(Places(), (torch.zeros(3),), dynamic_shapes={"x": {0: Dim("n", min=3, max=512)}})
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    loaded = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for count in (3, 8, 65, 300):
+        x = torch.arange(count, dtype=torch.float32)
+        for place, (result, expected) in enumerate(zip(loaded(x), Places()(x), strict=True)):
+            assert torch.equal(result, expected), (count, place)
+
+
+def test_a_comparison_behind_a_sum_that_wraps_around_is_no_constant(tmp_path: Path) -> None:
+    x = torch.tensor([2**31 - 1, 5, -(2**31), 0, -1, 46341, 65536], dtype=torch.int32)
+    program = torch.export.export(Compared(), (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x)
+    assert all(map(torch.equal, results, Compared()(x)))
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "size", "exact"),
+    [
+        (600_000_000, torch.int64, int_oo, False),
+        (2**15, torch.int64, int_oo, True),
+        (600_000_000, torch.int32, 4, True),
+        (600_000_000, torch.int32, 5, False),
+        (1, torch.int8, 128, True),
+        (1, torch.int8, 129, False),
+        (-1, torch.uint8, 2, False),
+        (1, torch.bool, 2, True),
+        (1, torch.bool, 3, False),
+        (1, torch.float32, 2**24 + 1, True),
+        (1, torch.float32, 2**24 + 2, False),
+        (1, torch.float16, 2**11 + 2, False),
+    ],
+)
+def test_a_formula_is_exact_where_its_dtype_has_all_numbers(
+    factor: int, dtype: torch.dtype, size: int, exact: bool
+) -> None:
+    place = sympy.Symbol("x0", integer=True, nonnegative=True)
+    assert is_exact(factor * place, dtype, {place: ValueRanges(0, size - 1)}) is exact
+    assert LONGEST * 2**15 < 2**63
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "exact"),
+    [
+        (2**24 + 1, torch.float32, False),
+        (0.1, torch.float32, False),
+        (0.1, torch.float64, True),
+        (300, torch.uint8, False),
+        (torch.nan, torch.float32, True),
+        (torch.inf, torch.float32, True),
+        (True, torch.bool, True),
+    ],
+)
+def test_a_constant_is_exact_where_its_dtype_has_it(number: float, dtype: torch.dtype, exact: bool) -> None:
+    assert is_exact(number, dtype, {}) is exact
+    assert dtype is torch.bool or is_exact(sympy.sympify(number), dtype, {}) is exact
+
+
+def test_views_as_another_dtype_and_integer_powers_are_left() -> None:
+    def forward(self: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        zero = torch.zeros(4, dtype=torch.int32)
+        bits = (x + 1).view(torch.int32)
+        return bits.diagonal_scatter(zero).view(torch.float32), 2 ** bits.clamp(0, 5), 2**x
+
+    net = type("Net", (nn.Module,), {"forward": forward})()
+    program = to_edge(torch.export.export(net, (torch.randn(4, 4),)))
+    reasons = AotiBackend.partitioner({}).partition(program).reasons
+    told = sorted(reason for reason in set(reasons.values()) if "inductor" in reason)
+    assert told == [
+        "inductor cannot write into parts of what `aten.view.dtype` gives",
+        "inductor's `aten.pow.Scalar` gives floating-point numbers for integers",
+    ]
