@@ -22,7 +22,10 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
+from hatch_lower.pipeline.module_checks import check_attributes, check_module, hint_on_gradients
 from hatch_lower.pipeline.parameters import dimension_names, positional_names, with_named_keywords
+from hatch_lower.pipeline.python_values import Change, noted_changes, refuse_counting, same_results
+from hatch_lower.pipeline.shape_checks import check_declared, declared_sizes, fixed_size
 from hatch_lower.pipeline.tensor_checks import (
     check_memory,
     check_no_fakes,
@@ -31,6 +34,7 @@ from hatch_lower.pipeline.tensor_checks import (
     tensor_versions,
     tensors_of,
 )
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 
@@ -75,7 +79,7 @@ def capture_model(
     methods: Mapping[str, ExportedProgram | Method] = exports if isinstance(exports, dict) else exports.methods
     check_method_names(name, methods)
     if module is not None:
-        check_memory(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+        check_module(name, module)
     captured = []
     attributes = {}
     for method, declared in methods.items():
@@ -116,13 +120,16 @@ def capture_method(
     shapes, strict = declared.dynamic_shapes, declared.strict
     named, shapes = (call, shapes) if strict or not shapes else with_named_keywords(call, shapes, args, kwargs)
     exported = module if attribute == "forward" and named is call else module_to_export(module, named)
+    sizes = declared_sizes(inspect.signature(call), declared.dynamic_shapes, args, kwargs)
+    check_declared(f"model `{model}`, method `{name}`", f"the dynamic shapes of method `{name}` do not hold", sizes)
     keep_source_lines(module, call)
     before = tensor_versions(module)
     export = partial(torch.export.export, exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
     gradients = False
+    changes: dict[tuple[int, str], Change] = {}
     try:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), noted_changes(changes):
                 program = export()
         except RuntimeError:
             gradients = needs_gradients(module, name, declared)
@@ -132,9 +139,17 @@ def capture_method(
                 program = export()
     except Exception as error:
         refuse_out_of_memory(error)
+        check_attributes(model, module)
         raise capture_error(model, name, module, declared, call, error, roots) from error
     check_unchanged(model, name, module, before)
     check_no_fakes(model, name, module)
+
+    def same_again() -> bool:
+        with torch.set_grad_enabled(gradients):
+            again = export()
+        return str(again.graph) == str(program.graph) or same_results(program, again, args, kwargs)
+
+    refuse_counting(f"model `{model}`", name, module, changes.values(), same_again)
     if strict:
         name_module_paths(program)
     program, signature = with_plain_tensors(program), inspect.signature(named)
@@ -272,7 +287,17 @@ def capture_error(
 ) -> CaptureError:
     # the dynamic shapes may be at fault, the example inputs (then eager fails with them, too), or the code itself
     reason = message_of(error)
-    parameters = ", ".join(f"`{parameter}`" for parameter in inspect.signature(call).parameters)
+    signature = inspect.signature(call)
+    parameters = ", ".join(f"`{parameter}`" for parameter in signature.parameters)
+    sizes = declared_sizes(signature, declared.dynamic_shapes, tuple(declared.args), declared.kwargs)
+    if (fixed := fixed_size(reason, sizes)) is not None:
+        return CaptureError(
+            f"the dynamic shapes of method `{name}` do not hold",
+            where=place(model, name, user_line(error, roots)),
+            found=f"{fixed.text()}, and torch.export takes a size of 0 or 1 for fixed",
+            hint=f"use an example of 2 or more in this dimension; the range of `{fixed.name}` may begin at 0 or 1"
+            " nevertheless",
+        )
     if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
         return CaptureError(
@@ -288,6 +313,13 @@ def capture_error(
             where=place(model, name, user_line(eager, roots)),
             found=describe_exception(eager),
             hint=f"correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are {parameters}",
+        )
+    if (gradients := hint_on_gradients(error)) != "":
+        return CaptureError(
+            f"torch.export cannot trace the derivatives in method `{name}`",
+            where=place(model, name, user_line(error, roots)),
+            found=f"{type(error).__name__}: {cleaned(reason)}",
+            hint=gradients,
         )
     branches = "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode"
     return CaptureError(
@@ -311,7 +343,7 @@ def failure_of_eager(
     module: torch.nn.Module, name: str, declared: Method, *, gradients: bool = False
 ) -> Exception | None:
     try:
-        run = getattr(copy.deepcopy(module), declared.attribute or name)
+        run = getattr(copy_module(module), declared.attribute or name)
         args, kwargs = copy.deepcopy((tuple(declared.args), dict(declared.kwargs)))
     except Exception:
         return None

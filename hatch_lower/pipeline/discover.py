@@ -18,6 +18,7 @@ from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.entry_hints import hint_for, note_missing_connection
 from hatch_lower.pipeline.exceptions import (
     describe_exception,
     message_of,
@@ -56,6 +57,7 @@ class EntryPoint(Frozen):
 def discover(entry: EntryPoint) -> Exports:
     """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method."""
     export = checked_callable(find_value(entry), entry)
+    note_missing_connection()
     try:
         value = export()
     except (LowerError, KeyboardInterrupt):
@@ -80,7 +82,7 @@ def find_value(entry: EntryPoint) -> object:
             value = getattr(value, name)
         except AttributeError:
             raise EntryPointError(
-                f"`{owner}` has no attribute `{name}`", where=entry.where(), hint=nearest(name, public_names(value))
+                f"`{owner}` has no attribute `{name}`", where=entry.where(), hint=suggestion(name, public_names(value))
             ) from None
         owner = f"{owner}.{name}"
     return value
@@ -92,13 +94,15 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
     except (LowerError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
-        missing = error.name or name
+        if not error.name:  # raised by a library, in words of its own
+            raise raised_error(error, entry, f"importing `{name}` failed") from error
+        missing = error.name
         if name == missing or name.startswith(f"{missing}."):
             raise EntryPointError(
                 f"there is no module `{missing}`",
                 where=entry.where(),
                 found=searched(entry),
-                hint=joined(nearest(missing, sibling_modules(missing, entry)), later_hooks_hint(entry)),
+                hint=joined(suggestion(missing, sibling_modules(missing, entry)), later_hooks_hint(entry)),
             ) from error
         own = missing.partition(".")[0] == name.partition(".")[0]
         requires = f"if `{missing}` is a library, add it to `[build-system] requires`"
@@ -131,6 +135,7 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
         )
     elif isinstance(error, ImportError):
         hint = later_hooks_hint(entry)
+    hint = hint or hint_for(error)
     return EntryPointError(
         what, where=entry.where(user_line(error, entry.roots())), found=describe_exception(error), hint=hint
     )
@@ -260,6 +265,10 @@ def public_names(value: object) -> list[str]:
     if not isinstance(value, ModuleType):
         return names
     return [name for name in names if getattr(getattr(value, name, None), "__module__", "") == value.__name__]
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    return nearest(name, known) if known else "there is none of another name to choose: write it, or correct the name"
 
 
 def searched(entry: EntryPoint) -> str:

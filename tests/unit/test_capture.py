@@ -607,3 +607,84 @@ def test_memory_that_ran_out_is_not_the_methods_fault(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.export, "export", fail)
     with pytest.raises(MemoryError):
         capture(Net(), forward=Method((PAIR,)))
+
+
+class Counting(torch.nn.Module):
+    """Counts in Python; says how many rows it saw last, which changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.rows = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+    def harmless(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = len(x)
+        return x * 2
+
+
+def test_a_counter_of_python() -> None:
+    net = torch.nn.Sequential(Counting())
+    assert refuse(net, forward=Method((PAIR,))) == (
+        "method `forward` changes `0.calls`, a value of Python that its results depend on\n"
+        "  where: model `net`\n"
+        "  found: it is 0 before a call and 1 after it; a program keeps the first\n"
+        '  to do: keep it in a buffer, and change that in place: `self.register_buffer("calls", torch.tensor(0))`,'
+        " `self.calls.add_(1)`"
+    )
+    assert net[0].calls == 0
+    assert only(capture(Counting(), harmless=Method((PAIR,)))).program
+
+
+def test_modules_that_have_no_contents_yet() -> None:
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    assert refuse(lazy, forward=Method((PAIR,))) == (
+        "`0.weight` has no shape and no contents yet\n"
+        "  where: model `net`\n"
+        "  found: a `LazyLinear` that was never called\n"
+        "  to do: call the module once before the entry point returns it: `module(*example_args)`"
+    )
+    bare = torch.nn.Module()
+    bare.register_buffer("table", torch.nn.UninitializedBuffer())
+    assert "found: an `UninitializedBuffer`" in refuse(bare, forward=Method((PAIR,)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript() -> None:
+    traced = torch.jit.trace(torch.nn.Linear(PAIR.shape[-1], 2), PAIR)
+    for module in (traced, torch.nn.Sequential(traced)):
+        assert "is TorchScript, of which torch.export cannot see the Python code" in refuse(
+            module, forward=Method((PAIR,))
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "declared", "found"),
+    [
+        (1, Dim("rows", max=8), "dimension 0 of `input` is 1 in the example, and torch.export takes a size of 0 or 1"),
+        (1, Dim.DYNAMIC, "dimension 0 of `input` is 1 in the example, and torch.export takes a size of 0 or 1"),
+        (2, Dim("rows", max=1), "dimension 0 of `input` is 2 in the example, which is above max = 1 of `rows`"),
+        (2, Dim("rows", min=4), "dimension 0 of `input` is 2 in the example, which is below min = 4 of `rows`"),
+    ],
+)
+def test_examples_that_do_not_fit_the_declared_sizes(rows: int, declared: Any, found: str) -> None:
+    method = Method((torch.zeros(rows, 4),), dynamic_shapes=({0: declared},))
+    assert found in refuse(torch.nn.Linear(4, 3), forward=method)
+
+
+def test_a_declared_dimension_that_the_example_lacks() -> None:
+    method = Method((torch.zeros(3, 4),), dynamic_shapes=({2: Dim("rows")},))
+    assert "`input` has no dimension 2" in refuse(torch.nn.Linear(4, 3), forward=method)
+
+
+def test_derivatives_that_torch_cannot_trace() -> None:
+    class Derived(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.func.vmap(torch.func.jacrev(torch.tanh))(x)
+
+    refusal = refuse(Derived(), forward=Method((torch.ones(2, 3),)))
+    assert refusal.startswith("torch.export cannot trace the derivatives in method `forward`")
+    assert "of `torch.func`, torch.export traces `jvp` and `vmap` of plain operators" in refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from hatch_lower.errors import EntryPointError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.discover import EntryPoint, discover
+from hatch_lower.pipeline.entry_hints import note_missing_connection
 
 pytestmark = pytest.mark.torch
 
@@ -300,3 +302,33 @@ def test_weights_that_are_a_git_lfs_pointer(package: Package, load: str) -> None
     assert message.endswith(
         "\n  to do: `shop/clerk.safetensors` is a Git LFS pointer, not the file itself; run `git lfs pull`"
     )
+
+
+def test_an_error_that_a_library_raises_of_missing_modules(package: Package) -> None:
+    assert package.refuse('raise ModuleNotFoundError("this model needs flash_attn")') == (
+        "importing `shop.model` failed\n"
+        "  where: entry point `clerk = shop.model:export`, shop/model.py:4\n"
+        "  found: ModuleNotFoundError: this model needs flash_attn"
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "hint"),
+    [
+        ('raise AssertionError("Torch not compiled with CUDA enabled")', "models are lowered on the CPU"),
+        ('linear.load_state_dict({"module.weight": linear.weight})', "were saved from `DataParallel`"),
+        ('raise OSError("no files") from ConnectionError("refused")', "download what it loads before the build"),
+    ],
+)
+def test_errors_that_are_met_often(package: Package, statement: str, hint: str) -> None:
+    assert hint in package.refuse(f"def export():\n    {statement}")
+
+
+def test_a_server_without_an_address_is_told_to_its_library_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = SimpleNamespace(ENDPOINT="https://hub.invalid", HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)
+    for name in ("https_proxy", "http_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    note_missing_connection()
+    assert constants.HF_HUB_OFFLINE

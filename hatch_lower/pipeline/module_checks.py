@@ -1,0 +1,75 @@
+"""Checks of a module before it is exported: what torch.export would refuse in words of its own, or would not see."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+from hatch_lower.errors import CaptureError
+from hatch_lower.pipeline.tensor_checks import check_memory
+from hatch_lower.runtime.torch_private.tensors import own_tensors
+
+TRANSFORMATIONS = frozenset({"apis.py", "eager_transforms.py", "vmap.py"})  # torch's files of `torch.func`
+
+
+def check_module(model: str, module: torch.nn.Module) -> None:
+    """Refuse a module that has parameters without contents, compiled TorchScript, or memory that is not the CPU's."""
+    for path, child in module.named_modules():
+        check_script(model, path, child)
+        check_initialized(model, path, child)
+    check_memory(model, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+
+
+def check_attributes(model: str, module: torch.nn.Module) -> None:
+    """Refuse tensors of other devices and layouts among the plain attributes of a module that could not be exported."""
+    for path, child in module.named_modules():
+        named = {f"{path}.{name}" if path else name: value for name, value in vars(child).items()}
+        check_memory(model, "", named)
+
+
+def check_script(model: str, path: str, module: torch.nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        name = f"`{path}`" if path else "the module"
+        raise CaptureError(
+            f"{name} is TorchScript, of which torch.export cannot see the Python code",
+            where=f"model `{model}`",
+            found=f"a `{type(module).__name__}` of `{module.original_name}`",
+            hint="export the module that `torch.jit.script` or `torch.jit.trace` was given; of a file"
+            " load the weights alone: `net.load_state_dict(torch.jit.load(path).state_dict())`",
+        )
+
+
+def check_initialized(model: str, path: str, module: torch.nn.Module) -> None:
+    for store in own_tensors(module):
+        for name, value in store.items():
+            if not isinstance(value, torch.Tensor) or not is_lazy(value):
+                continue
+            found = f"an `{type(value).__name__}`"
+            hint = f"give it contents before the entry point returns the module: `{name}.materialize(shape)`"
+            if isinstance(module, LazyModuleMixin):
+                found = f"a `{type(module).__name__}` that was never called"
+                hint = "call the module once before the entry point returns it: `module(*example_args)`"
+            full = f"{path}.{name}" if path else name
+            what = f"`{full}` has no shape and no contents yet"
+            raise CaptureError(what, where=f"model `{model}`", found=found, hint=hint)
+
+
+def hint_on_gradients(error: BaseException) -> str:
+    """Return what to do where torch.export failed in derivatives; empty where it failed in something else."""
+    frames = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    traced = any(frame.name in TRANSFORMATIONS and "_functorch" in frame.parts for frame in frames)
+    if traced or "functorch tensor" in str(error):
+        return (
+            "of `torch.func`, torch.export traces `jvp` and `vmap` of plain operators; compute other derivatives by"
+            " `torch.autograd.grad`, or write them as operators"
+        )
+    if "fake tensor in the exported program" in str(error):
+        return (
+            "torch.export loses gradients through operators that keep their result (`tanh`, `exp`, `softmax`); write"
+            " these derivatives as operators, or the gradient by `torch.func.jvp`"
+        )
+    return ""
