@@ -233,14 +233,21 @@ def is_same(file: IO[bytes], path: Path) -> bool:
         return False
 
 
+def is_begun(target: Path) -> bool:
+    try:
+        return target.with_name(target.name + PART).stat().st_size > 0
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def errors_of(url: str, target: Path) -> Iterator[None]:
     try:
         yield
     except BrokenError as error:
-        raise FetchError(
-            "a download of weights broke off", where=url, found=str(error), hint="try again: it goes on where it ended"
-        ) from error
+        again = "try again: it goes on where it ended"
+        hint = again if is_begun(target) else "check the connection, of which nothing has come, and try again"
+        raise FetchError("a download of weights broke off", where=url, found=str(error), hint=hint) from error
     except RefusedError as error:
         raise FetchError(
             "the weights cannot be had from there",

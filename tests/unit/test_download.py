@@ -75,6 +75,12 @@ def test_a_process_goes_on_where_another_one_ended(server: Served, tmp_path: Pat
     assert (server.asked()[-1], names(tmp_path)) == ("bytes=1000-", ["file"])
 
 
+def test_a_download_of_which_nothing_came(server: Served, tmp_path: Path) -> None:
+    server.faults += ["closed", "closed", "closed"]
+    text = refused(lambda: get(server, tmp_path / "file"))
+    assert text.endswith("to do: check the connection, of which nothing has come, and try again")
+
+
 def test_a_server_without_ranges_gives_the_whole_file_again(server: Served, tmp_path: Path) -> None:
     server.has_ranges = False
     server.faults += ["cut1000"]
