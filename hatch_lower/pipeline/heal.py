@@ -18,15 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import AnswerError, BackendError, VerificationError
 from hatch_lower.events import Event
 from hatch_lower.exir.backend.backend_api import cut_methods
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.lowering.leave_out import PLACE, Places, kind_of, nodes_by_place
 from hatch_lower.exir.lowering.lower import Turn
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.format.manifest import LeftOut
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.localise.finding import Finding, operation_text
 from hatch_lower.pipeline.localise.model import search_wrong
@@ -34,7 +37,7 @@ from hatch_lower.pipeline.localise.refusal import find_refusal
 from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuild
 
 MOST_TIMES = 8  # that a recipe is healed; `docs/engines.md` and `on-mismatch` name the number
-MOST_TOGETHER = 4  # operations that are wrong only when lowered together, and are left out together
+MOST_TOGETHER = 8  # operations that are wrong only when lowered together; one of them is left out
 MOST_LOWERINGS = 48  # parts that one search lowers
 
 WRONG = "left out: the backend computed wrong numbers in this build"
@@ -76,15 +79,15 @@ class Healing:
         if refusal is None or refusal.backend != turn.name:
             return False
         places = [node.meta.get(PLACE, -1) for node in refusal.nodes]
-        wider = extended(self.left_out, programs[refusal.method], refusal.method, turn.name, places, REFUSED)
-        if wider is None:
+        step = next_step(self.left_out, programs[refusal.method], refusal.method, turn.name, places, REFUSED)
+        if step is None:
             return False
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
-        origins = [sources.origin(node, str(node.target)) for node in refusal.nodes]
-        why = f"`{turn.name}` refuses to lower {number_text(origins)}: {refusal.text}"
-        line = left_out_line(origins, turn.name, why, count_of(wider) - count_of(self.left_out))
+        origin = sources.origin(step.node, str(step.node.target))
+        why = f"`{turn.name}` refuses to lower the operation{together_text(places)}: {refusal.text}"
+        line = left_out_line(origin, step.others, turn.name, why)
         build.reporter.report(Event("lower", "note", build.source.name, recipe.name, refusal.method, detail=line))
-        self.left_out, self.times = wider, self.times + 1
+        self.left_out, self.times = step.left_out, self.times + 1
         return True
 
 
@@ -95,45 +98,55 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
     lowered = next((each for each in recipes if each.recipe.name == name), None)
     if lowered is None:
         raise plain
-    before, lowering = lowered.left_out, lowered.lowering
+    lowering = lowered.lowering
     heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates) and lowering.healed < MOST_TIMES
     finding, lines = search_wrong(build, lowered, error, MOST_LOWERINGS if heals else 0)
-    wider = None
-    if heals and finding is not None and finding.verdict in ("operation", "together", "refused"):
+    step = None
+    # a search that was ended may have found fewer operations
+    is_whole = finding is not None and finding.lowerings < MOST_LOWERINGS
+    if heals and is_whole and finding is not None and finding.verdict in ("operation", "together", "refused"):
         reason = FAILED if finding.verdict == "refused" else WRONG
         program = lowering.methods.edge[finding.method]
-        wider = extended(before, program, finding.method, finding.backend, finding.places, reason)
-    if wider is None or finding is None:
+        step = next_step(lowered.left_out, program, finding.method, finding.backend, finding.places, reason)
+    if step is None or finding is None:
         if lowering.healed == MOST_TIMES:
             lines.append(f"operations were left out {MOST_TIMES} times already, and no more often is tried")
         plain.found = "\n".join([plain.found, *lines])
         raise plain
-    more = count_of(wider) - count_of(before)
-    line = left_out_line(finding.operations, finding.backend, error_text(finding), more)
+    origin = finding.operations[finding.places.index(step.node.meta[PLACE])]
+    line = left_out_line(origin, step.others, finding.backend, error_text(finding))
     build.reporter.report(Event("verify", "note", build.source.name, name, finding.method, detail=line))
     kept = {each.recipe.name: each.lowering for each in recipes}
     kept[name] = replace(lowering, healed=lowering.healed + 1)
-    known = {each.recipe.name: each.left_out for each in recipes} | {name: wider}
+    known = {each.recipe.name: each.left_out for each in recipes} | {name: step.left_out}
     return replace(build, left_out=known, kept=kept, ask=None)
 
 
-def extended(
+class Step(Frozen):
+    node: Node  # the operation that is left out
+    others: int  # of the same kind, which are left out with it
+    left_out: LeftOutOf  # with what was left out before
+
+
+def next_step(
     before: LeftOutOf, program: ExportedProgram, method: str, backend: str, places: Sequence[int], reason: str
-) -> LeftOutOf | None:
-    """Return what is left out with the operations at some places more; `None` if that is too much, or nothing new."""
-    # Where one of the same kind is left out already, the kind is at fault: all others of it follow, as those of the
-    # layers of a transformer.
+) -> Step | None:
+    """Return what to leave out where the operations at some places are wrong; `None` if they are many, or not there."""
+    # Of several that are wrong together only, the last one that computes: without it the others are right. Where one
+    # of its kind is left out already, the kind is at fault: all others of it follow, as those of a model's layers.
     own = {each.place for each in before.get(method, ()) if each.backend == backend}
     nodes = nodes_by_place(program)
     if not places or len(places) > MOST_TOGETHER or not nodes.keys() >= set(places) or own.intersection(places):
         return None
-    kinds = {place: kind_of(node) for place, node in nodes.items()}
-    known = {kinds[place] for place in own if place in kinds} & {kinds[place] for place in places}
-    chosen = [nodes[place] for place in nodes if place in places or kinds[place] in known]
-    handles = {node.meta[PLACE]: node.meta["debug_handle"] for node in chosen}
-    new = [LeftOut(place, backend, handle, reason) for place, handle in handles.items() if place not in own]
+    wrong = [nodes[place] for place in sorted(places)]
+    node = ([each for each in wrong if not is_view(each)] or wrong)[-1]
+    kind = kind_of(node)
+    alike = [each for each in nodes.values() if each is not node and kind_of(each) == kind]
+    others = [each for each in alike if each.meta[PLACE] not in own]
+    chosen = [node, *others] if len(others) < len(alike) else [node]
+    new = [LeftOut(each.meta[PLACE], backend, each.meta["debug_handle"], reason) for each in chosen]
     ordered = sorted([*before.get(method, ()), *new], key=lambda each: (each.place, each.backend))
-    return dict(sorted({**before, method: tuple(ordered)}.items()))
+    return Step(node, len(chosen) - 1, dict(sorted({**before, method: tuple(ordered)}.items())))
 
 
 def count_of(left_out: LeftOutOf) -> int:
@@ -145,22 +158,19 @@ def count_text(left_out: LeftOutOf) -> str:
     return "1 operation" if number == 1 else f"{number} operations"
 
 
-def left_out_line(operations: Sequence[Origin], backend: str, error: str, number: int) -> str:
-    named = ", ".join(map(operation_text, operations))
-    if number > len(operations):  # the second of its kind
-        named += f", and {number - len(operations)} more of the same kind"
+def left_out_line(operation: Origin, others: int, backend: str, error: str) -> str:
+    named = operation_text(operation) + (f", and {others} more of the same kind" if others else "")
     return f"{named}: {error}; computed by torch instead; report it to the authors of the backend `{backend}`"
 
 
-def number_text(operations: Sequence[object]) -> str:
-    return "the operation" if len(operations) == 1 else f"the {len(operations)} operations together"
+def together_text(operations: Sequence[object]) -> str:
+    number = len(operations) - 1
+    return f" beside {number} other{'s' * (number > 1)}" if number else ""
 
 
 def error_text(finding: Finding) -> str:
-    subject = number_text(finding.operations)
+    beside = together_text(finding.operations)
     if finding.verdict == "refused":
-        return (
-            f"`{finding.backend}` fails when {subject} run{'s' * (len(finding.operations) == 1)}: {finding.difference}"
-        )
+        return f"`{finding.backend}` fails when the operation runs{beside}: {finding.difference}"
     error = finding.difference if finding.error is None else f"largest error {finding.error:.2g}"
-    return f"`{finding.backend}` computes {subject} wrongly on {finding.case}, {error}"
+    return f"`{finding.backend}` computes the operation wrongly{beside} on {finding.case}, {error}"
