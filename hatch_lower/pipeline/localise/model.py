@@ -162,7 +162,7 @@ def search_wrong(
     The search ends after so many `lowerings` of parts; without a number, when the build's time for a search is over.
     """
     method = getattr(error, "method", None)
-    if not build.settings.localise or method is None:
+    if not build.settings.localise or method is None or (method == "" and not lowerings):
         return None, []
     wanted = Localisation(math.inf if lowerings else float(build.settings.localise))
     finding, lines = None, []
@@ -180,4 +180,4 @@ def search_wrong(
     else:
         if finding is not None and finding.verdict not in ("none", "random"):
             lines = list(finding_lines(finding))
-    return finding, lines
+    return finding, lines if method else []

@@ -213,7 +213,9 @@ def fixed_steps(steps: Sequence[Step]) -> frozenset[int]:
 
 def refuse_no_refusal(error: BaseException) -> None:
     """Raise an exception again that says nothing of the program that a backend was given."""
-    if is_out_of_memory(error) or isinstance(error, (KeyboardInterrupt, SystemExit)):
+    # a signal ends the process with a code above 128; a delegate may raise any other `SystemExit`
+    is_signal = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
+    if is_out_of_memory(error) or is_signal or isinstance(error, KeyboardInterrupt):
         raise error
 
 
