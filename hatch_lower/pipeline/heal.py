@@ -27,10 +27,12 @@ from hatch_lower.exir.backend.backend_api import cut_methods
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.lowering.leave_out import PLACE, Places, kind_of, nodes_by_place
 from hatch_lower.exir.lowering.lower import Turn
+from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.format.manifest import LeftOut
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.exceptions import refuse_out_of_memory
 from hatch_lower.pipeline.localise.finding import Finding, operation_text
 from hatch_lower.pipeline.localise.model import search_wrong
 from hatch_lower.pipeline.localise.refusal import find_refusal
@@ -74,8 +76,13 @@ class Healing:
         build, recipe = self._build, self._recipe
         if isinstance(error, AnswerError) or not may_heal(build, recipe) or self.times == MOST_TIMES:
             return False
-        cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
-        refusal = find_refusal(cut, turn.partitioners, build.store, MOST_LOWERINGS)
+        refusal = None
+        try:
+            with process_restored():  # a partitioner that has failed may fail again
+                cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
+            refusal = find_refusal(cut, turn.partitioners, build.store, MOST_LOWERINGS)
+        except BaseException as other:  # the turn has failed, whatever happens here
+            refuse_out_of_memory(other)
         if refusal is None or refusal.backend != turn.name:
             return False
         places = [node.meta.get(PLACE, -1) for node in refusal.nodes]

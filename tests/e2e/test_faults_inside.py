@@ -251,6 +251,7 @@ def test_a_backend_that_crashes(faulty: Place, right: str, what: str) -> None:
 
 
 def test_a_backend_that_computes_something_else_is_asked_again_by_the_next_build(faulty: Place, right: str) -> None:
+    faulty.project.edit(PYPROJECT, 'backends = ["faulty"]', 'backends = ["faulty"]\non-mismatch = "fail"')
     message = faulty.fails(fault("begin operation"))
     assert message.startswith(
         "the lowered method computes something else than the eager module\n"

@@ -178,6 +178,8 @@ def search_wrong(
         refuse_out_of_memory(other)
         lines = [f"the first wrong operation could not be looked for: {type(other).__name__}: {other}"]
     else:
-        if finding is not None and finding.verdict not in ("none", "random"):
+        is_told = finding is not None and finding.verdict not in ("none", "random")
+        # a delegate that fails as a whole has said why
+        if finding is not None and is_told and (finding.verdict != "partition" or finding.error is not None):
             lines = list(finding_lines(finding))
     return finding, lines if method else []
