@@ -136,6 +136,10 @@ class EmptyError(InputError):
     """A delegate that computes no tensors without elements was to be called with some."""
 
 
+class HiddenVariableError(LowerError):
+    """An export asked for a variable that is set for whoever builds, and that the build does not pass on."""
+
+
 class CallError(LowerError, RuntimeError):
     """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
 

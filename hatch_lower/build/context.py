@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.inputs.machine import cpu_capability
+from hatch_lower.build.inputs.variables import hidden_variables
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
@@ -38,6 +39,7 @@ class BuildContext(Frozen):
     asking: Asking | None = None  # `None`: all that is missing is made
     path: tuple[str, ...] | None = None  # of the interpreter that builds; `None` is that of this process
     poll: Callable[[], None] = lambda: None  # called while child processes run: what it raises ends them
+    hidden: tuple[str, ...] = ()  # variables that are set for whoever builds, and not passed on
 
     @property
     def executor(self) -> str:
@@ -60,7 +62,8 @@ def build_context(
 ) -> BuildContext:
     temporary = work / "temporary"
     environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability())
-    return BuildContext(settings, view, work, store, reporter, environment, files=files)
+    hidden = hidden_variables(os.environ, environment)
+    return BuildContext(settings, view, work, store, reporter, environment, files=files, hidden=hidden)
 
 
 def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:

@@ -76,6 +76,7 @@ def export_models(
             work=work,
             log=None if library is None else log,
             variables={} if library is None else preload_environment(library, log, context.environment),
+            hidden=context.hidden,
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localisation=localisation,

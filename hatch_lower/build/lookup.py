@@ -85,7 +85,7 @@ def lookup_of(context: BuildContext) -> ResultLookup:
     ignored = (context.work, store.directory)
     roots = roots_of(settings.root, context.search_path, context.environment, ignored)
     project = marks_of_project(settings.name, settings.version, context.view.metadata)
-    return ResultLookup(store, roots, context.environment, project)
+    return ResultLookup(store, roots, context.environment, project, context.hidden)
 
 
 def keeps_promises(settings: Settings, result: ModelResult) -> bool:
@@ -99,14 +99,19 @@ class ResultLookup:
     """Looks for results that still hold. Every file is looked at once, for all models and all earlier results."""
 
     def __init__(
-        self, store: Store, roots: Roots, environment: Mapping[str, str], project: Mapping[str, str] = {}
+        self,
+        store: Store,
+        roots: Roots,
+        environment: Mapping[str, str],
+        project: Mapping[str, str] = {},
+        hidden: Iterable[str] = (),
     ) -> None:
         self._store = store
         self._roots = roots
         self._environment = environment
         self._stats = open_stats(store)
         self._secret = secret(store.directory, keeps=store.writes)
-        self._present = Present(roots, environment, self._secret, self._stats, project)
+        self._present = Present(roots, environment, self._secret, self._stats, project, frozenset(hidden))
 
     def look_up(self, key: Mapping[str, object]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed."""

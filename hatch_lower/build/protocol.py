@@ -51,6 +51,7 @@ class Request(Frozen):
     log: Path | None = None  # what the preloaded library writes; `None` if there is no such library
     # of the environment, which put that library into the process
     variables: Mapping[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()  # variables that are set for whoever builds, and are not, or others, here
     # what is recorded of the project's metadata where it is read
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for

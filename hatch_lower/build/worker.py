@@ -19,11 +19,13 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
 from hatch_lower.build.costs import StageSeconds, keep_costs
+from hatch_lower.build.inputs.hidden import hidden_refused
 from hatch_lower.build.inputs.record import shareable
 from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
@@ -100,8 +102,10 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     timed = StageSeconds(reporter)
     remembered = [request.manifest] if request.manifest else list(request.units.values())
     if not remembered:
-        enter_project(request)
-        return run_pipeline(request, timed, store)
+        reads = Recorder((request.settings.root, *request.import_roots), None)
+        with reads.variables_watched():
+            enter_project(request)
+            return run_pipeline(request, timed, store, reads)
     with store.locked([digest_of(key) for key in remembered], "manifest"):
         report = look_again(request, store) if request.manifest else None
         if report is not None:
@@ -110,7 +114,9 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         if store.remote is not None:
             store = replace(store, remote=PausingRemote(store.remote, watch.recorder))
         enter_project(request)
-        answer = run_pipeline(request, PausingReporter(timed, watch.recorder), store, watch.recorder)
+        recorder = watch.recorder
+        with hidden_refused(request.model, request.hidden, request.settings.pass_env, recorder):
+            answer = run_pipeline(request, PausingReporter(timed, recorder), store, recorder, recorder)
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
@@ -124,6 +130,8 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     if watch.recorder.clocks:
         asked = ", ".join(watch.recorder.clocks)
         warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
+    if watch.recorder.asked_for_all and request.hidden:
+        warn("the model's code goes through all variables, of which a build has only a few: `pass-env` names others")
     if inputs.unknown:
         warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
     return replace(answer, unknown=tuple(inputs.unknown))
@@ -133,13 +141,17 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     # another build on this machine may have remembered a result since this one looked
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
-    found = ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest)
+    found = ResultLookup(store, roots, os.environ, request.project, request.hidden).look_up(request.manifest)
     kept = found.result is not None and keeps_promises(request.settings, found.result)
     return found.report if kept else None
 
 
-def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> Answer:
+def run_pipeline(
+    request: Request, reporter: Reporter, store: Store, reads: Recorder, recorder: Recorder | None = None
+) -> Answer:
+    # `reads` knows which variables were asked for; `recorder` what else was read, if that is to be remembered
     model = next(model for model in request.settings.models if model.name == request.model)
+    asks_hidden = partial(hidden_refused, model.name, request.hidden, request.settings.pass_env, reads)
     with stage(reporter, "discover", model.name):
         # What importing makes stays for good: collecting while it is made, and looking through it in every later
         # collection, took 0.6 s of a small build.
@@ -166,12 +178,12 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(request.settings.seed)
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
-        with export_guard(model.name):
+        with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
         line = f"{newer}: what is built is compared with eager as always, except where `verify` is false"
         reporter.report(Event("torch", "note", model.name, detail=line))
-    with export_guard(model.name):
+    with asks_hidden(), export_guard(model.name):
         source = capture_model(
             model.name,
             exports,

@@ -277,7 +277,9 @@ class HookTable(Frozen):
     pass_env: tuple[str, ...] = ()
     """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
     `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed and the
-    number of threads are always the same, and the temporary folder is the build's own."""
+    number of threads are always the same, and the temporary folder is the build's own. An export fails that asks for a
+    variable which is set where the build was started, and which is not named here: if the project's own code asks for
+    the variable, or a library that is not known to ask for settings of its own only, as torch is."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)

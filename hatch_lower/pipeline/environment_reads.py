@@ -27,11 +27,28 @@ USED: Mapping[str, str] = {
     CACHE_FOLDER: "TORCHINDUCTOR_",  # the user's name only names a folder for caches
 }
 
+# Packages that ask for settings of their own as a matter of course: for caches, devices, threads, logs, credentials
+SETTLED = frozenset(
+    {
+        *("", "__main__", "_distutils_hack", "absl", "accelerate", "aiohttp", "azure", "bitsandbytes", "boto3"),
+        *("botocore", "certifi", "click", "colorama", "coverage", "cv2", "dask", "datasets", "diffusers"),
+        *("distributed", "einops", "executorch", "filelock", "flash_attn", "fsspec", "functorch", "google"),
+        *("hatch_lower", "hatchling", "hf_xet", "httpx", "huggingface_hub", "IPython", "jax", "joblib"),
+        *("lightning", "lightning_fabric", "loguru", "matplotlib", "networkx", "numba", "numexpr", "numpy"),
+        *("onnx", "onnx_ir", "onnxruntime", "onnxscript", "openvino", "optimum", "packaging", "pandas", "peft"),
+        *("PIL", "pip", "pkg_resources", "platformdirs", "pluggy", "psutil", "py", "pyarrow", "pytest"),
+        *("pytorch_lightning", "ray", "regex", "requests", "rich", "s3fs", "safetensors", "scipy"),
+        *("sentence_transformers", "sentencepiece", "setuptools", "sklearn", "sympy", "tensorflow"),
+        *("threadpoolctl", "timm", "tokenizers", "torch", "torchao", "torchaudio", "torchgen", "torchmetrics"),
+        *("torchvision", "tqdm", "transformers", "triton", "urllib3", "wandb", "xformers", "yaml"),
+    }
+)
+
 
 class EnvironmentReads:
     """What was read of the environment; `written` is told each variable that the process itself sets or removes."""
 
-    __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "globs", "names", "own_writes")
+    __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "deciding", "globs", "names", "own_writes")
 
     def __init__(self, is_own: Callable[[str], bool], written: Callable[[str], None]) -> None:
         self._is_own = is_own
@@ -42,6 +59,7 @@ class EnvironmentReads:
         # glob of which all variables were asked for → whether the project's own code asked
         self.globs: dict[str, bool] = {}
         self.names: dict[str, bool] = {}  # name → whether the project's own code read it
+        self.deciding: set[str] = set()  # names that may decide about the model: asked by other code than `SETTLED`
         self.own_writes: set[str] = set()  # names that the process itself set or removed before they were read
 
     def __deepcopy__(self, memo: object) -> EnvironmentReads:
@@ -87,6 +105,8 @@ class EnvironmentReads:
             own = self._asks(frame)
             if own or name.startswith(used_by(frame)):
                 self.names[name] = self.names.get(name, False) or own
+                if own or package_of(frame) not in SETTLED:
+                    self.deciding.add(name)
 
     @called_by_tracer
     def write(self, name: object) -> None:
@@ -145,6 +165,17 @@ def asking(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename in BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def package_of(frame: FrameType) -> str:
+    """Return the top-level package of the code that asked, or that asked the standard library to."""
+    asked: FrameType | None = frame
+    while asked is not None:
+        package = module_of(asked).partition(".")[0]
+        if package not in sys.stdlib_module_names or package == "__main__":
+            return package
+        asked = asked.f_back
+    return ""
 
 
 def used_by(frame: FrameType) -> str:

@@ -294,3 +294,18 @@ def test_a_cache_that_cannot_be_written_does_not_fail_the_build(project: Callabl
     tiny.cache.write_text("a file where the folder should be")
     tiny.build().check()
     shutil.rmtree(tiny.dist)
+
+
+def test_a_variable_that_a_build_does_not_pass_on(project: Callable[[str], Project]) -> None:
+    tiny = project("tiny")
+    tiny.edit("tiny/model.py", "torch.zeros(2, 3)", 'torch.zeros(2, int(__import__("os").environ.get("HIDDEN", "3")))')
+    expected = """the export asked for variables that are set for this build, and that a build does not pass on
+  where: model `tiny`
+  found: `HIDDEN`
+  to do: write `pass-env = ["HIDDEN"]` in the hook's table, or unset what the model is to do without"""
+    tiny.wheel()
+    shutil.rmtree(tiny.dist)
+    for cache in ("on", "off"):  # in the cache is the result of a build without the variable
+        assert message_of(tiny, {"HIDDEN": "64", "HATCH_LOWER_CACHE": cache}) == expected
+    tiny.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\npass-env = ["HIDDEN"]')
+    tiny.wheel({"HIDDEN": "64", "HF_HOME": "/nowhere/models", "CI": "1", "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "0"})

@@ -117,7 +117,7 @@ def test_other_real_inputs_verify_again_and_lower_no_partition_again(shop: Works
     assert files_of(second) == files_of(first)
     assert build(2.0, ONE)[1] >= {"verify"}, "what was verified without them is another result"
     (embed,) = [each for each in second.verified if each.method == "embed"]
-    assert embed.compared == "example inputs, random inputs, 1 real input of samples.safetensors"
+    assert embed.compared == "example inputs, equal numbers, random inputs, zeros, 1 real input of samples.safetensors"
     assert build(2.0)[0].verified == second.verified, "the record is kept with the result"
 
 

@@ -35,6 +35,7 @@ def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
     yield from compare("listing", inputs.listings, present.listing)
     yield from compare("importable", inputs.importable, present.importable)
     yield from compare("tool", inputs.tools, present.tool)
+    yield from (Change("hidden", name, "", name) for name in inputs.deciding if name in present.hidden)
     yield from compare("variable", present.asked_variables(inputs.environment), present.variable)
 
 
@@ -139,6 +140,7 @@ TEXTS: Mapping[str, Callable[[Change], str]] = {
     "distribution": say_distribution,
     "file": say_file,
     "glob": lambda change: f"files that match {change.subject}",
+    "hidden": lambda change: f"variable {change.subject} is set, and `pass-env` does not name it",
     "importable": lambda change: say_folder(change, "modules"),
     "listing": lambda change: say_folder(change, "files"),
     "look": say_look,

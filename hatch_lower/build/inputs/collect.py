@@ -74,7 +74,8 @@ def collect(
     inputs.tools.update({name: present.tool(name) for name in tools})
     inputs.globs.update({glob: present.glob(glob) for glob in globs})
     unknown = tuple(sorted({*observations.unknown, *collector.reasons}))
-    return replace(inputs, absent=tuple(sorted(collector.absent)), unknown=unknown)
+    deciding = tuple(sorted(observations.deciding))
+    return replace(inputs, absent=tuple(sorted(collector.absent)), deciding=deciding, unknown=unknown)
 
 
 def no_inputs() -> RecordedInputs:

@@ -57,6 +57,7 @@ class Present:
     secret: bytes
     stats: StatCache
     project: Mapping[str, str] = field(default_factory=dict)  # what `marks_of_project` returned
+    hidden: frozenset[str] = frozenset()  # variables that are set for whoever builds, and not passed on
 
     def __post_init__(self) -> None:
         self._entries = tuple(map(str, self.roots.search_path))

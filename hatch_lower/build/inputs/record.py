@@ -51,6 +51,8 @@ class RecordedInputs(Frozen):
     globs: dict[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
     # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
+    # variables that the project's code asked for, or a library that is not known to ask for its own settings only
+    deciding: tuple[str, ...] = ()
 
 
 def shareable(

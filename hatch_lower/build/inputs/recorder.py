@@ -54,6 +54,7 @@ class Observations(Frozen):
     distributions: tuple[str, ...]  # normalised names of distributions that were asked for by name, sorted
     environment: Mapping[str, str]  # all variables as they were in the beginning
     variables: Mapping[str, bool]  # variables that were read → whether the project's own code read them
+    deciding: frozenset[str]  # variables that may decide about the model
     globs: Mapping[str, bool]  # globs of which all variables were asked for → whether the project's own code asked
     handed_on: bool  # whether a recorded process was started, which may read any variable
     unknown: tuple[str, ...]  # reasons why this is not everything, sorted
@@ -176,6 +177,7 @@ class Recorder:
             environment=self._initial,
             # `os.environ` says whose code read a variable; `getenv` of native code is nobody's own
             variables={**dict.fromkeys(asked.variables, False), **environment.names},
+            deciding=frozenset(environment.deciding),
             globs=environment.globs,
             handed_on=notes.handed_on or bool(asked.executed),
             unknown=tuple(
@@ -184,6 +186,24 @@ class Recorder:
             timed=tuple(dict.fromkeys([*asked.timed, *timed])),
             linked=frozenset(State.read(state)[:2] for state in asked.linked),
         )
+
+    @contextlib.contextmanager
+    def variables_watched(self) -> Iterator[None]:
+        """Note nothing but which variables are asked for inside."""
+        self._environment.start()
+        try:
+            yield
+        finally:
+            self._environment.stop()
+
+    @property
+    def asked_for_all(self) -> bool:
+        """Whether the project's own code went through all variables."""
+        return self._environment.globs.get("*", False)
+
+    def asked_of(self, hidden: Sequence[str]) -> list[str]:
+        """Return which of some variables were asked for so far, and may decide about the model."""
+        return sorted(self._environment.deciding.intersection(hidden))
 
     def is_own(self, file: str) -> bool:
         """Return whether a source file is the project's own code; an environment in its folder is not."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.build.environment import fixed_variables, matches
+from hatch_lower.build.environment import FRONTENDS, fixed_variables, matches
 from hatch_lower.build.inputs.machine import cpu_capability
 from hatch_lower.cache.files import temporary_beside
 from hatch_lower.canonical import read_file
@@ -34,6 +34,16 @@ RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")  # the variables that
 PASSING = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
 TOOL = "HATCH_LOWER_*"
 PLACES = ("PATH", "HOME", "PYTHON*", TOOL)
+
+# Variables of the caller of which nobody wonders that a build has others
+UNSAID = (*PASSING, *FRONTENDS, "PYTHON*", TOOL, "_", "SHLVL")
+
+
+def hidden_variables(caller: Mapping[str, str], given: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that are set for the caller, and are not, or are others, for the build's child processes."""
+    return tuple(
+        sorted(name for name, value in caller.items() if given.get(name) != value and not matches(name, UNSAID))
+    )
 
 
 def mark_of(key: bytes, name: str, value: str | None) -> str:
