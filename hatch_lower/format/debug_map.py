@@ -10,7 +10,8 @@ from hatch_lower.errors import DebugError
 from hatch_lower.format.codec import decode_file, encode
 from hatch_lower.format.values import Digest
 
-DEBUG_SCHEMA = 2
+DEBUG_SCHEMA = 3
+NO_REASON = "no backend took it"  # of a node of which no partitioner said why
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,14 @@ class Origin:
     op: str  # edge op: `aten.conv2d.default`
     module: str = ""  # path of the submodule that called it, empty for the model itself
     source: str = ""  # `digits/model.py:31`, relative to the project, an import root or site-packages; empty if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Result and arguments of an exported operation, for people."""
+
+    result: str  # `float32[batch, 10]`; of several results with commas between; empty if torch noted no value
+    arguments: tuple[str, ...] = ()  # `weight: classify.weight float32[10, 32]`, `stride: [2, 2]`, in torch's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class MethodDebug:
     undelegated: tuple[Undelegated, ...]  # in the order of the graph
     # by handle: which others made what its operation reads, inside delegates too; method inputs by `input_number`
     reads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    # by handle; none of an operation that a pass added
+    details: Mapping[int, Detail] = field(default_factory=dict)
 
     def origins(self, path: str, identifier: int | str | None = None) -> tuple[Origin, ...]:
         """What an instruction computes, or one instruction of the delegate that it calls."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,9 +37,11 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.check_data import limited
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import eager_factory, example_tensors
+from hatch_lower.pipeline.emit.anchors import anchors_of
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
 from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
+from hatch_lower.pipeline.emit.details import with_details
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.traces import machine_words, traces_of
@@ -216,7 +219,11 @@ def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedPro
         name, own = method.name, lowered[method.name]
         methods[name] = LoweredMethod(name, own.program, method.parameters, own.reasons, method.dimensions)
     roots = [Path(entry) for entry in sys.path if entry]
-    return emit_program(build.source.name, methods, roots=roots, digests=build.digests)
+    emitted = emit_program(build.source.name, methods, roots=roots, digests=build.digests)
+    exported = {method.name: method.program for method in build.source.methods}
+    labels = {name: method.dimensions for name, method in methods.items()}
+    anchors = anchors_of(emitted.nodes, exported)
+    return replace(emitted, debug=with_details(emitted.debug, anchors, exported, labels))
 
 
 def write_check_data(build: ModelBuild) -> FileEntry | None:

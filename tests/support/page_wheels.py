@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.debug_map import (
     DebugMap,
     DelegateDebug,
+    Detail,
     MethodDebug,
     Origin,
     Undelegated,
@@ -29,7 +31,9 @@ IMAGE = TensorInput("float32", (8,), (1,))
 REASON = "it has no kernel for this"
 
 
-def chain(origins: Sequence[Origin], delegated: int, reason: str) -> tuple[MethodPlan, MethodDebug]:
+def chain(
+    origins: Sequence[Origin], delegated: int, reason: str, details: Sequence[Detail] = ()
+) -> tuple[MethodPlan, MethodDebug]:
     """Return a method that applies operations one after the other, the first of them in a delegate."""
     handles = dict(enumerate(origins, 1))
     instructions: list[Instruction] = []
@@ -53,10 +57,20 @@ def chain(origins: Sequence[Origin], delegated: int, reason: str) -> tuple[Metho
         {"0": DelegateDebug("aoti", {"kernel": known["0"]})} if delegated else {},
         tuple(Undelegated(f"n{at}", handles[at].op, at, reason) for at in range(delegated + 1, len(origins) + 1)),
         reads,
+        dict(enumerate(details, 1)),
     )
     parameters = (Parameter("image", "positional", Leaf()),)
     graph = Graph((0,), tuple(instructions), (Value(slot),))
     return MethodPlan(parameters, (IMAGE,), {}, graph, (), (), Leaf()), debug
+
+
+def constants_of(shapes: Mapping[str, tuple[int, ...]]) -> tuple[tuple[Storage, ...], dict[str, Constant]]:
+    storages = tuple(Storage(name, "float32", math.prod(shape)) for name, shape in shapes.items())
+    strides = {name: tuple(math.prod(shape[at + 1 :]) for at in range(len(shape))) for name, shape in shapes.items()}
+    constants = {
+        name: Constant(at, "float32", shape, strides[name], 0, False) for at, (name, shape) in enumerate(shapes.items())
+    }
+    return storages, constants
 
 
 def page_wheel(
@@ -65,19 +79,27 @@ def page_wheel(
     *,
     delegated: int = 0,
     reason: str = REASON,
+    details: Sequence[Detail] = (),
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    check: bytes = b"",
     model: str = "digits",
     version: str = "1.0",
     digests: Mapping[str, str] | None = None,
     members: Mapping[str, str] | None = None,
     recipes: Sequence[str] = ("default",),
 ) -> Path:
-    """Write a wheel whose recipes are alike; `members` are its other files, `digests` those of the source files."""
-    method, debug = chain(origins, delegated, reason)
+    """Write a wheel whose recipes are alike; `members` are its other files, `digests` those of the source files.
+
+    `shapes` are those of its constants, by name, and `check` is its file of check data.
+    """
+    method, debug = chain(origins, delegated, reason, details)
     delegates = (DelegateEntry("aoti", "m/delegates/0.so", (), {}, None),) if delegated else ()
-    storages, constants = (Storage("w", "float32", 8),), {"weight": Constant(0, "float32", (8,), (1,), 0, False)}
+    storages, constants = constants_of(shapes or {"weight": (8,)})
     plan = write_plan(Plan(storages, constants, delegates, {"forward": method}))
     written = write_debug(DebugMap({"forward": debug}, digests or {}))
     files = {"m/weights.safetensors": bytes(64), "m/delegates/0.so": b"code"}
+    if check:
+        files["m/check.safetensors"] = check
     entries = {}
     for recipe in recipes:
         files |= {f"m/{len(entries)}.json": plan, f"m/{len(entries)}.debug.json": written}
@@ -94,7 +116,7 @@ def page_wheel(
             None,
             {"forward": MethodEntry(len(origins), delegated, min(delegated, 1))},
         )
-    entry = ModelEntry(tuple(recipes), listed["m/weights.safetensors"], None, entries)
+    entry = ModelEntry(tuple(recipes), listed["m/weights.safetensors"], listed.get("m/check.safetensors"), entries)
     manifest = write_manifest(Manifest("digits", version, "0.1.0", "2.13.0", {}, {model: entry}))
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in {"manifest.json": manifest, **files}.items():

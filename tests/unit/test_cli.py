@@ -194,7 +194,7 @@ model digits
       batch from 1 to 1024
 
   recipe    backends  runs on                      size  requires
-  default   aoti      Linux x86_64, x86-64-v3  1.54 KiB  hatch-lower>=0.1, torch==2.13.*
+  default   aoti      Linux x86_64, x86-64-v3  1.55 KiB  hatch-lower>=0.1, torch==2.13.*
   portable  none      any machine                 914 B  hatch-lower>=0.1
 
   recipe    needs torch  installation

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.page_wheels import page_wheel
 
 from hatch_lower.cli.main import main
-from hatch_lower.format.debug_map import Origin
+from hatch_lower.format.debug_map import NO_REASON, Detail, Origin
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -199,6 +199,9 @@ def test_hostile_names_are_shown_and_do_not_run(opened: Open, tmp_path: Path) ->
         version=EVIL,
         members={"digits/model.py": EVIL, "evil.dist-info/sboms/hatch-lower.cdx.json": sbom(EVIL)},
         recipes=[EVIL],
+        details=[Detail(EVIL, (EVIL, f"weight: {EVIL}"))] * 2,
+        shapes={f"{EVIL}.weight": (4,)},
+        check=check_file(f"forward/input/{EVIL}"),
     )
     page = opened(wheel)
     for tab in ("graph", "source", "errors", "constants", "sbom", "changes", "summary"):
@@ -212,6 +215,48 @@ def test_hostile_names_are_shown_and_do_not_run(opened: Open, tmp_path: Path) ->
     assert page.page.evaluate("document.querySelectorAll('img').length") == 0
     assert "<img src=x onerror=" in page.page.inner_text("#details")
     assert EVIL.partition("\u2028")[0] in page.page.title()
+
+
+def check_file(name: str) -> bytes:
+    header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def test_an_operation_has_its_result_its_arguments_and_those_of_its_neighbours(opened: Open, tmp_path: Path) -> None:
+    details = [Detail("float32[2, 4, 7, 7]", ("weight: net.0.weight float32[4, 3, 3, 3]", "stride: [2, 2]"))]
+    wheel = page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, delegated=3, details=details)
+    page = opened(wheel)
+    page.open_tab("graph")
+    page.page.fill("#search", "stride: [2, 2]")
+    page.page.press("#search", "Enter")
+    shown = page.page.inner_text("#details")
+    assert all(text in shown for text in ("float32[2, 4, 7, 7]", *details[0].arguments))
+    page.page.fill("#search", "relu")
+    page.page.press("#search", "Enter")
+    assert "conv2d (digits/model.py:2): float32[2, 4, 7, 7]" in page.page.inner_text("#details").replace("net.0: ", "")
+
+
+def test_a_portable_recipe_marks_no_operation(opened: Open, tmp_path: Path) -> None:
+    page = opened(page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, reason=NO_REASON))
+    page.open_tab("graph")
+    assert "no engine took it" not in page.page.inner_text("#legend")
+    page.open_tab("source")
+    assert page.page.locator("tr.refused").count() == 0
+    page.open_tab("summary")
+    assert "operations that no engine took" not in page.page.inner_text("#summary")
+
+
+def test_modules_have_the_total_of_what_is_below(opened: Open, tmp_path: Path) -> None:
+    shapes = {"net.10.weight": (4, 8), "net.2.weight": (8,), "net.2.bias": (2,), "scale": (1,)}
+    page = opened(page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, shapes=shapes))
+    page.open_tab("constants")
+    assert "43 numbers in parameters and buffers" in page.page.inner_text("#constants")
+    rows = page.page.locator("#constants table").first.locator("tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["net", "42", "168", "B", "97.7", "%"],
+        ["net.2", "10", "40", "B", "23.3", "%"],
+        ["net.10", "32", "128", "B", "74.4", "%"],
+    ]
 
 
 def sbom(text: str) -> str:

@@ -22,7 +22,7 @@ from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_jso
 from hatch_lower.cli.page.page import SCRIPTS, STYLE, data_text, page_text, resource
 from hatch_lower.cli.page.sources import AROUND, WHOLE, text_of
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin, write_debug
+from hatch_lower.format.debug_map import NO_REASON, DebugMap, Detail, MethodDebug, Origin, write_debug
 
 VENDOR = Path(hatch_lower.__file__).parent / "cli" / "page" / "vendor"
 ORIGINS = [
@@ -81,6 +81,75 @@ def test_a_graph_has_the_operations_in_delegates_and_their_edges(wheel: Path) ->
     assert [data["strings"][number] for number in graph["why"]] == ["", "", REASON]
     assert graph["inputs"] == ["image: float32[8]"]
     assert graph["flows"]
+
+
+def test_a_graph_has_results_and_arguments_of_operations(tmp_path: Path) -> None:
+    details = [Detail("float32[8]", ("weight: net.0.weight float32[8]", "stride: [2, 2]")), Detail("float32[4]")]
+    data = data_of(page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, delegated=2, details=details))
+    graph = data["models"][0]["recipes"]["default"]["methods"]["forward"]["graph"]
+    assert [data["strings"][number] for number in graph["result"]] == ["float32[8]", "float32[4]", ""]
+    assert [[data["strings"][number] for number in row] for row in graph["arguments"]] == [
+        ["weight: net.0.weight float32[8]", "stride: [2, 2]"],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("delegated", "reason", "shown"),
+    [(0, NO_REASON, ""), (2, NO_REASON, NO_REASON), (0, REASON, REASON)],
+    ids=["no backend named", "left by all backends", "refused by a backend that took no operation"],
+)
+def test_a_portable_operation_is_no_refusal(tmp_path: Path, delegated: int, reason: str, shown: str) -> None:
+    data = data_of(page_wheel(tmp_path / "digits-1.0.whl", ORIGINS, delegated=delegated, reason=reason))
+    graph = data["models"][0]["recipes"]["default"]["methods"]["forward"]["graph"]
+    assert {data["strings"][number] for number in graph["why"][delegated:]} == {shown}
+
+
+def test_check_data_are_listed_with_dtypes_and_shapes(tmp_path: Path) -> None:
+    header = {"forward/input/0": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
+    text = json.dumps(header).encode()
+    path = page_wheel(tmp_path / "a.whl", ORIGINS, check=len(text).to_bytes(8, "little") + text + bytes(32))
+    assert data_of(path)["models"][0]["check"] == [{"name": "forward/input/0", "dtype": "float32", "shape": [2, 4]}]
+    broken = page_wheel(tmp_path / "b.whl", ORIGINS, check=b"\xff" * 40)
+    assert data_of(broken)["models"][0]["check"] == []
+
+
+def test_constants_have_the_number_of_their_values(tmp_path: Path) -> None:
+    path = page_wheel(tmp_path / "a.whl", ORIGINS, shapes={"net.0.weight": (4, 8), "net.0.bias": (4,)})
+    rows = data_of(path)["models"][0]["tensors"]
+    assert [(row["name"], row["values"], row["size"]) for row in rows] == [
+        ("net.0.weight", 32, 128),
+        ("net.0.bias", 4, 16),
+    ]
+
+
+STEPS = range(11)  # of the colour of time: `heat` in view.js
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_texts_of_the_page_differ_enough_from_what_is_below(theme: int) -> None:
+    rows = re.findall(r"--([\w-]+): light-dark\(#(\w{6}), #(\w{6})\)", resource(STYLE))
+    colours = {name: tuple(bytes.fromhex(pair[theme])) for name, *pair in rows}
+    heat = [
+        tuple(0.1 * top + 0.09 * step * top + (0.9 - 0.09 * step) * page for top, page in zip(*pair, strict=True))
+        for step in STEPS
+        for pair in [(colours["heat"], colours["page"])]
+    ]
+    grounds = [colours[name] for name in ("page", "panel", "group", "plain", "mark")]
+    fills = [colour for name, colour in colours.items() if name.startswith("engine-")]
+    pairs = [(colours["text"], below) for below in (*grounds, *fills, *heat)]
+    pairs += [(colours[name], colours[below]) for name in ("faint", "warn", "accent") for below in ("page", "panel")]
+    pairs += [(colours[name], colours["mark"]) for name in ("faint", "warn", "accent")]
+    assert [pair for pair in pairs if contrast(*pair) < 4.5] == []
+
+
+def contrast(*pair: tuple[float, ...]) -> float:
+    """Return the contrast ratio of WCAG 2."""
+    channels = [[value / 255 for value in colour] for colour in pair]
+    linear = [[v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour] for colour in channels]
+    dark, light = sorted(0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in linear)
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_a_wheel_without_edges_in_its_debug_map_has_those_of_the_plan(tmp_path: Path, wheel: Path) -> None:

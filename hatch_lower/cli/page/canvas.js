@@ -158,19 +158,18 @@
         const most = box.width - 12;
         if (item.open) {
           context.fillText(`− ${item.label}`, box.x + 8, box.y + 13, most);
-        } else if (item.children) {
-          context.fillText(`+ ${item.label}`, box.x + 8, box.y + 13, most);
-          context.fillStyle = colours.faint;
-          context.fillText(hatch.count(item.count, "operation"), box.x + 8, box.y + 28, most);
-        } else {
-          context.fillText(item.label, box.x + 8, box.y + box.height / 2, most);
+          continue;
         }
+        const second = item.children ? hatch.count(item.count, "operation") : item.result;
+        const first = item.children ? `+ ${item.label}` : item.label;
+        context.fillText(first, box.x + 8, second ? box.y + 13 : box.y + box.height / 2, most);
+        if (second) context.fillText(hatch.shortened(second), box.x + 8, box.y + 28, most);
       }
     }
 
     readColours() {
       const read = {};
-      for (const name of ["page", "text", "faint", "line", "edge", "warn", "accent"]) read[name] = hatch.colour(`--${name}`);
+      for (const name of ["page", "text", "line", "edge", "warn", "accent"]) read[name] = hatch.colour(`--${name}`);
       const others = new Map();
       read.of = (fill) => {
         if (!fill.startsWith("--")) return fill;

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hatch_lower.build.contents import SBOM, Contents, LoweredModel, metadata_text
+from hatch_lower.build.diff.tensors import NAMES, read_tensor_file
 from hatch_lower.cli.page.facts import Facts, delegate_reports, method_report, outside_reports
 from hatch_lower.cli.page.operations import Operations, operations_of
 from hatch_lower.cli.page.sources import looks_for, texts_of
@@ -73,6 +74,7 @@ def model_data(model: LoweredModel, strings: Strings, named: Named) -> Facts:
         "name": model.name,
         "order": list(entry.order),
         "files": files_data(shared),
+        "check": check_data(model),
         "outside": [] if weights is None else outside_reports(weights, storages),
         "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
         "recipes": {name: recipe_data(model, name, strings, named) for name in entry.order},
@@ -120,7 +122,21 @@ def graph_data(operations: Operations, strings: Strings) -> Facts:
         "call": [places[node.call] for node in nodes],
         "why": numbered(node.reason for node in nodes),
         "reads": [list(node.reads) for node in nodes],
+        "result": numbered(node.detail.result for node in nodes),
+        "arguments": [numbered(node.detail.arguments) for node in nodes],
     }
+
+
+def check_data(model: LoweredModel) -> list[Facts]:
+    """Return the packaged example inputs and eager's outputs for them: names, dtypes and shapes."""
+    entry = model.entry.check
+    file = None if entry is None else read_tensor_file(model.contents.map(entry))
+    if file is None:  # a broken file is what `hatch-lower check` reports
+        return []
+    return [
+        {"name": name, "dtype": NAMES.get(tensor.dtype, tensor.dtype), "shape": list(tensor.shape)}
+        for name, tensor in sorted(file.entries.items())
+    ]
 
 
 def files_data(files: Mapping[str, FileEntry | None]) -> list[Facts]:
@@ -135,7 +151,7 @@ def tensors_data(plans: Mapping[str, Plan]) -> list[Facts]:
         for name, constant in plan.constants.items():
             storage = plan.storages[constant.storage]
             row = {"name": name, "dtype": constant.dtype, "shape": list(constant.shape), "mutable": constant.mutable}
-            row |= {"size": storage.length * DTYPES[storage.dtype].size, "recipes": []}
+            row |= {"size": storage.length * DTYPES[storage.dtype].size, "values": storage.length, "recipes": []}
             row["storage"] = storages.setdefault(storage.key, len(storages))
             rows.setdefault(name, row)["recipes"].append(recipe)
     return sorted(rows.values(), key=lambda row: (-row["size"], row["name"]))

@@ -81,6 +81,9 @@ def rows_of(node: Operation) -> Iterator[tuple[str, str]]:
     yield "operation", node.origin.op
     yield "module", node.origin.module or "the model itself"
     yield "source", node.origin.source or "not known"
+    if node.detail.result:
+        yield "result", node.detail.result
+    yield from ((name, text) for name, _, text in (line.partition(": ") for line in node.detail.arguments))
     yield "computed by", node.engine or "the plan itself"
     yield "instruction of the plan", node.call
     if node.reason:

@@ -9,8 +9,9 @@
   const known = new Map();
 
   const closedSize = (item) => {
-    const letters = Math.max(item.label.length, item.children ? 14 : 0);
-    return { width: Math.max(52, Math.min(280, 7 * letters + 18)), height: item.children ? 40 : 26 };
+    const second = item.children ? 14 : item.result.length;
+    const letters = Math.max(item.label.length, second);
+    return { width: Math.max(52, Math.min(280, 7 * letters + 18)), height: second ? 40 : 26 };
   };
 
   // children without edges between them stand in rows

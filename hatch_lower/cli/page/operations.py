@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hatch_lower.build.contents import LoweredRecipe
-from hatch_lower.format.debug_map import MethodDebug, Origin, input_number
+from hatch_lower.format.debug_map import NO_REASON, Detail, MethodDebug, Origin, input_number
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall, arguments_of, walk
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import references_to_values
+
+UNKNOWN = Detail("")  # of a wheel that was built before debug maps had details
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,9 @@ class Operation:
     origin: Origin
     call: str  # path of the plan's instruction that computes it: `3`, or `4.true.0` in a nested graph
     engine: str  # the backend of the delegate that the instruction calls; empty where the plan runs it itself
-    reason: str  # why no backend took it
+    reason: str  # why no backend took it; empty in a recipe without backends, where that is no fault
     reads: tuple[int, ...]  # positions of other operations, and of inputs as `input_number` gives them
+    detail: Detail = UNKNOWN
 
 
 class Operations(Frozen):
@@ -31,7 +34,9 @@ class Operations(Frozen):
 def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
     """Return the graph of a method. What the wheel does not say of operations, their instructions stand for."""
     plan, debug = recipe.plan.methods[method], recipe.method_debug(method)
-    reasons = {node.handle: node.reason for node in debug.undelegated}
+    # a portable recipe names no backend that could have taken an operation
+    portable = () if recipe.entry.backends else (NO_REASON,)
+    reasons = {node.handle: node.reason for node in debug.undelegated if node.reason not in portable}
     calls = [(path, each, engine_of(recipe.plan, each)) for path, each in walk(plan.graph)]
     # what an instruction of the plan shares with a delegate is the delegate's
     owners = {handle: path for path, _, engine in calls if engine for handle in debug.instructions.get(path, ())}
@@ -48,7 +53,8 @@ def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
         for handle in new:
             places[handle] = len(nodes)
             reason = "" if engine else reasons.get(handle, "")
-            nodes.append(Operation(debug.handles[handle], path, engine, reason, ()))
+            detail = debug.details.get(handle, UNKNOWN)
+            nodes.append(Operation(debug.handles[handle], path, engine, reason, (), detail))
         if not handles:
             nodes.append(Operation(Origin(operator_name(instruction)), path, engine, "", ()))
         elif not new:

@@ -4,6 +4,7 @@
   const { element, find, table, sizeText } = hatch;
   const MOST = 1000; // rows of one table
   const percent = (part, all) => (all ? `${Number((100 * part / all).toPrecision(3))} %` : "");
+  const sum = (numbers) => numbers.reduce((before, number) => before + number, 0);
   const short = (digest) => element("code", { title: digest }, digest.slice(0, 12));
 
   hatch.showSummary = (data) => {
@@ -44,6 +45,13 @@
   };
 
   hatch.showErrors = (data) => {
+    for (const model of data.models) {
+      if (!model.check.length) find("errors").append(element("p", {}, `Model ${model.name} has no check data to compare with.`));
+      else find("errors").append(table(`check data of ${model.name}: example inputs, and eager's outputs for these`, ["tensor", "dtype", "shape"], model.check.slice(0, MOST).map((tensor) => [
+        element("code", {}, tensor.name), tensor.dtype, tensor.shape.join(" × ") || "a number",
+      ])));
+    }
+    find("errors").append(element("p", {}, "The build compared each method with the eager module, unless its recipe has verify = false. The errors that it measured depend on the machine, so no wheel holds these: “hatch-lower explain --json” prints the errors in the project."));
     if (data.checks === null) {
       find("errors").append(element("p", {}, "The programs were not run when this page was made. With --check they are compared with what the eager module computed for the packaged inputs."));
       return;
@@ -57,15 +65,47 @@
     find("errors").append(table("packaged inputs, run where this page was made", ["model", "recipe", "method", "result", "largest difference #", "allowed", "detail"], data.checks.map(row)));
   };
 
+  // modules in the order of their paths, each with all that is below; storages that two constants share count once
+  const modulesOf = (tensors) => {
+    const found = new Map();
+    for (const tensor of tensors) {
+      const parts = tensor.name.split(".").slice(0, -1);
+      for (let depth = 0; depth < parts.length; depth += 1) {
+        const key = parts.slice(0, depth + 1);
+        const path = key.join(".");
+        if (!found.has(path)) found.set(path, { key, name: path, depth, storages: new Map() });
+        found.get(path).storages.set(tensor.storage, tensor);
+      }
+    }
+    const byPath = new Intl.Collator("en", { numeric: true });
+    const order = (one, other) => {
+      for (let at = 0; at < Math.min(one.key.length, other.key.length); at += 1) {
+        const sign = byPath.compare(one.key[at], other.key[at]);
+        if (sign) return sign;
+      }
+      return one.depth - other.depth;
+    };
+    return [...found.values()].sort(order).map((row) => {
+      const held = [...row.storages.values()];
+      return { ...row, values: sum(held.map((tensor) => tensor.values)), size: sum(held.map((tensor) => tensor.size)) };
+    });
+  };
+
   hatch.showConstants = (data) => {
     for (const model of data.models) {
       const seen = new Set(model.tensors.map((tensor) => tensor.storage));
       const sizes = new Map(model.tensors.map((tensor) => [tensor.storage, tensor.size]));
-      const total = [...sizes.values()].reduce((sum, size) => sum + size, 0);
+      const total = sum([...sizes.values()]);
+      const values = sum([...new Map(model.tensors.map((tensor) => [tensor.storage, tensor.values])).values()]);
+      const modules = modulesOf(model.tensors);
+      const cut = modules.length > MOST ? `; the first ${MOST} are listed` : "";
       const more = model.tensors.length > MOST ? `; the ${MOST} largest are listed` : "";
       find("constants").append(
         element("h2", {}, `Model ${model.name}`),
-        element("p", {}, `${hatch.count(model.tensors.length, "constant")} in ${hatch.count(seen.size, "storage")}, ${sizeText(total)}${more}.`),
+        element("p", {}, `${hatch.count(values, "number")} in parameters and buffers: ${hatch.count(model.tensors.length, "constant")} in ${hatch.count(seen.size, "storage")}, ${sizeText(total)}${more}.`),
+        table(`by module, with the modules below${cut}`, ["module", "numbers #", "size #", "share #"], modules.slice(0, MOST).map((row) => [
+          element("code", {}, `${"\u2003".repeat(row.depth)}${row.name}`), row.values.toLocaleString("en"), sizeText(row.size), percent(row.size, total),
+        ])),
         table("constants, the largest first", ["name", "dtype", "shape", "size #", "share #", "recipes", "changed by the model"], model.tensors.slice(0, MOST).map((tensor) => [
           element("code", {}, tensor.name), tensor.dtype, tensor.shape.join(" × ") || "a number", sizeText(tensor.size), percent(tensor.size, total),
           tensor.recipes.length === model.order.length ? "all" : tensor.recipes.join(", "), tensor.mutable ? "yes" : "",

@@ -21,7 +21,7 @@
       return found;
     };
     const inputs = graph.inputs.map((text) => {
-      const item = { kind: "input", label: text.split(":")[0], text, parent: root, engine: "", count: 0, first: -1, seconds: 0, refused: 0 };
+      const item = { kind: "input", label: text.split(":")[0], text, result: text.slice(text.indexOf(":") + 2), parent: root, engine: "", count: 0, first: -1, seconds: 0, refused: 0 };
       root.children.push(item);
       return item;
     });
@@ -33,7 +33,7 @@
       for (const part of module ? module.split(".") : []) parent = groupOf(parent, part, part, "module");
       const item = {
         kind: "operation", at, label: hatch.operator(strings[op]), op: strings[op], module, source: strings[graph.source[at]],
-        why: strings[graph.why[at]], call: path, engine, parent, count: 1, first: at, seconds: timeOf(at), refused: engine ? 0 : 1,
+        why: strings[graph.why[at]], result: strings[graph.result[at]], arguments: graph.arguments[at].map((number) => strings[number]), call: path, engine, parent, count: 1, first: at, seconds: timeOf(at), refused: engine ? 0 : 1,
       };
       parent.children.push(item);
       return item;

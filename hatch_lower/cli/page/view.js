@@ -237,12 +237,14 @@
     showDetails(item) {
       const rows = [];
       const add = (name, ...values) => rows.push(element("dt", {}, name), ...values.map((value) => element("dd", {}, value)));
-      const link = (other) => element("button", { class: "link", type: "button", onclick: () => this.reveal(other) }, other.source ? `${other.label} (${other.source})` : other.label);
+      const link = (other) => element("button", { class: "link", type: "button", onclick: () => this.reveal(other) }, [other.source ? `${other.label} (${other.source})` : other.label, other.result].filter(Boolean).join(": "));
       if (item.kind === "operation") {
         add("operation", element("code", {}, item.op));
         add("module", item.module || "the model itself");
         add("source", item.source ? element("button", { class: "link", type: "button", onclick: () => hatch.showLine(this, item.source) }, item.source) : "not known");
         add("computed by", item.engine ? `${item.engine}, partition ${item.call}` : `the plan itself, instruction ${item.call}`);
+        if (item.result) add("result", element("code", {}, item.result));
+        if (item.arguments.length) add("arguments", ...item.arguments.map((text) => element("code", {}, text)));
         if (item.why) add("not delegated because", element("span", { class: "wrong" }, item.why));
         if (item.seconds) add("time of a call", hatch.timeText(item.seconds));
         const before = this.graph.reads[item.at].map((at) => (at < 0 ? this.tree.inputs[-1 - at] : this.tree.operations[at]));
@@ -274,7 +276,7 @@
 
     search() {
       const wanted = find("search").value.trim().toLowerCase();
-      const matches = wanted ? this.tree.operations.filter((item) => `${item.op} ${item.module} ${item.source} ${item.engine} ${item.why}`.toLowerCase().includes(wanted)) : [];
+      const matches = wanted ? this.tree.operations.filter((item) => `${item.op} ${item.module} ${item.source} ${item.engine} ${item.why} ${item.result} ${item.arguments.join(" ")}`.toLowerCase().includes(wanted)) : [];
       const more = matches.length > MOST_FOUND ? `, the first ${MOST_FOUND} are listed` : "";
       find("found").textContent = wanted ? `${hatch.count(matches.length, "operation")} found${more}` : "";
       find("results").replaceChildren(...matches.slice(0, MOST_FOUND).map((item) => element("li", {}, element(

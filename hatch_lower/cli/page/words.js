@@ -36,6 +36,8 @@ const hatch = {};
 
   hatch.numberText = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3))));
 
+  hatch.shortened = (text, most = 40) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
   hatch.count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
   hatch.operator = (name) => name.replace(/^aten\./, "").replace(/\.default$/, "");

@@ -18,7 +18,7 @@ from hatch_lower.exir.graph.surgery import all_nodes, output_values
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
-from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
+from hatch_lower.format.debug_map import NO_REASON, DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.pipeline.emit.arguments import convert_argument, name_of, number_conversion, overload_of
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
@@ -27,7 +27,6 @@ from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
-NO_REASON = "no backend took it"
 ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
 SIZES = frozenset(
     {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
