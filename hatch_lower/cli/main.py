@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import click
 
 from hatch_lower import __version__
@@ -33,7 +35,10 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                # torch warns at its import of a package that no command needs: an engine that needs it brings it
+                warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
+                return super().invoke(ctx)
         except LowerError as error:
             show_error(error)
             ctx.exit(1)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -666,3 +667,16 @@ def test_sizes_are_short(size: int, text: str) -> None:
 
 def test_counts_have_their_noun() -> None:
     assert [count(1, "node"), count(2, "node"), count(0, "entry", "entries")] == ["1 node", "2 nodes", "0 entries"]
+
+
+def test_a_command_does_not_show_what_torch_says_of_a_missing_numpy(recwarn: pytest.WarningsRecorder) -> None:
+    @main.command("warns", hidden=True)
+    def warns() -> None:
+        warnings.warn("Failed to initialize NumPy: No module named 'numpy'", UserWarning, stacklevel=1)
+        warnings.warn("another one", UserWarning, stacklevel=1)
+
+    try:
+        assert run("warns").exit_code == 0
+    finally:
+        del main.commands["warns"]
+    assert [str(warning.message) for warning in recwarn] == ["another one"]
