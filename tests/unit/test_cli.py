@@ -196,7 +196,7 @@ model digits
 
   recipe    backends  runs on                      size  requires
   default   aoti      Linux x86_64, x86-64-v3  1.55 KiB  hatch-lower>=0.1, torch==2.13.*
-  portable  none      any machine                 914 B  hatch-lower>=0.1
+  portable  none      any machine                 927 B  hatch-lower>=0.1
 
   recipe    needs torch  installation
   default   yes          652 MiB (torch 600 MiB, numpy 50.0 MiB, jinja2 1.00 MiB, 2 more 1.00 MiB)
