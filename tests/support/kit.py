@@ -14,5 +14,6 @@ SHORT = [
     *("values/odd numbers in arithmetic", "values/odd numbers in functions"),
     *("outputs/several", "outputs/nested", "aliases/views of results", "aliases/input returned"),
     *("constants/every kind", "constants/tied", "state/counted", "state/replaced", "control flow/cond"),
+    "resizing/nearest to any size",
 ]
 """Programs: every group has at least one of which engines took something else for granted."""

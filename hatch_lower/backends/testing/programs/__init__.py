@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hatch_lower.backends.testing.case import Case
 from hatch_lower.backends.testing.programs.limits import limit_cases
 from hatch_lower.backends.testing.programs.operators import operator_cases
+from hatch_lower.backends.testing.programs.resizing import resizing_cases
 from hatch_lower.backends.testing.programs.shapes import shape_cases, value_cases
 from hatch_lower.backends.testing.programs.state import control_cases, state_cases
 
@@ -15,6 +16,7 @@ def all_cases() -> Iterator[Case]:
     yield from operator_cases()
     yield from limit_cases()
     yield from shape_cases()
+    yield from resizing_cases()
     yield from value_cases()
     yield from state_cases()
     yield from control_cases()
