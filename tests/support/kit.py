@@ -9,7 +9,7 @@ CHECKS = [name for name in trial_names("checks/*") if not name.endswith("in othe
 
 SHORT = [
     *("operators/perceptron", "operators/fused", "operators/functions float32", "operators/attention"),
-    *("limits/wrapping int32", "limits/summing int32", "limits/multiplying int64", "limits/counting"),
+    *("limits/wrapping int32", "limits/summing int32", "limits/multiplying int32", "limits/counting"),
     *("shapes/views", "shapes/empty tensors", "symbolic sizes/two", "symbolic sizes/empty batch"),
     *("values/odd numbers in arithmetic", "values/odd numbers in functions"),
     *("outputs/several", "outputs/nested", "aliases/views of results", "aliases/input returned"),
