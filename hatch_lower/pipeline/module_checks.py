@@ -32,7 +32,7 @@ def check_attributes(model: str, module: torch.nn.Module) -> None:
 
 
 def check_script(model: str, path: str, module: torch.nn.Module) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
+    if any(kind.__name__ == "ScriptModule" for kind in type(module).__mro__):
         name = f"`{path}`" if path else "the module"
         raise CaptureError(
             f"{name} is TorchScript, of which torch.export cannot see the Python code",

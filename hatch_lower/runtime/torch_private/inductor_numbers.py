@@ -58,7 +58,7 @@ class WideStep:
 
 
 def places_below(size: sympy.Expr | int) -> ValueRanges[sympy.Expr]:
-    return ValueRanges(0, bound_sympy(sympy.sympify(size)).upper - 1)
+    return ValueRanges(0, bound_sympy(sympy.Integer(size) if isinstance(size, int) else size).upper - 1)
 
 
 def is_exact(expression: sympy.Expr | float, dtype: torch.dtype, ranges: Ranges) -> bool:
