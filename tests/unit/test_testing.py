@@ -335,7 +335,7 @@ def test_there_are_some_hundred_programs_with_names_of_their_own() -> None:
     assert len(names) == len(set(names)) > 110
     groups = {name.partition("/")[0] for name in names}
     assert groups == {
-        *("operators", "limits", "shapes", "symbolic sizes", "values", "outputs", "aliases"),
+        *("operators", "limits", "shapes", "symbolic sizes", "resizing", "values", "outputs", "aliases"),
         *("constants", "state", "control flow", "checks"),
     }
 
