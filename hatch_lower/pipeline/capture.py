@@ -20,6 +20,7 @@ from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
+from hatch_lower.pipeline.derivatives import call_of_operators
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
 from hatch_lower.pipeline.module_checks import check_attributes, check_module, hint_on_gradients
@@ -140,7 +141,14 @@ def capture_method(
     except Exception as error:
         refuse_out_of_memory(error)
         check_attributes(model, module)
-        raise capture_error(model, name, module, declared, call, error, roots) from error
+        operators = None
+        if hint_on_gradients(error) and not shapes:
+            with suppress(Exception), torch.set_grad_enabled(gradients):  # else the first error says more
+                replay = call_of_operators(module, module_to_export(module, call), call, args, kwargs)
+                operators = torch.export.export(module_to_export(module, replay), args, kwargs)
+        if operators is None:
+            raise capture_error(model, name, module, declared, call, error, roots) from error
+        program = operators
     check_unchanged(model, name, module, before)
     check_no_fakes(model, name, module)
 

@@ -62,14 +62,9 @@ def hint_on_gradients(error: BaseException) -> str:
     """Return what to do where torch.export failed in derivatives; empty where it failed in something else."""
     frames = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     traced = any(frame.name in TRANSFORMATIONS and "_functorch" in frame.parts for frame in frames)
-    if traced or "functorch tensor" in str(error):
+    if traced or "functorch tensor" in str(error) or "fake tensor in the exported program" in str(error):
         return (
-            "of `torch.func`, torch.export traces `jvp` and `vmap` of plain operators; compute other derivatives by"
-            " `torch.autograd.grad`, or write them as operators"
-        )
-    if "fake tensor in the exported program" in str(error):
-        return (
-            "torch.export loses gradients through operators that keep their result (`tanh`, `exp`, `softmax`); write"
-            " these derivatives as operators, or the gradient by `torch.func.jvp`"
+            "derivatives of `torch.func`, and gradients through operators that keep their result (`tanh`, `exp`), are"
+            " taken for inputs of fixed sizes: leave `dynamic_shapes` out, or write the derivative as operators"
         )
     return ""

@@ -680,11 +680,38 @@ def test_a_declared_dimension_that_the_example_lacks() -> None:
     assert "`input` has no dimension 2" in refuse(torch.nn.Linear(4, 3), forward=method)
 
 
-def test_derivatives_that_torch_cannot_trace() -> None:
-    class Derived(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.func.vmap(torch.func.jacrev(torch.tanh))(x)
+class Derived(torch.nn.Module):
+    """Computes derivatives that torch.export cannot trace."""
 
-    refusal = refuse(Derived(), forward=Method((torch.ones(2, 3),)))
-    assert refusal.startswith("torch.export cannot trace the derivatives in method `forward`")
-    assert "of `torch.func`, torch.export traces `jvp` and `vmap` of plain operators" in refusal
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+    def jacobian(self, x: torch.Tensor) -> Any:
+        return {"jacobian": torch.func.vmap(torch.func.jacrev(self.layers))(x), "rows": len(x)}
+
+    def hessian(self, x: torch.Tensor, *, scale: float = 1.0) -> Any:
+        return torch.func.hessian(lambda row: self.layers(row).sum() * scale)(x[0])
+
+    def gradient(self, x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.layers(x).sum(), [x])[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_derivatives_for_inputs_of_fixed_sizes() -> None:
+    net, x = Derived(), torch.linspace(-1, 1, 6).reshape(2, 3)
+    methods = {"jacobian": Method((x,)), "hessian": Method((x,), {"scale": 2.0}), "gradient": Method((x,))}
+    for method in capture(net, **methods).methods:
+        expected = getattr(net, method.name)(x, **method.kwargs)
+        with torch.no_grad():
+            found = method.program.module()(x, **method.kwargs)
+        torch.testing.assert_close(found, expected)
+        assert set(method.program.state_dict) == set(net.state_dict())
+
+
+def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
+    method = Method((torch.ones(2, 3),), dynamic_shapes=({0: Dim("rows", max=8)},))
+    refusal = refuse(Derived(), jacobian=method)
+    assert refusal.startswith("torch.export cannot trace the derivatives in method `jacobian`")
+    assert "are taken for inputs of fixed sizes" in refusal

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import _get_qualified_name
 from torch.fx.proxy import _register_stack_trace_anchor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -84,3 +84,11 @@ def remember_lines(function: Callable[..., Any]) -> None:
 def is_users_fault(error: Exception) -> bool:
     """Return whether an export failed by what it was given, such as its dynamic shapes."""
     return isinstance(error, UserError)
+
+
+def trace_operators(function: Callable[..., object], *args: object) -> GraphModule:
+    """Return a graph of the operators that a function calls for arguments of these sizes, also in derivatives."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    return traced

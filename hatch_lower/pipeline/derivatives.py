@@ -1,0 +1,45 @@
+"""Methods whose derivatives torch.export cannot trace: as modules that run the operators of one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private.programs import trace_operators
+
+
+def call_of_operators(
+    module: torch.nn.Module,
+    bare: torch.nn.Module,
+    call: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> Callable[..., object]:
+    """Return a method of fixed sizes that runs the operators of one call, derivatives among them."""
+    # `bare` has the module's state under its names, and the method as its `forward`
+    found: list[Any] = []
+
+    def run(state: dict[str, torch.Tensor], args: Any, kwargs: Any) -> list[object]:
+        leaves, spec = trees.tree_flatten(torch.func.functional_call(bare, state, args, kwargs))
+        found.append(spec)
+        return leaves
+
+    traced = trace_operators(run, state_of(module), args, dict(kwargs))
+
+    def replay(*args: object, **kwargs: object) -> object:
+        return trees.tree_unflatten(traced(state_of(module), args, kwargs), found[0])
+
+    described: Any = replay
+    described.__signature__ = inspect.signature(call)
+    return replay
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
