@@ -94,7 +94,7 @@ def test_variables_are_hidden_that_are_not_passed_on_or_have_another_value() -> 
 
 def test_a_stored_result_does_not_hold_where_a_variable_is_hidden_that_decides(tmp_path: Path) -> None:
     roots = Roots(tmp_path, (), tmp_path, ())
-    inputs = replace(no_inputs(), deciding=("HIDDEN",))
+    inputs = replace(no_inputs(), deciding={"HIDDEN": ""})
 
     def changed(*hidden: str) -> list[str]:
         present = Present(roots, {}, b"s" * 32, StatCache(tmp_path / "stats.json"), hidden=frozenset(hidden))

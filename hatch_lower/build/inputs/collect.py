@@ -74,7 +74,7 @@ def collect(
     inputs.tools.update({name: present.tool(name) for name in tools})
     inputs.globs.update({glob: present.glob(glob) for glob in globs})
     unknown = tuple(sorted({*observations.unknown, *collector.reasons}))
-    deciding = tuple(sorted(observations.deciding))
+    deciding = dict.fromkeys(sorted(observations.deciding), "")
     return replace(inputs, absent=tuple(sorted(collector.absent)), deciding=deciding, unknown=unknown)
 
 

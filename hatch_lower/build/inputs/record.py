@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 from hatch_lower.build.environment import matches
 from hatch_lower.build.inputs.variables import UNSET, is_credential, mark_of
@@ -51,8 +51,8 @@ class RecordedInputs(Frozen):
     globs: dict[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
     # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
-    # variables that the project's code asked for, or a library that is not known to ask for its own settings only
-    deciding: tuple[str, ...] = ()
+    # variables of the project's code, and of libraries not known to ask for their own settings only → nothing
+    deciding: dict[str, str] = field(default_factory=dict)
 
 
 def shareable(
