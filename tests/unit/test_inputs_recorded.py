@@ -32,8 +32,9 @@ def test_json_holds_every_field(inputs: RecordedInputs) -> None:
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_that_is_missing_or_of_another_kind_is_refused(name: str) -> None:
     decode(RecordedInputs, NOTHING, "")
-    with pytest.raises(ProgramError, match=f"the key `{name}` is missing"):
-        decode(RecordedInputs, {each: value for each, value in NOTHING.items() if each != name}, "")
+    if name != "deciding":  # it was added later
+        with pytest.raises(ProgramError, match=f"the key `{name}` is missing"):
+            decode(RecordedInputs, {each: value for each, value in NOTHING.items() if each != name}, "")
     kinds = ({}, None, "x", [1], ["x", None]) if name in LISTS else ([], None, "x", {"x": 1}, {"x": ["y"]})
     for wrong in kinds:
         with pytest.raises(ProgramError, match=name):
