@@ -92,7 +92,7 @@ class Settings(Frozen):
     runtime_requirements: str = "check"  # `check`, `add` or `off`
     check: bool = True
     check_megabytes: float = 1.0
-    editable: str = "lower"  # `lower`, `eager` or `skip`
+    editable: str = "lower"  # `lower`, `known`, `eager` or `skip`
     dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()

@@ -268,9 +268,10 @@ class HookTable(Frozen):
     there, or of which no needed version is allowed, fails the build, and the error has the lines to paste; a bound that
     is missing is appended to the wheel's metadata, with a note. `add`: missing packages are appended as well. `off`:
     neither. Requirements that are appended are not in the source distribution."""
-    editable: Literal["lower", "eager", "skip"] = "lower"
-    """What an editable install gets. `lower`: lowered programs. `eager`: `load` imports the entry point and runs the
-    module. `skip`: nothing."""
+    editable: Literal["lower", "known", "eager", "skip"] = "lower"
+    """What an editable install gets. `lower`: lowered programs, in the minutes that lowering takes; most frontends show
+    no progress then. `eager`: `load` imports the entry point and runs the module. `known`: lowered programs if the
+    cache has these for all models as they are now, else as `eager`, in seconds; `load` warns of it. `skip`: nothing."""
     inputs: tuple[str, ...] = ()
     """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
     if version control ignores them: weights, most often."""

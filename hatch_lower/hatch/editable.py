@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hatch_lower.build.assets import asset_files, find_assets
 from hatch_lower.build.build import look_up, write_payload_file
-from hatch_lower.build.context import BuildContext
+from hatch_lower.build.context import BuildContext, build_context, open_cache
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Settings
+from hatch_lower.events import NullReporter
 from hatch_lower.format.results import PayloadFile, payload_folder
+from hatch_lower.runtime.installed import EAGER_SCHEMA
 
 PROJECT = "project/"  # recorded inputs that are the project's own begin with this
-Documents: TypeAlias = "dict[str, dict[str, dict[str, object]]]"  # package to the JSON object for it
+Documents: TypeAlias = "dict[str, dict[str, Any]]"  # package to the JSON object for it
 SHA256 = 64  # characters of a digest
+UNKNOWN = "its lowered programs were not known when the project was installed"
 
 
-def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package."""
+def unknown_models(settings: Settings, view: ProjectView, work: Path, warn: Callable[[str], None]) -> list[str]:
+    """Return the models whose lowered programs the cache does not have for the project as it is; nothing is run."""
+    context = build_context(settings, view, work, open_cache(settings, warn), NullReporter())
+    known = look_up(context)
+    return [model.name for model in settings.models if model.name not in known or known[model.name].result is None]
+
+
+def unknown_line(models: Sequence[str]) -> str:
+    """Return the line of an editable build that finds models without known programs."""
+    names = ", ".join(f"`{name}`" for name in models)
+    return (
+        f"no lowered programs of {names} are known: this editable install runs the module itself; "
+        "`hatch build -t wheel` lowers, and the install after it has the programs"
+    )
+
+
+def write_eager(settings: Settings, work: Path, reason: str = "") -> tuple[PayloadFile, ...]:
+    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package.
+
+    `reason` is why there are no programs, where the settings ask for these.
+    """
     assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
     documents: Documents = {}
     files = []
     for model in settings.models:
-        document = documents.setdefault(model.package, {"models": {}})
+        document = documents.setdefault(model.package, new_document(reason))
         document["models"][model.name] = model.export
         if own := assets[model.name]:
             document.setdefault("assets", {})[model.name] = {name: file.path for name, file in own.items()}
         files += [replace(file, path=f"{payload_folder(model.package)}/{file.path}") for file in own.values()]
     return (*files, *write_documents("eager.json", documents, work))
+
+
+def new_document(reason: str) -> dict[str, Any]:
+    return {"models": {}, "reason": reason, "schema": EAGER_SCHEMA} if reason else {"models": {}}
 
 
 def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:

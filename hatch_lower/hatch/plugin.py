@@ -108,16 +108,28 @@ class LowerBuildHook(BuildHookInterface[Any]):
             return
         work = self._open_work()
         try:
-            if editable and project.settings.editable == "eager":
-                from hatch_lower.hatch.editable import write_eager
-
-                self._payload = write_eager(project.settings, work)
+            if editable and project.settings.editable in ("eager", "known"):
+                self._payload = self._without_lowering(project, work, build_data)
             else:
                 self._payload = self._lower(project, work, build_data, editable)
             self._await_wheel()
         except BaseException:
             self._discard()
             raise
+
+    def _without_lowering(self, project: Project, work: Path, build_data: BuildData) -> Sequence[PayloadFile]:
+        """Return the files of an editable wheel that takes seconds: the known programs, or where the modules are."""
+        from hatch_lower.hatch.editable import UNKNOWN, unknown_line, unknown_models, write_eager
+
+        if project.settings.editable == "eager":
+            return write_eager(project.settings, work)
+        notes: list[str] = []  # about the cache; a build with known programs says the same
+        unknown = unknown_models(weights_inside(project).settings, project.view, work, notes.append)
+        if not unknown:
+            return self._lower(project, work, build_data, editable=True)
+        for line in (*notes, unknown_line(unknown)):
+            self.app.display_info(f"hatch-lower: {printable(line)}")
+        return write_eager(project.settings, work, UNKNOWN)
 
     def _lower(self, project: Project, work: Path, build_data: BuildData, editable: bool) -> Sequence[PayloadFile]:
         from dataclasses import replace
@@ -133,9 +145,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines
 
         if editable:
-            # what is being worked on has its weights, whatever a release leaves out
-            models = tuple(replace(model, weights=()) for model in project.settings.models)
-            project = replace(project, settings=replace(project.settings, models=models))
+            project = weights_inside(project)
         else:
             check_hatchling(build_data)
         notes = CacheNotes(project.settings.name)
@@ -273,6 +283,14 @@ class LowerBuildHook(BuildHookInterface[Any]):
             ignore_interrupts()
             self._discard()
             self.app.abort("hatch-lower: interrupted", code=INTERRUPTED)
+
+
+def weights_inside(project: Project) -> Project:
+    """Return a project whose models have their weights, whatever a release leaves out: these are being worked on."""
+    from dataclasses import replace
+
+    models = tuple(replace(model, weights=()) for model in project.settings.models)
+    return replace(project, settings=replace(project.settings, models=models))
 
 
 def release(work: Path, descriptor: int | None) -> None:

@@ -56,3 +56,9 @@ def stale_text(model: str, changed: list[str]) -> str:
 def warn_if_stale(folder: PackagedFolder, model: str) -> None:
     if changed := changed_sources(folder, model):
         warnings.warn(stale_text(model, changed), RuntimeWarning, stacklevel=3)
+
+
+def warn_if_unknown(model: str, reason: str) -> None:
+    if reason:
+        how = 'build the wheel and install the project again, or set `editable = "lower"`'
+        warnings.warn(f"model `{model}` runs eagerly, for {reason}: {how}", RuntimeWarning, stacklevel=3)

@@ -24,15 +24,16 @@ from hatch_lower.runtime.files import (
     record_digest,
 )
 
-EAGER_SCHEMA = 1
+EAGER_SCHEMA = 2
 
 
 class EagerFile(Frozen):
-    """`eager.json`, which an editable build with `editable = "eager"` writes."""
+    """`eager.json`, which an editable build with `editable = "eager"` or `"known"` writes."""
 
     models: Mapping[str, QualifiedName]  # name to the entry point
     # model's name to its files, relative to the folder of this one
     assets: Mapping[str, Mapping[str, RelativePath]] = field(default_factory=dict)
+    reason: str = ""  # why there are no programs, where the project asks for these
 
 
 class EagerEntry(Frozen):
@@ -40,6 +41,7 @@ class EagerEntry(Frozen):
 
     export: str
     assets: Mapping[str, Path] = field(default_factory=dict)
+    reason: str = ""
 
 
 class InstalledModel(Frozen):
@@ -162,7 +164,9 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
 def read_eager(path: Path) -> dict[str, EagerEntry]:
     file = decode_file(EagerFile, read_bytes(path), EAGER_SCHEMA, str(path))
     return {
-        model: EagerEntry(export, {name: path.parent / asset for name, asset in file.assets.get(model, {}).items()})
+        model: EagerEntry(
+            export, {name: path.parent / asset for name, asset in file.assets.get(model, {}).items()}, file.reason
+        )
         for model, export in file.models.items()
     }
 

@@ -17,7 +17,7 @@ from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.editable import warn_if_stale
+from hatch_lower.runtime.editable import warn_if_stale, warn_if_unknown
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
@@ -73,6 +73,7 @@ def load(
         )
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
+        warn_if_unknown(found.model, found.source.reason)
         return load_eager(found, found.source, recipe, verify, find_arrays(arrays))
     warn_if_stale(found.source, found.model)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)

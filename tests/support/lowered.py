@@ -63,7 +63,7 @@ def lowered_model(
             method: {"handles": {}, "instructions": {}, "delegates": {}, "undelegated": []}
             for method in plan["methods"]
         }
-        debug = canonical_json({"schema": 2, "methods": methods})
+        debug = canonical_json({"schema": 3, "methods": methods})
         entries[recipe] = {
             "plan": file_entry(folder, f"{name}/{recipe}.json", canonical_json(plan)),
             "debug": file_entry(folder, f"{name}/{recipe}.debug.json", debug),

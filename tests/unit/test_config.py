@@ -198,7 +198,10 @@ def test_another_path_of_the_table_is_named() -> None:
         ({"verify": "yes"}, '`{}.verify` must be true or false, found the string "yes"'),
         ({"verify": {"enabled": True}}, "`{}.verify` must be true or false, found a table"),
         ({"package": ""}, '`{}.package` must be a string that is not empty, found the string ""'),
-        ({"editable": "eagre"}, '`{}.editable` must be one of "lower", "eager", "skip", found the string "eagre"'),
+        (
+            {"editable": "eagre"},
+            '`{}.editable` must be one of "lower", "known", "eager", "skip", found the string "eagre"',
+        ),
         ({"inputs": "weights/*"}, '`{}.inputs` must be an array, found the string "weights/*"'),
         ({"inputs": [1]}, "`{}.inputs[0]` must be a string that is not empty, found the number 1"),
         (

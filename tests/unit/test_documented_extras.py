@@ -80,6 +80,13 @@ def test_the_first_command_of_a_guide_installs_what_it_needs_and_no_more(name: s
         assert own & {"build", "numpy"}
 
 
+@pytest.mark.parametrize(("name", "extra"), [("report.md", "cli"), ("without-torch.md", "onnxruntime")])
+def test_the_first_block_of_a_page_without_a_session_installs_what_it_needs(name: str, extra: str) -> None:
+    (first, *_) = re.findall(r"^```sh\n(.*?)^```$", (DOCS / name).read_text(), re.DOTALL | re.MULTILINE)
+    assert first.startswith("pip install ")
+    assert f'"hatch-lower[{extra}]"' in first.splitlines()[0]
+
+
 def test_every_command_of_the_pages_exists() -> None:
     shown = {
         command

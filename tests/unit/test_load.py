@@ -780,6 +780,14 @@ def test_an_eager_model(eager: Path) -> None:
         load("export", recipe="default")
 
 
+def test_a_model_that_was_not_lowered_in_time_says_so_at_each_load(eager: Path) -> None:
+    document = {"schema": 2, "models": {"pair": "eager_digits:pair"}, "reason": "its programs were not known"}
+    (eager / "eager_digits" / "_lowered" / "eager.json").write_bytes(canonical_json(document))
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="model `pair` runs eagerly, for its programs were not known: build"):
+            assert load("pair").recipe == "eager"
+
+
 @pytest.mark.parametrize("name", ["pair", "programs"])
 def test_other_eager_exports(eager: Path, name: str) -> None:
     assert load(name)(torch.ones(4)).tolist() == [3.0] * 4

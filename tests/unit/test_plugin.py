@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -644,6 +645,47 @@ def test_an_eager_editable_wheel_says_where_to_import_the_models(make_project: M
     assert [name for name in names_in(wheel) if "_lowered" in name] == ["digits/_lowered/eager.json"]
     text = read_from(wheel, "digits/_lowered/eager.json")
     assert text == '{"models":{"digits":"digits.model:export"},"schema":1}\n'
+
+
+def known_as(monkeypatch: pytest.MonkeyPatch, **results: object) -> None:
+    """Let the cache have these results of the models."""
+    found = {name: SimpleNamespace(result=result, entry=None) for name, result in results.items()}
+    monkeypatch.setattr("hatch_lower.hatch.editable.look_up", lambda context: found)
+
+
+@pytest.mark.parametrize("results", [{}, {"digits": None}], ids=["no cache", "nothing known"])
+def test_an_editable_wheel_of_an_unknown_model_is_eager_aloud(
+    make_project: MakeProject,
+    lowering: Lowering,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    results: dict[str, object],
+) -> None:
+    known_as(monkeypatch, **results)
+    wheel = build_wheel(make_project('editable = "known"'), "editable")
+    assert lowering.calls == []
+    assert [name for name in names_in(wheel) if "_lowered" in name] == ["digits/_lowered/eager.json"]
+    assert json.loads(read_from(wheel, "digits/_lowered/eager.json")) == {
+        "models": {"digits": "digits.model:export"},
+        "reason": "its lowered programs were not known when the project was installed",
+        "schema": 2,
+    }
+    said = [line for line in capfd.readouterr().err.splitlines() if "no lowered programs of `digits` are known" in line]
+    assert len(said) == 1
+    assert "`hatch build -t wheel` lowers" in said[0]
+
+
+def test_an_editable_wheel_of_known_models_has_the_programs(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_as(monkeypatch, digits=object())
+    wheel = build_wheel(make_project('editable = "known"'), "editable")
+    assert [name for name in names_in(wheel) if "_lowered" in name] == sorted(lowering.files)
+
+
+def test_a_wheel_is_lowered_whatever_an_editable_one_gets(make_project: MakeProject, lowering: Lowering) -> None:
+    build_wheel(make_project('editable = "known"'))
+    assert len(lowering.calls) == 1
 
 
 def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lowering: Lowering) -> None:
