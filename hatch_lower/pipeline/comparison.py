@@ -227,7 +227,12 @@ class Trials:
     def try_one(self, inputs: Generated, refuse: Callable[[InputCase], str]) -> None:
         refusal = "its range has one size"
         for case in inputs.tries:
-            if not (refusal := refuse(case)):
+            try:
+                refusal = refuse(case)
+            except VerificationError as error:
+                error.hint = "; ".join(filter(None, [inputs.cure, error.hint]))
+                raise
+            if not refusal:
                 self.cases.append(case.name)
                 self.generated += not inputs.is_extra
                 return

@@ -40,6 +40,7 @@ from hatch_lower.pipeline.random_inputs import (
 )
 from hatch_lower.runtime.torch_private import trees
 
+SMALLEST = "if the method is never called with such a size, let the range begin later: `Dim(…, min=2)`"
 Fill = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 
 
@@ -50,6 +51,7 @@ class Generated(Frozen):
     tries: tuple[InputCase, ...]
     apart: tuple[Generated, ...] = ()  # in place of these, where eager takes none: one for each dimension
     is_extra: bool = False  # of values or sizes that a call seldom has
+    cure: str = ""  # how a declaration can leave these inputs out
 
 
 class InputMaker:
@@ -113,7 +115,7 @@ class InputMaker:
             yield from (each for each in apart if not each.tries)
         for changed, least in sizes.smallest():
             if sizes.is_whole(least):
-                yield self._extra("the smallest size", least, changed)
+                yield self._extra("the smallest size", least, changed, SMALLEST)
         for symbol, largest in sizes.largest():
             yield self._extra("a large size", largest, (symbol,))
 
@@ -123,9 +125,9 @@ class InputMaker:
         cases = [self._sized(each, (symbol,)) for each in filter(sizes.is_whole, tries)]
         return Generated(f"a second size of `{sizes.label(symbol)}`", tuple(cases[:3]))
 
-    def _extra(self, what: str, sizes: Sizes, symbols: tuple[sympy.Symbol, ...]) -> Generated:
+    def _extra(self, what: str, sizes: Sizes, symbols: tuple[sympy.Symbol, ...], cure: str = "") -> Generated:
         case = self._sized(sizes, symbols)
-        return Generated(f"{what}, {case.name}", (case,), is_extra=True)
+        return Generated(f"{what}, {case.name}", (case,), is_extra=True, cure=cure)
 
     def _sized(self, sizes: Sizes, symbols: tuple[sympy.Symbol, ...]) -> InputCase:
         return self.case(self._sizes.text(sizes, symbols), sizes, random_values)

@@ -684,6 +684,14 @@ def test_sizes_and_values_at_the_ends_are_tried(is_hit: Callable[[torch.Tensor],
     assert f"method `forward`, {case}, its only output\n" in refuse(model, lowered)
 
 
+def test_a_mismatch_at_the_smallest_size_says_how_to_leave_it_out() -> None:
+    module, lowered = wrong_where(lambda x: x.sum(0), lambda x: x.shape[0] == 1)
+    model = captured(module, torch.randn(3, 2), dynamic_shapes={"x": {0: Dim("rows", max=64)}})
+    with pytest.raises(VerificationError) as caught:
+        verify(model, lowered)
+    assert caught.value.hint.startswith("if the method is never called with such a size, let the range begin later")
+
+
 @pytest.mark.parametrize("value", [torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).min])
 def test_integers_at_their_limits_are_tried(value: int) -> None:
     module, lowered = wrong_where(lambda x: x * 2, lambda x: bool((x == value).any()))
