@@ -174,7 +174,10 @@ class Sides:
         return "; ".join(f"{', '.join(own)} {text}" for own, text in zip(names, texts, strict=True))
 
     def mismatch(self, what: str, place: str, found: str) -> VerificationError:
-        error = MismatchError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
+        # equal numbers that an operation orders explain a difference better than an engine does
+        order = "" if self.case is None else why_undecided(self.new_eager(), self.case, order_alone=True)
+        hint = f"{order}: let the outputs not depend on their order; else {self.hint}" if order else self.hint
+        error = MismatchError(what, where=f"{self.where}, {place}", found=found, hint=hint)
         error.case = self.case
         return error
 

@@ -684,6 +684,15 @@ def test_sizes_and_values_at_the_ends_are_tried(is_hit: Callable[[torch.Tensor],
     assert f"method `forward`, {case}, its only output\n" in refuse(model, lowered)
 
 
+def test_a_mismatch_in_the_order_of_equal_numbers_names_the_operation() -> None:
+    model = captured(Function(lambda x: x.topk(2).indices), torch.tensor([1.0, 3.0, 3.0, 3.0]))
+    with pytest.raises(VerificationError) as caught:
+        verify(model, Lowered(Function(lambda x: 3 - x.flip(0).topk(2).indices)))
+    assert caught.value.hint.startswith(
+        "torch does not say which of equal numbers `aten.topk.default` gives first: let the outputs not depend"
+    )
+
+
 def test_a_mismatch_at_the_smallest_size_says_how_to_leave_it_out() -> None:
     module, lowered = wrong_where(lambda x: x.sum(0), lambda x: x.shape[0] == 1)
     model = captured(module, torch.randn(3, 2), dynamic_shapes={"x": {0: Dim("rows", max=64)}})
