@@ -196,7 +196,9 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
     everywhere = resolve_tolerances(given.rtol, given.atol)
-    everywhere |= {"imports": given.imports, "on_mismatch": given.on_mismatch}
+    # who looks for no wrong operation leaves none out: results say so by `on-mismatch`, which is in their keys
+    top = "fail" if given.localise == 0 else given.on_mismatch
+    everywhere |= {"imports": given.imports, "on_mismatch": top}
     recipes = {"default": Recipe("default", given.backends, given.verify, **everywhere)}
     check_backends(given.backends, path, problems)
     for name, recipe in given.recipes.items():
@@ -210,7 +212,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
         verify = given.verify if recipe.verify is None else recipe.verify
         imports = given.imports if recipe.imports is None else recipe.imports
-        on_mismatch = recipe.on_mismatch or given.on_mismatch
+        on_mismatch = "fail" if given.localise == 0 else recipe.on_mismatch or given.on_mismatch
         rtol = given.rtol if recipe.rtol is None else recipe.rtol
         atol = given.atol if recipe.atol is None else recipe.atol
         tolerances = resolve_tolerances(rtol, atol)

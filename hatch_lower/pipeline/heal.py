@@ -48,12 +48,7 @@ FAILED = "left out: the backend failed when the operation ran in this build"
 
 
 def may_heal(build: ModelBuild, recipe: Recipe) -> bool:
-    return (
-        recipe.on_mismatch == "leave-out"
-        and bool(recipe.backends)
-        and build.settings.localise > 0
-        and build.store.mode != "frozen"
-    )
+    return recipe.on_mismatch == "leave-out" and bool(recipe.backends) and build.store.mode != "frozen"
 
 
 class Healing:

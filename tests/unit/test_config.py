@@ -656,3 +656,14 @@ def test_every_problem_of_weights_is_reported_with_the_others() -> None:
     assert problems({"models": {"digits": {"weights": ["file", URL]}}}) == [
         f'`{LOWER}.models.digits.weights` must be `"file"` alone, or URLs: a build looks into files or writes one'
     ]
+
+
+@pytest.mark.parametrize("recipe", [None, "leave-out", "fail"])
+def test_a_project_that_looks_for_no_wrong_operation_leaves_none_out(recipe: str | None) -> None:
+    table = {"localise": 0, "recipes": {"fast": {} if recipe is None else {"on-mismatch": recipe}}}
+    assert {each.on_mismatch for each in read(table).recipes} == {"fail"}
+    table["localise"] = 1
+    assert {each.name: each.on_mismatch for each in read(table).recipes} == {
+        "default": "leave-out",
+        "fast": recipe or "leave-out",
+    }

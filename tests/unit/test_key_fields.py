@@ -299,13 +299,20 @@ IN_KEY: dict[type, dict[str, str]] = {
         "has_examples": "examples",
         "parameters": "names",
         "dimensions": "names",
+        "gradients": "eager",
     },
     Recipe: dict.fromkeys(
         ("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports", "on_mismatch"), "recipes"
     ),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
-    Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},
+    Settings: {
+        "recipes": "recipes",
+        "recipe_order": "order",
+        "check": "check",
+        "check_megabytes": "check",
+        "seed": "seed",
+    },
 }
 """Class to attribute to the field of the key that it is in."""
 
@@ -332,7 +339,8 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "strict": "refuses reads; what is read shows in the export",
         "cache": "where results are",
         "bench": "limits judge programs, and shape none",
-        "localise": "seconds for looking into a build that fails, which keeps nothing",
+        "keep_weights": "the parent packages them",
+        "localise": "seconds for looking into a build that fails; `on_mismatch` of recipes tells 0",
         "extras": "the parent compares requirements",
         "torch_free": "refuses programs, those of earlier builds too, and shapes none",
     },
