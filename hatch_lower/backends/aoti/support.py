@@ -71,8 +71,6 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"inductor's `{name}` gives floating-point numbers for integers"
     if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
-    if "_adaptive_" in f"_{base_name(op)}" and any(map(is_size_of_graph, node.all_input_nodes)):
-        return f"inductor asks how large the windows of `{name}` are, and its result's size is known at run time only"
     if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
         return reason
     if reason := why_not_sizes(node):
@@ -80,10 +78,6 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
     return f"inductor has no native code for `{name}`"
-
-
-def is_size_of_graph(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def why_not_values(node: Node) -> str:
