@@ -58,6 +58,30 @@ def test_a_comparison_behind_a_sum_that_wraps_around_is_no_constant(tmp_path: Pa
     assert all(map(torch.equal, results, Compared()(x)))
 
 
+class Reduced(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        results: list[Tensor] = []
+        for numbers in (x, y, z, z[:3], x[:40].view(5, 8)):
+            narrow = numbers.dtype
+            small, large = numbers.clamp(max=0), numbers.clamp(min=5)
+            results += numbers.sum(dtype=narrow), (numbers + 1).sum(dtype=narrow).to(torch.int64) + 1
+            results += numbers.sum(0, dtype=narrow), numbers.prod(dtype=narrow), numbers.cumsum(0, dtype=narrow)
+            results += small.amax(), large.amin(), small.argmax(), large.argmin(), *large.min(0), *large.aminmax()
+        return tuple(results)
+
+
+def test_reductions_of_narrow_integers_take_no_element_more(tmp_path: Path) -> None:
+    x = torch.arange(-128, 128).to(torch.int8)[torch.arange(41) * 97 % 256] | 1
+    y, z = torch.arange(17, 222, 5).to(torch.uint8), torch.arange(-(2**15), 2**15, 1601).to(torch.int16) | 1
+    program = torch.export.export(Reduced(), (x, y, z))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    assert not lowered.reasons["forward"]
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x, y, z)
+    for place, (result, expected) in enumerate(zip(results, Reduced()(x, y, z), strict=True)):
+        assert torch.equal(result, expected), place
+        assert result.dtype is expected.dtype, place
+
+
 @pytest.mark.parametrize(
     ("factor", "dtype", "size", "exact"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -13,6 +13,8 @@ from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
 
 Ranges: TypeAlias = "Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]"
 
+# A vector of these fills a register in part only: inductor's vectors have as many elements as a register has floats
+NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
 LONGEST = 2**47  # bytes that a process has addresses for: a size without an upper bound is smaller
 
 
@@ -21,10 +23,13 @@ def exact_numbers() -> Iterator[None]:
     """Let numbers that inductor computes from places wrap around and be converted as their dtypes say."""
     from torch._inductor.codegen.cpp import CppVecKernel
     from torch._inductor.index_propagation import IndexPropagation
+    from torch._inductor.ir import Reduction
 
     propagation: Any = IndexPropagation
     kernel: Any = CppVecKernel
+    reduction: Any = Reduction
     propagate, arange = propagation.propagate_sympy, kernel.arange
+    reduce = reduction.__dict__["create"]
 
     def propagate_exactly(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         # Inductor writes arithmetic on places as one formula, and forgets the dtypes on the way.
@@ -43,10 +48,51 @@ def exact_numbers() -> Iterator[None]:
         return arange(self, index, WideStep(stride))
 
     propagation.propagate_sympy, kernel.arange = propagate_exactly, arange_widely
+    reduction.create = classmethod(reducing_widely(reduce))
     try:
         yield
     finally:
         propagation.propagate_sympy, kernel.arange = propagate, arange
+        reduction.create = reduce
+
+
+def reducing_widely(create: Any) -> Callable[..., Any]:
+    """Return inductor's function for a reduction, changed to reduce narrow integers as int32.
+
+    Inductor reduces a whole register, and torch fills the part of a register behind the elements with ones: sums were
+    too large, and the greatest of negative numbers was 1. int32 wraps around to the same narrow integer.
+    """
+
+    def reduce(
+        cls: Any,
+        device: object,
+        dst_dtype: torch.dtype,
+        src_dtype: torch.dtype,
+        inner_fn: Any,
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        from torch._inductor.ir import Reduction
+        from torch._inductor.lowering import to_dtype
+        from torch._inductor.virtualized import ops
+
+        def inner_widely(*places: Any) -> Any:
+            given = inner_fn(*places)
+            if isinstance(given, tuple):  # a number and its place
+                return ops.to_dtype(given[0], torch.int32), *given[1:]
+            return ops.to_dtype(given, torch.int32)
+
+        if src_dtype not in NARROW:
+            return create.__func__(cls, device, dst_dtype, src_dtype, inner_fn, *args, **named)
+        widened = torch.int32 if dst_dtype in NARROW else dst_dtype
+        result = create.__func__(cls, device, widened, torch.int32, inner_widely, *args, **named)
+        if widened is dst_dtype:
+            return result
+        if isinstance(result.data.data, Reduction):
+            result.realize()
+        return to_dtype(result, dst_dtype)
+
+    return reduce
 
 
 class WideStep:
