@@ -825,7 +825,8 @@ def test_a_product_for_an_engine_without_fused_ones_turns_its_weight() -> None:
         lower(Apply(lambda x, w: x @ w.mT, w=torch.randn(3, 5)), torch.randn(2, 4, 5), providers=providers)
     )
     model = onnx.load_from_string(made_of(delegate).result.processed_bytes)
-    assert [node.op_type for node in model.graph.node] == ["Transpose", "MatMul"]
+    # the reshapes stay: the rule that takes them away gives other numbers for some shapes
+    assert [node.op_type for node in model.graph.node] == ["Transpose", "Reshape", "MatMul", "Reshape"]
     assert [each.domain for each in model.opset_import] == [""]
 
 

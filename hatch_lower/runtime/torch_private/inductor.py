@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
     from torch._inductor import config, cpu_vec_isa
 
     probe = cpu_vec_isa.valid_vec_isa_list
+    # sympy takes long to import, and running a library needs none
+    from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
+
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
     cpu_vec_isa.valid_vec_isa_list = lambda: known  # type: ignore[assignment]
     try:
