@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MethodCode(Frozen):
     """A compiled method, before it is given constants and delegates."""
 
-    source: str  # of the module that defines the function
+    source: str  # of the module that defines the function's maker
     code: CodeType  # `source`, compiled
     names: Names
     signature: inspect.Signature  # the Python signature that callers see
@@ -70,7 +70,8 @@ def link_method(
     namespace.update({identifier: runs[index] for index, identifier in names.delegates.items()})
     namespace[names.local("lock")] = lock
     exec(code.code, namespace)
-    function: Any = namespace[names.local("method")]
+    make = namespace.pop(names.local("make"))  # the function's globals hold no function that holds the globals
+    function: Any = make(make(None))  # the method, and for calls under autocast the same method, which needs no other
     function.__name__ = function.__qualname__ = name
     function.__doc__ = code.text
     function.__signature__ = code.signature

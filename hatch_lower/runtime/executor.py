@@ -156,10 +156,11 @@ class Executor:
         return loaded
 
     def _run_of(self, index: int) -> Callable[..., Any]:
-        # looked up in each call where `reset` replaces the delegate
+        # looked up in each call where `reset` replaces the delegate; without `self`, which holds the methods
+        delegates = self._delegates
         if holds_state(self._program.plan.delegates[index]):
-            return lambda inputs: self._delegates[index].run(inputs)
-        return self._delegates[index].run
+            return lambda inputs: delegates[index].run(inputs)
+        return delegates[index].run
 
     def _link(self) -> dict[str, Callable[..., Any]]:
         runs = [self._run_of(index) for index in range(len(self._delegates))]

@@ -262,19 +262,16 @@ def load_eager(
     def refuse_debug() -> NoReturn:
         raise refused("debug map")
 
-    def load_again(recipe: str | None) -> LoadedModel:
-        if recipe not in (None, "eager"):
-            raise refused(f"recipe `{recipe}`")
-        provenance = Provenance(
-            model,
-            "eager",
-            ("eager",),
-            refuse_debug,
-            load_again,
-            MappingProxyType(entry.assets),
-            f"{found.distribution}:{model}",
-            arrays.name,
-        )
-        return LoadedModel(make_eager(model, export), provenance)
-
-    return load_again(recipe)
+    if recipe not in (None, "eager"):
+        raise refused(f"recipe `{recipe}`")
+    provenance = Provenance(
+        model,
+        "eager",
+        ("eager",),
+        refuse_debug,
+        lambda recipe: load_eager(found, entry, recipe, False, arrays),
+        MappingProxyType(entry.assets),
+        f"{found.distribution}:{model}",
+        arrays.name,
+    )
+    return LoadedModel(make_eager(model, export), provenance)

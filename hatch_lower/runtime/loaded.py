@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hatch_lower
 from hatch_lower.errors import InputError, ProgramError, nearest
@@ -37,7 +38,8 @@ class LoadedModel:
         self._runnable = runnable
         self._provenance = provenance
         methods = runnable.methods
-        self._call = methods.get("forward", self._refuse_call)
+        # no method of this object, which would be a circle
+        self._call = methods.get("forward") or functools.partial(refuse_method, provenance.name, methods, "forward")
         self.__dict__.update({name: method for name, method in methods.items() if name not in RESERVED_METHOD_NAMES})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,14 +143,15 @@ class LoadedModel:
 
     def _check_method(self, method: str) -> None:
         if method not in self._runnable.methods:
-            raise InputError(
-                f"model `{self.name}` has no method `{method}`",
-                found=nearest(str(method), self._runnable.methods),
-                hint="name one of its methods",
-            )
+            refuse_method(self.name, self._runnable.methods, method)
 
-    def _refuse_call(self, *args: Any, **kwargs: Any) -> Any:
-        self._check_method("forward")
+
+def refuse_method(model: str, methods: Mapping[str, object], method: str, *args: object, **kwargs: object) -> NoReturn:
+    raise InputError(
+        f"model `{model}` has no method `{method}`",
+        found=nearest(str(method), methods),
+        hint="name one of its methods",
+    )
 
 
 def load_again(source: str | Path, recipe: str, arrays: str) -> LoadedModel:

@@ -120,26 +120,32 @@ def start_recipe(
         )
     reasons: dict[str, str] = {}
     unavailable: UnavailableError | None = None
-    for recipe in model.order if asked is None else (asked,):
-        reason = refusal_reason(model.recipes[recipe], kinds, where) or fits(recipe)
-        if reason is None:
-            try:
-                started = start(recipe)
-            except UnavailableError as error:
-                reason, unavailable = f"{error.what}: {error.found}; {error.hint}", error
-        if reason is None:
-            if reasons:
-                passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
-                message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
-            return started
-        reasons[recipe] = reason
-    kind = ProgramError if unavailable is None else UnavailableError
-    raise kind(
-        f"model `{name}` cannot run here" if asked is None else f"recipe `{asked}` of model `{name}` cannot run here",
-        found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
-        hint="install what is named, or another wheel of the distribution",
-    ) from unavailable
+    try:
+        for recipe in model.order if asked is None else (asked,):
+            reason = refusal_reason(model.recipes[recipe], kinds, where) or fits(recipe)
+            if reason is None:
+                try:
+                    started = start(recipe)
+                except UnavailableError as error:
+                    reason, unavailable = f"{error.what}: {error.found}; {error.hint}", error
+            if reason is None:
+                if reasons:
+                    passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
+                    message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
+                    warnings.warn(message, RuntimeWarning, stacklevel=5)
+                return started
+            reasons[recipe] = reason
+        kind = ProgramError if unavailable is None else UnavailableError
+        raise kind(
+            f"model `{name}` cannot run here"
+            if asked is None
+            else f"recipe `{asked}` of model `{name}` cannot run here",
+            found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
+            hint="install what is named, or another wheel of the distribution",
+        ) from unavailable
+    finally:
+        # the error's traceback holds this frame, which would hold the error: a circle, with what was started in it
+        del unavailable
 
 
 def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:

@@ -2,20 +2,27 @@
 
 For a method with one delegate the source reads like this (identifiers shortened):
 
-    def method(image=missing, *rest, **extra):
-        if image is missing or rest or extra: refuse_call(…)
-        if type(image) is not Tensor: image = plain(0, image)
-        if image.dtype is not float32 or not image.is_cpu or … or image.ndim != 2: check_value(0, image)
-        n0, n1, = image.shape
-        if n1 != 64 or n0 > 1024: refuse_values(image)
-        if image.requires_grad: image = image.detach()
-        if not image.is_contiguous(): image = restride(image, (n1, 1,))
-        try: v1 = delegate([image])
-        except Exception as error: failed(error)
-        if type(v1) is not list or len(v1) != 1: check_outputs(v1, {})
-        v2 = v1[0]
-        del v1
-        return v2
+    def make(again):
+        def method(image=missing, *rest, **extra):
+            if image is missing or rest or extra: refuse_call(…)
+            if is_autocast_enabled("cpu"):
+                with autocast("cpu", enabled=False): return again(image)
+            if type(image) is not Tensor: image = plain(0, image)
+            if image.dtype is not float32 or not image.is_cpu or … or image.ndim != 2: check_value(0, image)
+            n0, n1, = image.shape
+            if n1 != 64 or n0 > 1024: refuse_values(image)
+            if image.requires_grad: image = image.detach()
+            if not image.is_contiguous(): image = restride(image, (n1, 1,))
+            try: v1 = delegate([image])
+            except Exception as error: failed(error)
+            if type(v1) is not list or len(v1) != 1: check_outputs(v1, {})
+            v2 = v1[0]
+            del v1
+            return v2
+        return method
+
+The functions of nested graphs are in `make`, too: a function among the globals that the function itself reads would be
+a circle, and a model's memory and threads would wait for Python's collector.
 """
 
 from __future__ import annotations
@@ -56,7 +63,7 @@ class GraphScope(Frozen):
 
 
 class MethodWriter:
-    """Writes the source of one method: a function for each graph, the method's own last."""
+    """Writes the source of what makes one method: in it a function for each graph, the method's own last."""
 
     def __init__(
         self,
@@ -105,7 +112,8 @@ class MethodWriter:
         parameters[count:count] = [f"*{names.local('rest')}"]
         parameters.append(f"**{names.local('extra')}")
         head = f"def {names.local('method')}({', '.join(parameters)}):"
-        return [*self._functions, head, *indented([*opening, *body])]
+        functions = [*self._functions, head, *indented([*opening, *body]), f"return {names.local('method')}"]
+        return [f"def {names.local('make')}({names.local('again')}):", *indented(functions)]
 
     def _open_parameters(self, refusals: Refusals) -> tuple[list[str], list[str]]:
         """Return the lines that take the arguments apart, and the variable of each leaf."""
@@ -118,7 +126,7 @@ class MethodWriter:
         tests = [rest, extra, *(f"{parameter.name} is {missing}" for parameter in parameters)]
         refuse = names.bind("refuse", refusals.refuse_call)
         passed = [each.name if each.kind == "positional" else f"{each.name}={each.name}" for each in parameters]
-        again = f"{names.local('method')}({', '.join(passed)})"
+        again = f"{names.local('again')}({', '.join(passed)})"
         lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})"]
         lines += self._arrays.opening_lines(again, names)
         leaves: list[str] = []

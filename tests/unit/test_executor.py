@@ -892,7 +892,8 @@ def test_generated_code_names_nothing_that_is_not_bound() -> None:
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     stored |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
-    bound = executor.methods["forward"].__globals__.keys() | stored | {"image", "_rest", "_extra"}
+    stored |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    bound = executor.methods["forward"].__globals__.keys() | stored | {"image", "_rest", "_extra", "_again"}
     assert loaded <= bound - {"__builtins__"}
     assert {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} <= {0, 1, 4, 8, 1024}
 
