@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import traceback
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -138,6 +139,24 @@ def test_a_bad_index_in_one_thread_lets_others_go_on(
     for thread in threads:
         thread.join(60)
     assert len(done) == 1200
+
+
+@pytest.mark.parametrize("place", range(6))  # the seventh, `one_hot`, is computed by torch itself
+def test_a_bad_index_is_told_once_and_without_frames_of_torch(
+    lookups: Callable[[str], tuple[nn.Module, LoadedModel]], place: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, model = lookups("aoti")
+    capfd.readouterr()
+    with pytest.raises(CallError) as caught:
+        model(*GOOD[:place], torch.tensor([1, 2, ROWS]), *GOOD[place + 1 :])
+    assert capfd.readouterr() == ("", "")
+    told = "".join(traceback.format_exception(caught.value))
+    assert "frame #" not in told
+    assert "Exception raised from" not in told
+    assert told.count("Traceback") == 2  # the call's, and before it the library's with the same words
+    assert len(caught.value.found.splitlines()) == 1
+    assert "out of" in caught.value.found
+    assert caught.value.hint == "look at the values of the arguments: an index is out of range"
 
 
 KERNELS = """\

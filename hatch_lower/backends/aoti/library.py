@@ -7,6 +7,7 @@ and starts compiling before inductor has written anything.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,8 @@ __asm__(
 """
 
 
+PRINT = re.compile(r"std::cerr\b[^;]*;")
+
 WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
 FILES = (INTERFACE, WRAPPER, KERNELS)
 
@@ -52,7 +55,7 @@ class Sources:
     def __init__(self) -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
         self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
-        self.shared = Source(INTERFACE, HEADER + self._interface + TEMPLATE + self._tail)
+        self.shared = Source(INTERFACE, HEADER + quiet(self._interface) + TEMPLATE + self._tail)
 
     def of(self, generated: Generated) -> list[Source]:
         """Return the files of a partition; the shared one is the first, unless it does without."""
@@ -60,8 +63,13 @@ class Sources:
         if found:
             files = [self.shared, Source(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
         else:
-            files = [Source(WRAPPER, generated.wrapper + self._tail)]
+            files = [Source(WRAPPER, quiet(generated.wrapper) + self._tail)]
         return [*files, Source(KERNELS, generated.kernels)] if generated.kernels.strip() else files
+
+
+def quiet(interface: str) -> str:
+    """Return the interface's C++ without its prints: torch prints the text of an error that it raises as well."""
+    return PRINT.sub("", interface)
 
 
 Object = tuple[str, Future[None]]  # a file, and the compilation that makes it

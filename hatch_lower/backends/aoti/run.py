@@ -20,6 +20,7 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_er
 from hatch_lower.runtime.torch_private.inductor import open_library, packed_weight
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
+FRAMES = "\nException raised from "  # torch's words between an error's text and its C++ frames
 LARGEST = 31 << 20  # bytes of a block by which glibc still adapts itself: the limit is 32 MiB with its head
 
 # How a call becomes one of the library, positions of its constants, those that are laid out for convolutions, names of
@@ -49,10 +50,20 @@ class AotiDelegate(Delegate):
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # state is changed in the bound tensors
-        with self._lock:
-            if self._is_plain:
-                return self._call(inputs)
-            return self._map.arrange(inputs, self._call(self._map.select(inputs)))
+        try:
+            with self._lock:
+                if self._is_plain:
+                    return self._call(inputs)
+                return self._map.arrange(inputs, self._call(self._map.select(inputs)))
+        except RuntimeError as error:
+            raise without_frames(error) from None
+
+
+def without_frames(error: RuntimeError) -> RuntimeError:
+    """Return torch's error without the C++ frames behind its text, which name torch's functions and no user's line."""
+    text = str(error)
+    reason, found, _ = text.partition(FRAMES)
+    return RuntimeError(reason) if found else error
 
 
 def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[object, Sequence[Tensor], CallMap]:
@@ -78,7 +89,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
     try:
         runner = open_library(blob.path)
     except RuntimeError as error:
-        raise refusal(blob.path, str(error)) from error
+        raise refusal(blob.path, str(error)) from without_frames(error)
     tensors = {f"c{index}": constants[index].detach() for index in bound}
     tensors |= {name: pack(blob, constants[weight].detach(), where) for name, (weight, where) in packed.items()}
     names = set(runner.get_constant_names_to_original_fqns())
