@@ -39,7 +39,8 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
     for pattern in model.assets:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
         folder = root / folder_of(pattern)
-        found = sorted(root.glob(pattern))
+        # a pattern without wildcards finds no link that leads nowhere
+        found = sorted({*root.glob(pattern), *([root / pattern] if (root / pattern).is_symlink() else [])})
         dangling = [path for path in found if path.is_symlink() and not path.exists()]
         problems += [
             f"{here} matches `{path.relative_to(root)}`, a link to `{os.readlink(path)}`, which is not there"
