@@ -12,10 +12,11 @@ from torch.export import Dim
 
 import hatch_lower
 from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.errors import LowerError
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, is_exact
+from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, bounds_of, is_exact
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, int_oo
 
 pytestmark = [
@@ -80,6 +81,57 @@ def test_reductions_of_narrow_integers_take_no_element_more(tmp_path: Path) -> N
     for place, (result, expected) in enumerate(zip(results, Reduced()(x, y, z), strict=True)):
         assert torch.equal(result, expected), place
         assert result.dtype is expected.dtype, place
+
+
+class Looked(nn.Module):
+    def forward(self, table: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        places = torch.arange(x.shape[0])
+        narrow = (places * 100).to(torch.int8)
+        written = (
+            table.index_put((narrow.long(),), torch.ones(1)),
+            table.scatter_add(0, (narrow & 127).long(), x.float()),
+        )
+        taken = table[narrow.long()], table[(places * 2).to(torch.uint8).long()], table[(narrow * 2).abs().long()]
+        far = table[places * 2**61 >> 56], table[(places.to(torch.int32) * 600_000_000 >> 24).long()]
+        return *written, *taken, *far, table[x.abs().long()], table[(x.abs() - 1).long()]
+
+
+def test_indices_that_wrap_around_are_counted_from_the_end_and_checked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dynamic = {"table": {0: Dim("m", min=3, max=300)}, "x": {0: Dim("n", min=3, max=300)}}
+    table, x = torch.arange(300.0), torch.tensor([5, -128, 127, 1], dtype=torch.int8).repeat(75)
+    program = torch.export.export(Looked(), (table[:256], x[:9]), dynamic_shapes=dynamic)
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    loaded = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for count in (3, 8, 127, 130, 256, 300):
+        results, expected = loaded(table[:256], x[:count]), Looked()(table[:256], x[:count])
+        assert [torch.equal(*pair) for pair in zip(results, expected, strict=True)] == [True] * len(expected), count
+    for size in (20, 100, 127):
+        with pytest.raises(IndexError):
+            Looked()(table[:size], x[:8])
+        with pytest.raises(LowerError, match="index"):
+            loaded(table[:size], x[:8])
+    assert "out of bounds" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "dtype", "rounded", "expected"),
+    [
+        (0, 127, torch.int8, False, (0, 127)),
+        (0, 128, torch.int8, False, (-128, 127)),
+        (-1, 5, torch.uint8, False, (0, 255)),
+        (0, int_oo, torch.int8, False, (-128, 127)),
+        (0, 2**63, torch.int64, False, (-(2**63), 2**63 - 1)),
+        (0, 5, torch.int32, True, (0, 2**31 - 1)),
+        (-1, 5, torch.int32, True, (-(2**31), 2**31 - 1)),
+    ],
+)
+def test_bounds_are_those_of_a_dtype_where_a_number_may_wrap_around(
+    lower: int, upper: int, dtype: torch.dtype, rounded: bool, expected: tuple[int, int]
+) -> None:
+    bounds = bounds_of(ValueRanges(lower, upper), dtype, rounded=rounded)
+    assert (bounds.lower, bounds.upper) == expected
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.format.codec import encode
 
-VERSION = "15"
+VERSION = "16"
 
 
 class AotiBackend(BackendDetails):

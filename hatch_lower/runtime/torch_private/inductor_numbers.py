@@ -15,12 +15,14 @@ Ranges: TypeAlias = "Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]"
 
 # A vector of these fills a register in part only: inductor's vectors have as many elements as a register has floats
 NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
+WHOLE = NARROW | {torch.int32, torch.int64}
 LONGEST = 2**47  # bytes that a process has addresses for: a size without an upper bound is smaller
 
 
 @contextmanager
 def exact_numbers() -> Iterator[None]:
     """Let numbers that inductor computes from places wrap around and be converted as their dtypes say."""
+    from torch._inductor.codegen.common import CSEProxy
     from torch._inductor.codegen.cpp import CppVecKernel
     from torch._inductor.index_propagation import IndexPropagation
     from torch._inductor.ir import Reduction
@@ -28,8 +30,9 @@ def exact_numbers() -> Iterator[None]:
     propagation: Any = IndexPropagation
     kernel: Any = CppVecKernel
     reduction: Any = Reduction
+    proxy: Any = CSEProxy
     propagate, arange = propagation.propagate_sympy, kernel.arange
-    reduce = reduction.__dict__["create"]
+    bound, reduce = proxy._bound_variable, reduction.__dict__["create"]
 
     def propagate_exactly(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         # Inductor writes arithmetic on places as one formula, and forgets the dtypes on the way.
@@ -48,12 +51,48 @@ def exact_numbers() -> Iterator[None]:
         return arange(self, index, WideStep(stride))
 
     propagation.propagate_sympy, kernel.arange = propagate_exactly, arange_widely
-    reduction.create = classmethod(reducing_widely(reduce))
+    proxy._bound_variable, reduction.create = bounding_by_dtypes(bound), classmethod(reducing_widely(reduce))
     try:
         yield
     finally:
         propagation.propagate_sympy, kernel.arange = propagate, arange
-        reduction.create = reduce
+        proxy._bound_variable, reduction.create = bound, reduce
+
+
+def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:
+    """Return inductor's function for the bounds of a number, changed to see that a number may have wrapped around.
+
+    Inductor checks an index, and counts a negative index from the end, only where the bounds say that it may be needed.
+    """
+
+    def bound_exactly(self: Any, name: str, *args: Any, **named: Any) -> ValueRanges[sympy.Expr]:
+        from torch._inductor.codegen.common import CSEVariable
+        from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+
+        given = [value for value in args if isinstance(value, CSEVariable)]
+        if not given:
+            bounds: ValueRanges[sympy.Expr] = bound(self, name, *args, **named)
+        elif named or name == "masked" or not hasattr(self.vr_analysis, name):
+            return ValueRanges.unknown()
+        else:
+            known = [value.bounds if isinstance(value, CSEVariable) else value for value in args]
+            bounds = getattr(self.vr_analysis, name)(*known)
+        dtype = getattr(DtypePropagationOpsHandler(), name)(*args, **named)
+        if not isinstance(dtype, torch.dtype) or dtype not in WHOLE:
+            return bounds
+        rounded = any(value.dtype is not None and value.dtype.is_floating_point for value in given)
+        return bounds_of(bounds, dtype, rounded=rounded)
+
+    return bound_exactly
+
+
+def bounds_of(bounds: ValueRanges[sympy.Expr], dtype: torch.dtype, *, rounded: bool) -> ValueRanges[sympy.Expr]:
+    """Return the bounds of integers of a dtype that were computed between bounds without an end."""
+    least, greatest = whole_numbers(dtype)
+    if not (least <= bounds.lower and bounds.upper <= greatest):
+        return ValueRanges(least, greatest)
+    # The bounds of floating-point numbers are computed without the numbers' rounding.
+    return ValueRanges(0 if bounds.lower >= 0 else least, greatest) if rounded else bounds
 
 
 def reducing_widely(create: Any) -> Callable[..., Any]:
