@@ -36,7 +36,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     made = {name: packaged(shop, source) for name, source in sources.items()}
     made["other"] = packaged(shop, name="other")
     made["importing"] = packaged(shop, settings=settings_of(Recipe("portable", imports=("colorsys",))))
-    metadata = "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n"
+    # a description of 20 KB, so that two operations are less than the 5 % by which a wheel may grow
+    metadata = f"Metadata-Version: 2.4\nName: net\nVersion: 1.0\n\n{'text ' * 4000}\n"
     return {
         name: write_wheel(shop.folder / name / "net-1.0-py3-none-any.whl", files, METADATA=metadata)
         for name, files in made.items()
