@@ -725,6 +725,22 @@ class Attention(nn.Module):
 
 
 TWO = {0: Dim("rows", min=1, max=4), 1: Dim("length", min=1, max=16)}
+
+
+class LongIntegers(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        quotients = torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y), x // 7
+        return *quotients, x.sum(0), x @ y[0], x**3, x.to(torch.int32) ** 3, x @ y.t(), x.cumsum(0), x * y
+
+
+def test_integers_of_64_bits_keep_their_digits_and_powers_wrap_around(tmp_path: Path) -> None:
+    x = torch.tensor([[2**63 - 1, 2**53 + 1, -(2**62) - 1], [2**31 + 1, -7, 3_037_000_501]])
+    y = torch.tensor([[3, -5, 2**33 + 1], [2, 2**53 + 3, -9]])
+    lowered = lower_model(LongIntegers(), x, y, options={"portable-operators": True})
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x, y)
+    assert [torch.equal(*pair) for pair in zip(results, LongIntegers()(x, y), strict=True)] == [True] * 10
+
+
 WHOLE = {"finite-only": True, "portable-operators": True}
 
 

@@ -28,7 +28,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-VERSION = "12"
+VERSION = "13"
 
 
 class ExecutorchBackend(BackendDetails):

@@ -52,6 +52,10 @@ NEVER_SCALAR = aten_names("cumsum.default sum.dim_IntList unfold.default")
 # Their kernels take indices of 64 bits.
 LONG_INDICES = aten_names("gather.default scatter.src scatter.value scatter_add.default")
 
+# Their kernels compute integers as float64: int64 with 53 bits, and powers without wrapping around.
+ROUNDING = aten_names("div.Tensor_mode div.Scalar_mode fmod.Tensor fmod.Scalar sum.dim_IntList")
+POWERS = aten_names("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar")
+
 POOLS = aten_names("_adaptive_avg_pool2d.default avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default")
 
 Sizes = Sequence[int | torch.SymInt]
@@ -112,6 +116,10 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
         return f"{kernel} takes indices of the type int64 only"
     if name in REMAINDERS and not node.meta["val"].is_floating_point():
         return f"{kernel} gives integers the sign of the dividend, and eager that of the divisor"
+    if name in ROUNDING and any(tensor.dtype == torch.int64 for tensor in tensors):
+        return f"{kernel} computes int64 with the digits of float64"
+    if name in POWERS and not node.meta["val"].is_floating_point():
+        return f"{kernel} does not let integers wrap around"
     return why_not_operand(name, kernel, tensors[0].shape, given, ranges) if tensors else ""
 
 
