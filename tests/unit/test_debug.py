@@ -167,8 +167,8 @@ def test_other_files_are_refused(data: bytes) -> None:
 
 def test_a_newer_schema_is_refused() -> None:
     with pytest.raises(ProgramError) as caught:
-        read_debug(b'{"schema":3}', "digits/default.debug.json")
+        read_debug(b'{"schema":4}', "digits/default.debug.json")
     assert str(caught.value) == (
         "a packaged program needs a newer hatch-lower\n  where: digits/default.debug.json\n"
-        "  found: schema 3; this hatch-lower reads schema 2\n  to do: upgrade hatch-lower"
+        "  found: schema 4; this hatch-lower reads schema 3\n  to do: upgrade hatch-lower"
     )

@@ -175,7 +175,7 @@ def test_a_tensor_without_memory_is_refused() -> None:
 
     with FakeTensorMode():
         fake = torch.zeros(2, 1, 8, 8)
-    with pytest.raises(InputError, match="a tensor without memory"):
+    with pytest.raises(InputError, match="a tensor of the class `FakeTensor`, which has no memory of its own"):
         forward_of(delegated())(fake)
 
 

@@ -109,8 +109,9 @@ def test_an_install_without_one_says_why(
 def test_a_folder_and_an_unknown_name_and_a_damaged_wheel_are_errors(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged-1-py3-none-any.whl"
     damaged.write_bytes(b"no archive")
+    (tmp_path / "folder").mkdir()
     for name, says in [
-        (tmp_path, "a folder has no SBOM"),
+        (tmp_path / "folder", "a folder has no SBOM"),
         ("no-such-model", "there is no installed model `no-such-model`"),
         (damaged, "the wheel cannot be read"),
         (tmp_path / "missing.whl", "the wheel cannot be read"),
