@@ -339,15 +339,17 @@ def test_a_compiler_counts_only_where_there_is_a_backend(project: Project) -> No
     assert key_of(project).digest() == before
 
 
-def test_another_backend_that_is_installed_counts(project: Project) -> None:
+def test_another_backend_of_a_name_in_a_recipe_counts(project: Project) -> None:
     site = project.folder / "site-packages"
     project.search_path = (project.root, site)
-    before = key_of(project).digest()
-    for name, group in (("plain", "console_scripts"), ("lowering", "hatch_lower.delegates")):
+    recipes = {"recipes": (Recipe("default", (BackendChoice("null"),)),)}
+    before = key_of(project, settings=recipes).digest()
+    rows = [("plain", "console_scripts", "reference"), ("other", "hatch_lower.delegates", "somebodys")]
+    for name, group, backend in [*rows, ("lowering", "hatch_lower.delegates", "null")]:
         information = site / f"{name}-1.0.dist-info"
         information.mkdir(parents=True)
-        (information / "entry_points.txt").write_text(f"[{group}]\na = b:c\n")
-        assert (key_of(project).digest() != before) == (name == "lowering")
+        (information / "entry_points.txt").write_text(f"[{group}]\n{backend} = b:c\n")
+        assert (key_of(project, settings=recipes).digest() != before) == (name == "lowering")
 
 
 def test_another_file_of_weights_has_its_own_results(project: Project) -> None:
