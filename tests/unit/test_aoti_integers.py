@@ -112,7 +112,7 @@ def test_indices_that_wrap_around_are_counted_from_the_end_and_checked(
             Looked()(table[:size], x[:8])
         with pytest.raises(LowerError, match="index"):
             loaded(table[:size], x[:8])
-    assert "out of bounds" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
