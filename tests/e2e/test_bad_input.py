@@ -146,8 +146,9 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
     assert message_of(project("typo_key")) == (
         f"""3 settings of the build hook `lower` are wrong
   found: `{TABLE}.backend` is not a setting, found an array; did you mean `backends`? known: `atol`, `backends`, \
-`bench`, `cache`, `check`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `localise`, `models`, `on-mismatch`, \
-`package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, \
+`bench`, `cache`, `check`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
+`localise`, `models`, `on-mismatch`, `package`, `pass-env`, \
+`recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, \
 `torch-free`, `verify`, `weights`
     `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
     `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
