@@ -18,7 +18,7 @@ from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline.entry_hints import hint_for, note_missing_connection
+from hatch_lower.pipeline.entry_hints import hint_for, without_connection
 from hatch_lower.pipeline.exceptions import (
     describe_exception,
     message_of,
@@ -57,9 +57,9 @@ class EntryPoint(Frozen):
 def discover(entry: EntryPoint) -> Exports:
     """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method."""
     export = checked_callable(find_value(entry), entry)
-    note_missing_connection()
     try:
-        value = export()
+        with without_connection():
+            value = export()
     except (LowerError, KeyboardInterrupt):
         raise
     except BaseException as error:

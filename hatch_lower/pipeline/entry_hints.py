@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from hatch_lower.pipeline.exceptions import message_of
@@ -15,6 +16,7 @@ NO_CUDA = (
     *("deserialize object on a CUDA device", "CUDA driver"),
 )
 NO_CONNECTION = frozenset({"ConnectError", "ConnectTimeout", "LocalEntryNotFoundError", "OfflineModeIsEnabled"})
+OFFLINE = "HF_HUB_OFFLINE"  # of `huggingface_hub.constants`
 CONNECTIONS = (ConnectionError, socket.gaierror, TimeoutError)
 
 
@@ -50,14 +52,29 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
-def note_missing_connection() -> None:
-    """Let Hugging Face's library, where it is imported, know that its server has no address here."""
+@contextmanager
+def without_connection() -> Iterator[None]:
+    """Tell Hugging Face's library, where it is imported and its server has no address here, to try no connection."""
     # it would try each file for half a minute; files that it has in its cache are found all the same
     constants = sys.modules.get("huggingface_hub.constants")
-    host = urlsplit(getattr(constants, "ENDPOINT", "")).hostname
-    if not host or any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+    if constants is None or has_connection(getattr(constants, "ENDPOINT", "")):
+        yield
         return
+    before = getattr(constants, OFFLINE, False)
+    setattr(constants, OFFLINE, True)
+    try:
+        yield
+    finally:
+        setattr(constants, OFFLINE, before)
+
+
+def has_connection(url: str) -> bool:
+    """Return whether the server of a URL has an address here, as far as can be told without asking it."""
+    host = urlsplit(url).hostname
+    if not host or any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
+        return True
     try:
         socket.getaddrinfo(host, 443)
     except OSError:
-        setattr(constants, "HF_HUB_OFFLINE", True)  # noqa: B010
+        return False
+    return True

@@ -13,7 +13,7 @@ import torch
 from hatch_lower.errors import EntryPointError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.discover import EntryPoint, discover
-from hatch_lower.pipeline.entry_hints import note_missing_connection
+from hatch_lower.pipeline.entry_hints import without_connection
 
 pytestmark = pytest.mark.torch
 
@@ -330,5 +330,6 @@ def test_a_server_without_an_address_is_told_to_its_library_once(monkeypatch: py
     for name in ("https_proxy", "http_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    note_missing_connection()
-    assert constants.HF_HUB_OFFLINE
+    with without_connection():
+        assert constants.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE

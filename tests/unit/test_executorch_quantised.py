@@ -270,7 +270,7 @@ def test_a_program_may_refuse_zeros() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.div(x, y, rounding_mode="trunc")
 
-    numbers = torch.ones(2, dtype=torch.int64)
+    numbers = torch.ones(2, dtype=torch.int32)
     program = torch.export.export(Quotient(), (numbers, numbers))
     partitioner = ExecutorchBackend.partitioner({**FINITE, "portable-operators": True})
     (partition,) = delegates(to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch())
