@@ -16,7 +16,7 @@ from hatch_lower.build.explain import (
     BuildHistory,
     ModelHistory,
     explain_methods,
-    folders_of_path,
+    places_of_path,
     read_history,
     write_history,
 )
@@ -141,7 +141,7 @@ def record_results(
                 1, methods=held.methods, key=held.key, rows=held.rows, verified=held.verified, manifest=lookup.key
             )
     if store.writes:
-        history = BuildHistory(settings.name, settings.version, histories, folders_of_path())
+        history = BuildHistory(settings.name, settings.version, histories, places_of_path())
         write_history(store.directory, settings.root, history)
     return results
 

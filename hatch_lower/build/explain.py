@@ -68,11 +68,11 @@ class BuildHistory(Frozen):
     name: str
     version: str
     models: Mapping[str, ModelHistory]
-    path: tuple[str, ...] = ()  # the folders of `sys.path` of the build: where its packages were
+    path: tuple[str, ...] = ()  # folders and archives of `sys.path` of the build: where its packages were
 
     def is_here(self) -> bool:
         """Return whether the environment of the build is still there; a build tool may have made it for the build."""
-        return all(os.path.isdir(entry) for entry in self.path)
+        return all(map(os.path.exists, self.path))
 
 
 # What is compared: methods that were exported, and what else the result depends on
@@ -148,8 +148,8 @@ def in_last_environment(context: BuildContext, last: BuildHistory | None) -> tup
     return (replace(context, path=last.path), "last build") if last.is_here() else (context, "gone")
 
 
-def folders_of_path() -> tuple[str, ...]:
-    return tuple(entry for entry in sys.path if entry and os.path.isdir(entry))
+def places_of_path() -> tuple[str, ...]:
+    return tuple(entry for entry in sys.path if entry and os.path.exists(entry))
 
 
 def write_history(directory: Path, root: Path, history: BuildHistory) -> None:

@@ -201,10 +201,11 @@ def installed(name: str, version: str, number: int | None = None) -> Mutation:
     return lambda world: install(world.beside / "installed", name, version, files)
 
 
-def backend(world: World) -> None:
-    """Install a distribution that brings a backend."""
-    points = "[hatch_lower.backends]\nfake = fake_backend:Backend\n"
-    install(world.beside / "installed", "fake-backend", "1.0", {"fake_backend-1.0.dist-info/entry_points.txt": points})
+def backend(name: str) -> Mutation:
+    """Install a distribution that brings a backend of a name."""
+    points = f"[hatch_lower.backends]\n{name} = fake_backend:Backend\n"
+    files = {"fake_backend-1.0.dist-info/entry_points.txt": points}
+    return lambda world: install(world.beside / "installed", "fake-backend", "1.0", files)
 
 
 def every_mode(world: World) -> None:
@@ -411,7 +412,7 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     ),
     "distribution is gone": (uninstall, ["fake-asked 2.0 is no longer installed"]),
     "distribution that was not there": (installed("fake-absent", "3.0"), ["fake-absent 3.0 was installed"]),
-    "backend": (backend, ["backends of fake-backend none → 1.0"]),
+    "backend": (backend("null"), ["backends of fake-backend none → 1.0"]),
     # the project
     "name": (table('name = "many-inputs"', 'name = "many-outputs"'), ['distribution "many-inputs" → "many-outputs"']),
     "entry point": (
@@ -428,7 +429,7 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "import root": (table(WHEEL, f'[tool.hatch.build]\ndev-mode-dirs = ["many_space"]\n\n{WHEEL}'), ["import roots"]),
     "rewritten path": (
         table(WHEEL, f'{WHEEL}\nsources = {{ "many_inputs" = "many/inputs" }}'),
-        ["import roots", 'package "many_inputs" → "many"'],
+        ["import roots", 'package "many_inputs" → "many.inputs"'],
     ),
     "later hook": (later_hook, ["later build hooks"]),
 }
@@ -463,7 +464,15 @@ SETTINGS: dict[str, tuple[Mutation, list[str]]] = {
     "weights": (setting('weights = "file"'), ["weights in a file beside the wheel"]),
     "rtol": (setting("rtol = 0.5"), ["recipe default: rtol 0.0001 → 0.5", "recipe portable: rtol 0.0001 → 0.5"]),
     "atol": (setting("atol = 0.5"), ["recipe default: atol 1e-05 → 0.5", "recipe portable: atol 1e-05 → 0.5"]),
-    "check": (setting("check = false"), ["check true → false"]),
+    "check": (setting("check = false"), ["check 1000000 → 0"]),
+    "check-megabytes": (setting("check-megabytes = 0.5"), ["check 1000000 → 500000"]),
+    "on-mismatch": (
+        setting('on-mismatch = "fail"'),
+        [
+            'recipe default: on-mismatch "leave-out" → "fail"',
+            'recipe portable: on-mismatch "leave-out" → "fail"',
+        ],
+    ),
     "inputs": (table("declared/*.csv", "declared/*"), ['inputs ["declared/*.csv"] → ["declared/*"]']),
     "seed": (setting("seed = 1"), ["seed 0 → 1"]),
     "strict": (setting("strict = true"), ["strict false → true"]),
@@ -484,6 +493,7 @@ SETTINGS_WITHOUT_EFFECT: dict[str, Mutation] = {
     "runtime-requirements": setting('runtime-requirements = "off"'),
     "editable": setting('editable = "skip"'),
     "jobs": setting("jobs = 2"),
+    "keep-weights": setting("keep-weights = true"),
     "executor": setting('executor = "dask"'),
     "localise": setting("localise = 5"),
     "timeout": setting("timeout = 60"),
@@ -514,6 +524,7 @@ NOT_NOTICED: dict[str, Mutation] = {
     "unread module that a package hides": write("many_inputs/layers.py", "other = 1\n"),
     "declared by no glob": write("declared/notes.md"),
     # what is installed
+    "backend that no recipe names": backend("fake"),
     "unrelated distribution": installed("fake-unrelated", "1.0", 1),
     "unrelated module on the search path": beside("editable/unrelated.py", ""),
     "same module in an earlier entry": beside("installed/loose.py", "NUMBER = 1\n"),

@@ -25,8 +25,8 @@ from hatch_lower.build.explain import (
     BuildHistory,
     ModelHistory,
     explain_methods,
-    folders_of_path,
     in_last_environment,
+    places_of_path,
     read_history,
     write_history,
 )
@@ -612,8 +612,8 @@ def test_the_packages_of_the_last_build_are_compared_while_they_are_there(tmp_pa
     assert in_last_environment(here, last) == (here, "gone")
     assert in_last_environment(here, history()) == (here, "this")
     assert in_last_environment(here, None) == (here, "this")
-    assert folders_of_path()
-    assert set(folders_of_path()) <= set(sys.path)
+    assert places_of_path()
+    assert set(places_of_path()) <= set(sys.path)
 
 
 def test_explain_gives_no_verdict_without_the_environment_of_the_last_build() -> None:
