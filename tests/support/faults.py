@@ -29,7 +29,7 @@ TWO_HOURS = 7200.0
 LIMITS = Limits(10**10, 60 * 86400.0)
 KEPT = re.compile(
     r"(records/(..)/\2[0-9a-f]{62}\.json|blobs/(..)/\3[0-9a-f]{62}|locks/[a-z]+-\d{3}|history/[0-9a-f]{64}\.(json|log)"
-    r"|preload/[0-9a-f]{64}-[0-9a-f]{64}\.so|secret|stats\.json|verified\.json|trimmed)"
+    r"|preload/[0-9a-f]{64}-[0-9a-f]{64}\.so|secret|stats\.json|verified\.json|trimmed|CACHEDIR\.TAG|\.gitignore)"
 )
 """All that is in a cache beside what struck builds left."""
 NOT_OURS = re.compile(r"tmp\w+\.whl|[a-z0-9_]{8}")
