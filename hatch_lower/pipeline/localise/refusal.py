@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -15,6 +18,7 @@ from hatch_lower.exir.backend.backend_api import Cut, lower_methods
 from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
 from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.localise.partition import (
@@ -51,6 +55,7 @@ class LoweringProbe:
     limits: Limits
     store: Store
     refusals: dict[frozenset[int], str] = field(default_factory=dict)
+    lowered: int = 0  # parts that the backend took
 
     def __call__(
         self, operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False
@@ -59,6 +64,7 @@ class LoweringProbe:
         piece = piece_of(self.program, self.steps, operations, outputs, is_cut=is_cut)
         text = raised(lambda: lower_piece(piece, self.spec, self.store))
         if text is None:
+            self.lowered += 1
             return frozenset()
         self.refusals[operations] = text
         # what no partitioner would give the backend may be refused for a reason of its own
@@ -69,9 +75,11 @@ class LoweringProbe:
 
 def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store, most: int) -> Refusal | None:
     """Return what a backend refuses in the first partition that it refuses; `None` if no few operations lead to it."""
+    taken = set[str]()  # backends that took another partition
     for method, partition, program in cut.extracted:
         spec = partition.spec
         if (text := refusal_of(program, spec, store)) is None:
+            taken.add(spec.backend_id)
             continue
         if not is_complete(spec):
             return None
@@ -80,7 +88,8 @@ def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store
         limits = Limits(math.inf, most)
         probe = LoweringProbe(program, steps, spec, partitioners[method], text, limits, store)
         found = find_refused(order, probe, partial(probe, is_cut=True), fixed_steps(steps))
-        if found is None:
+        # a compiler or an engine that fails with everything is no fault of an operation
+        if found is None or not (probe.lowered or spec.backend_id in taken or lowers_a_sum(spec)):
             return None
         nodes = tuple(steps[operation].main for operation in found.operations)
         return Refusal(method, spec.backend_id, nodes, probe.refusals.get(frozenset(found.operations), text))
@@ -91,6 +100,17 @@ def refusal_of(program: ExportedProgram, spec: DelegationSpec, store: Store) -> 
     """Return with which words a backend refuses a partition; `None` if the backend takes the partition."""
     partitioners = {METHOD: AllNodePartitioner(*spec)}
     return raised(lambda: lower_methods({METHOD: program}, partitioners, store=store, validate=False))
+
+
+def lowers_a_sum(spec: DelegationSpec) -> bool:
+    """Return whether a backend lowers the sum of two tensors, without what the cache knows of it."""
+
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    program = to_edge(torch.export.export(Sum(), (torch.ones(2),)))
+    return refusal_of(program, spec, Store(Path(os.devnull), "off", lambda line: None)) is None
 
 
 def is_complete(spec: DelegationSpec) -> bool:
