@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 PIECE = 1 << 20
+LFS_POINTER = b"version https://git-lfs"
+LFS_POINTER_BYTES = 1024
 
 
 def canonical_json(value: object) -> bytes:
@@ -52,6 +54,15 @@ def is_file_of(path: Path, size: int, sha256: str) -> bool:
     try:
         return path.stat().st_size == size and sha256_file(path) == sha256
     except OSError:
+        return False
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether git has written down at a path where Git LFS has a file, and not the file."""
+    try:
+        is_small = path.is_file() and path.stat().st_size <= LFS_POINTER_BYTES
+        return is_small and path.read_bytes().startswith(LFS_POINTER)
+    except (OSError, ValueError):
         return False
 
 

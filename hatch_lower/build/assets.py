@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from hatch_lower.canonical import sha256_file
+from hatch_lower.canonical import is_lfs_pointer, sha256_file
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.format.codec import decode
@@ -47,6 +47,11 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
             for path in dangling
         ]
         matches = [path for path in found if path.is_file()]
+        problems += [
+            f"{here} matches `{path.relative_to(root)}`, a Git LFS pointer, not the file itself: run `git lfs pull`"
+            for path in matches
+            if is_lfs_pointer(path)
+        ]
         if not matches and not dangling:
             problems.append(f"{here} matches no file")
         for path in matches:

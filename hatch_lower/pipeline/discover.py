@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 from torch.export import ExportedProgram
 
+from hatch_lower.canonical import is_lfs_pointer
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.frozen import Frozen
@@ -33,8 +34,6 @@ ACCEPTED = (
     "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`,"
     " or a dict of method name to `ExportedProgram`"
 )
-LFS_POINTER = b"version https://git-lfs"
-LFS_POINTER_BYTES = 1024
 
 
 class EntryPoint(Frozen):
@@ -231,14 +230,6 @@ def named_files(error: BaseException) -> list[Path]:
                 if str(value) in message or is_lfs_pointer(path):
                     files.append(path)
     return files
-
-
-def is_lfs_pointer(path: Path) -> bool:
-    try:
-        is_small = path.is_file() and path.stat().st_size <= LFS_POINTER_BYTES
-        return is_small and path.read_bytes().startswith(LFS_POINTER)
-    except (OSError, ValueError):
-        return False
 
 
 def is_inside(path: Path, entry: EntryPoint) -> bool:

@@ -97,3 +97,13 @@ def test_assets_are_in_the_manifest_and_among_the_files(project: Path) -> None:
 
 def test_a_model_without_assets_says_nothing_of_them() -> None:
     assert "assets" not in model_json(ENTRY)
+
+
+def test_a_pointer_of_git_lfs_is_no_asset(project: Path) -> None:
+    (project / "labels.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ConfigError) as caught:
+        find_assets(settings(project, "*.txt"))
+    assert caught.value.found == (
+        "`*.txt` in the `assets` of model `words` matches `labels.txt`, a Git LFS pointer, not the file itself:"
+        " run `git lfs pull`"
+    )

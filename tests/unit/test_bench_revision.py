@@ -8,99 +8,31 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import is_running, wait_for
-from support.sides import PLAIN, Recipes, commit, git, worktrees, write_wheel
+from support.sides import commit, git, worktrees
 from support.venv import child_environment
+from support.workplaces import TABLE, WHEEL, Workplace, workplace
 
 from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cli.measure import project
 from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.project import built_project, built_revision, is_project
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.project import is_project
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
+from hatch_lower.errors import ConfigError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 
 pytestmark = pytest.mark.processes
 
-SCENARIO = Path(__file__).parents[1] / "projects" / "tiny"
-TABLE = "[tool.hatch.build.targets.wheel.hooks.lower]\n"
-WHEEL = "tiny-1.0-py3-none-any.whl"
-Build = Callable[[Path], "tuple[int, list[str]] | None"]
-
-
-class Workplace:
-    """A repository with a project in a folder of it, and a stand-in for hatchling."""
-
-    def __init__(self, folder: Path) -> None:
-        self.repository = folder / "repository"
-        self.root = self.repository / "models" / "tiny"
-        self.temporary = folder / "temporary"
-        self.cache = folder / "cache"
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HATCH")},
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "HATCH_LOWER_CACHE_DIR": str(self.cache),
-        }
-        self.told: list[str] = []
-        self.models: Mapping[str, Recipes] = {"tiny": PLAIN}
-        self.builds: list[tuple[Path, Mapping[str, str]]] = []
-        self.do: Build = lambda folder: None  # while a wheel is built; it may fail
-
-    def edit(self, old: str, new: str, path: str = "pyproject.toml") -> None:
-        text = (self.root / path).read_text()
-        assert old in text
-        (self.root / path).write_text(text.replace(old, new))
-
-    def build(
-        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: object = None
-    ) -> tuple[int, list[str]]:
-        """Take the place of `run_command`."""
-        self.builds.append((folder, environment))
-        failed = self.do(folder)
-        if failed is None:
-            write_wheel(Path(command[-1]) / WHEEL, self.models)
-        return failed or (0, [])
-
-    def revision(self, name: str) -> Any:
-        return built_revision(self.root, name, self.environment, self.told.append)
-
-    def project(self) -> Any:
-        return built_project(self.root, self.environment, self.told.append)
-
-    def open(self, side: Any) -> Side:
-        """Open a side, and close it."""
-        with side as opened:
-            assert isinstance(opened, Side)
-            return opened
-
-    def refusal(self, side: Any) -> LowerError:
-        with pytest.raises(LowerError) as caught:
-            self.open(side)
-        return caught.value
-
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    """Return a project with one commit; no folder and no worktree is left after a test."""
-    place = Workplace(tmp_path)
-    place.temporary.mkdir()
-    shutil.copytree(SCENARIO, place.root, ignore=shutil.ignore_patterns("__pycache__"))
-    (place.repository / ".gitignore").write_text("*.bin\nkept/\n")
-    git(place.repository, "init", "--quiet", "--initial-branch", "main")
-    commit(place.repository, "First")
-    monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
-    monkeypatch.setattr(project, "run_command", place.build)
-    yield place
-    assert list(place.temporary.iterdir()) == []
-    if place.repository.exists():
-        assert worktrees(place.repository) == [str(place.repository)]
+    with workplace(tmp_path, monkeypatch) as place:
+        yield place
 
 
 def test_a_revision_is_built_in_a_worktree_that_goes(place: Workplace) -> None:
@@ -265,7 +197,7 @@ def test_no_git(place: Workplace) -> None:
 def test_git_cannot_make_a_worktree(place: Workplace) -> None:
     (place.repository / ".git" / "worktrees").touch()
     error = place.refusal(place.revision("main"))
-    assert (type(error), error.what) == (ProcessError, "git could not make a worktree")
+    assert (type(error), error.what) == (ProcessError, "git could not check out a commit")
     assert error.where.startswith(f"{place.repository}, commit ")
     assert "fatal: " in error.found
     (place.repository / ".git" / "worktrees").unlink()

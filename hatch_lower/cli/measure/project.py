@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from hatch_lower.cli.measure.repository import (
     worktree,
 )
 from hatch_lower.cli.measure.side import Side, open_wheel
+from hatch_lower.cli.measure.submodules import fill_submodules
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.config.requirements import is_installed
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
@@ -42,7 +43,7 @@ from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder
 
 PROJECT_FILE = "pyproject.toml"
-SHOWN = 3  # files that a line names
+SHOWN = 3  # files or folders that a line names
 
 
 def is_project(target: str | Path) -> bool:
@@ -137,6 +138,9 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
     with work_folder() as work, worktree(repository, commit, work / repository.top.name) as checkout:
         place = root.relative_to(repository.top)
         source = checkout / place
+        empty = fill_submodules(repository, commit.sha, checkout, title)
+        if empty:
+            tell(f"{title}: without the submodule{'s' if len(empty) > 1 else ''} {listed(empty)}, not checked out here")
         if not (source / PROJECT_FILE).is_file():
             raise ConfigError(
                 "the revision does not have the project",
@@ -151,14 +155,28 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
             with ExitStack() as stack:
                 try:
                     side = stack.enter_context(built(source, title, environment, tell))
-                except ProcessError:  # what the build said names the log
+                except ProcessError as error:  # what the build said names the log
                     forgotten.pop()
-                    raise
+                    raise with_causes(error, commit, empty) from error
                 yield side
         finally:
             for path in forgotten:
                 with suppress(OSError):
                     path.unlink()
+
+
+def with_causes(error: ProcessError, commit: Commit, empty: Sequence[str]) -> ProcessError:
+    """Return the error of a build with what a revision lacks of the project."""
+    hints = []
+    if empty:
+        hints.append(f"what is in {listed(empty)} is missing: `git submodule update --init --recursive` brings it")
+    if "Git LFS pointer" in error.found:
+        hints.append(f"`git lfs fetch origin {commit.sha}` brings the files of this revision")
+    return ProcessError(error.what, where=error.where, found=error.found, hint="; ".join(hints) or error.hint)
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join([*(f"`{name}`" for name in names[:SHOWN]), *(["…"] if len(names) > SHOWN else [])])
 
 
 def title_of(revision: str, commit: Commit) -> str:
@@ -178,7 +196,7 @@ def copy_ignored(repository: Repository, root: Path, source: Path, title: str, t
     files = [path for path in files if not os.path.lexists(source / path)]
     if not files:
         return
-    names = ", ".join([*(f"`{path.as_posix()}`" for path in files[:SHOWN]), *(["…"] if len(files) > SHOWN else [])])
+    names = listed([path.as_posix() for path in files])
     tell(f"{title}: with {names} of the working tree, for git ignores what `inputs` or `assets` name")
     needed, free = sum((root / path).stat().st_size for path in files), shutil.disk_usage(source).free
     try:

@@ -110,6 +110,8 @@ def unknown_revision(repository: Repository, revision: str) -> LowerError:
             "this is a shallow clone, which has the newest commits only: run `git fetch --unshallow` "
             "(in GitHub's workflows, give `actions/checkout` the setting `fetch-depth: 0`)"
         )
+    if revision.startswith("-"):
+        hint = "what begins with `-` is no revision here: name a branch as `refs/heads/-NAME`, or the commit"
     return ConfigError(
         "there is no such revision",
         where=f"`{revision}` in {repository.top}",
@@ -130,17 +132,22 @@ def worktree(repository: Repository, commit: Commit, folder: Path) -> Iterator[P
     try:
         done = repository.run("worktree", "add", "--quiet", "--detach", str(folder), commit.sha)
         if done.returncode:
-            raise ProcessError(
-                "git could not make a worktree",
-                where=f"{repository.top}, commit {commit.short}",
-                found=done.stderr.strip(),
-                hint="see that there is space for temporary files (TMPDIR), and that `.git` can be written",
-            )
+            raise checkout_error(repository, commit.sha, done.stderr)
         yield folder
     finally:
         with undisturbed():
             shutil.rmtree(folder, ignore_errors=True)  # git itself refuses where there are submodules
             forget(repository, folder)
+
+
+def checkout_error(repository: Repository, sha: str, said: str) -> ProcessError:
+    hint = "see that there is space for temporary files (TMPDIR), and that `.git` can be written"
+    if "lfs" in said:
+        hint = f"install git-lfs where this runs, and bring the files of the commit: `git lfs fetch origin {sha}`"
+    elif repository.says("config", "--get-regexp", r"^remote\..*\.promisor$"):
+        hint = "this is a partial clone: see that its remote can be reached, which git asks for the files of the commit"
+    where = f"{repository.top}, commit {repository.says('rev-parse', '--short', sha)}"
+    return ProcessError("git could not check out a commit", where=where, found=said.strip(), hint=hint)
 
 
 def forget_lost(repository: Repository) -> None:
