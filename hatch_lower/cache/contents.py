@@ -11,20 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
+from hatch_lower.cache.entry import DIGEST, Record, check_record, kind_of, parse_record
 from hatch_lower.cache.files import LEFTOVER
 from hatch_lower.canonical import read_file, sha256_file
 from hatch_lower.frozen import Frozen
 
-# a component that only keys of one kind have, and the kind; `kind` itself comes first
-KINDS = (
-    ("compile_specs", "partition"),
-    ("partitions", "partition"),
-    ("step", "step"),
-    ("graphs", "export"),
-    ("constants", "constants"),
-    ("native file", "native"),
-)
 SUBJECTS = ("subject", "model", "backend")  # components that say what an entry is about, the best first
 
 
@@ -158,12 +149,6 @@ def describe(stored: StoredRecord, contents: Contents) -> Entry:
         used=stored.stat.st_mtime,
         whole=stored.record is not None and len(blobs) == len(stored.blobs),
     )
-
-
-def kind_of(components: Mapping[str, object]) -> str:
-    if isinstance(components.get("kind"), str):
-        return str(components["kind"])
-    return next((kind for name, kind in KINDS if name in components), "other")
 
 
 def repair(directory: Path) -> dict[str, str]:

@@ -23,6 +23,18 @@ from hatch_lower.canonical import digest_of, sha256_file
 
 Record = dict[str, Any]
 DIGEST = re.compile("[0-9a-f]{64}")
+# a component that only keys of one kind have, and the kind; `kind` itself comes first
+KINDS = (
+    ("compile_specs", "partition"),
+    ("partitions", "partition"),
+    ("step", "step"),
+    ("graphs", "export"),
+    ("constants", "constants"),
+    ("native file", "native"),
+)
+# kinds whose keys are digests of their components, and components that stand beside those of the key
+HASHED = frozenset({"partition", "step", "export", "manifest"})
+BESIDE = frozenset({"kind", "subject"})
 # `keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
 # into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there.
 Keep = Callable[[str, Callable[[Path], bool]], bool]
@@ -48,6 +60,19 @@ def check_record(key: str, found: object) -> Record | None:
     except (ValueError, RecursionError):  # NaN, which Python reads and JSON does not hold; more nesting than is written
         return None
     return {**record, "digest": found["digest"]} if whole else None
+
+
+def kind_of(components: Mapping[str, object]) -> str:
+    if isinstance(components.get("kind"), str):
+        return str(components["kind"])
+    return next((kind for name, kind in KINDS if name in components), "other")
+
+
+def is_own_key(key: str, components: Mapping[str, object]) -> bool:
+    """Return whether components are those of a key, as far as an entry of their kind tells that."""
+    if kind_of(components) not in HASHED:
+        return True
+    return digest_of({name: value for name, value in components.items() if name not in BESIDE}) == key
 
 
 def parse_record(data: bytes) -> object:

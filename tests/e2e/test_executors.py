@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pool_units import make_request, run_unit
+from support.pool_units import RAISED, RETURNED, make_request, run_unit
 from support.processes import is_running
 
 from hatch_lower.build.spread.executors.choose import opener
@@ -127,6 +127,20 @@ def test_what_a_worker_raises_arrives(pool: Pool) -> None:
     error = pool.submit(make_request(missing=True), (), NOBODY).exception(SECONDS)
     assert isinstance(error, ModuleNotFoundError)
     assert str(error) == "No module named 'hatch_lower.build.spread'"
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_is_no_answer_is_an_error_or_empty_and_not_waited_for(pool: Pool, returned: str) -> None:
+    future = pool.submit(make_request(returns=returned), (), NOBODY)
+    error = future.exception(SECONDS)
+    assert error is not None or future.result().data == b""
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_whatever_a_worker_raises_ends_the_unit(pool: Pool, raised: str) -> None:
+    error = pool.submit(make_request(raises=raised), (), NOBODY).exception(SECONDS)
+    assert error is not None
+    assert str(error) != "its task was cancelled" or raised == "cancelled"
 
 
 def test_a_worker_that_is_avoided_gets_no_unit(dask_cluster: Any, tmp_path: Path) -> None:

@@ -4,9 +4,47 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
+
+
+class UnreadableError(Exception):
+    """An exception that is pickled and cannot be unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return int, ("no number",)
+
+
+class HeldError(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.lock = threading.Lock()
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return int, ("no number",)
+
+
+RAISED: Mapping[str, Callable[[], BaseException]] = {
+    "unreadable": UnreadableError,
+    "held": HeldError,
+    "end": SystemExit,
+    "cancelled": CancelledError,
+    "system": lambda: OSError(28, "No space left on device"),
+}
+RETURNED: Mapping[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "text": lambda: "made",
+    "held": threading.Lock,
+    "unreadable": Unreadable,
+}
 
 
 def run_unit(
@@ -30,6 +68,10 @@ def run_unit(
         raise ModuleNotFoundError("No module named 'hatch_lower.build.spread'")
     if "exit" in asked:
         os._exit(1)
+    if "raises" in asked:
+        raise RAISED[asked["raises"]]()
+    if "returns" in asked:
+        return RETURNED[asked["returns"]]()  # type: ignore[no-any-return]  # a worker that is none of ours
     return json.dumps([asked.get("answer", "made"), sum(map(len, attachments))]).encode()
 
 

@@ -21,9 +21,10 @@ from hatch_lower.build.spread.protocol import (
     read_request,
     write_request,
 )
+from hatch_lower.cache.entry import HASHED
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
 from hatch_lower.cache.store import Store
-from hatch_lower.canonical import sha256_bytes
+from hatch_lower.canonical import digest_of, sha256_bytes
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 BLOBS = (b"native code" * 99, b"", b"tensors")
@@ -51,7 +52,7 @@ def store_at(folder: Path, entries: Entries | None = None) -> Store:
 
 def entry_in(folder: Path, key: str = OTHER, signing_key: SigningKey | None = None) -> Entry:
     store = store_at(folder)
-    store.put(key, {"kind": "partition"}, VALUE, BLOBS)
+    store.put(key, {"kind": "other"}, VALUE, BLOBS)
     entry = entry_of(store, key, signing_key)
     assert entry is not None
     return entry
@@ -184,6 +185,19 @@ def test_an_entry_with_another_blob_than_it_says_is_not_taken(tmp_path: Path) ->
     entries = read_entries(write_entries([replace(entry, blobs=rest)]))
     assert store_at(tmp_path / "here", entries).find(OTHER) is None
     assert not list((tmp_path / "here").glob("records/*/*"))
+
+
+@pytest.mark.parametrize("kind", sorted(HASHED))
+def test_an_entry_of_another_key_is_not_taken(tmp_path: Path, kind: str) -> None:
+    own = {"graph": "of a partition"}
+    for key, found in ((digest_of(own), VALUE), (OTHER, None)):
+        store = store_at(tmp_path / f"worker {key}")
+        store.put(key, {"kind": kind, **own}, VALUE)
+        entry = entry_of(store, key)
+        assert entry is not None
+        entries = read_entries(write_entries([entry]))
+        assert store_at(tmp_path / f"here {key}", entries).find(key) == found
+        assert list(entries.refused.values()) == ([] if found else ["its components are those of another key"])
 
 
 def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def store_at(folder: Path, policy: RemotePolicy, mode: str = "on", limits: Limit
 
 
 def put(store: Store, value: object = PORTABLE, key: str = KEY, blobs: tuple[bytes, ...] = BLOBS) -> None:
-    store.put(key, {"kind": "partition"}, value, blobs)
+    store.put(key, {"kind": "other"}, value, blobs)
 
 
 def unfinished(folder: Path) -> list[Path]:
@@ -445,7 +445,7 @@ def test_a_signed_entry_that_was_changed_is_refused_always(
     put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True, signing_key=signing_key))[0], NATIVE, OTHER_KEY)
     changed = {
         "value": {"target": None},
-        "components": {"kind": "other"},
+        "components": {"kind": "another"},
         "blobs": [],
         "native": False,
         "key": KEY,
@@ -468,6 +468,14 @@ def test_a_signed_entry_under_another_key_is_refused(tmp_path: Path, server: Cac
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=trusted))
     assert store.get(OTHER_KEY, "x") is None
     assert warnings[0].endswith("is not used: it was stored under another key")
+
+
+def test_an_entry_with_the_components_of_another_key_is_refused(tmp_path: Path, server: CacheServer) -> None:
+    store = store_at(tmp_path / "a", RemotePolicy(server.url, push=True, unsigned=True))[0]
+    store.put(KEY, {"kind": "partition", "graph": "another one"}, PORTABLE)
+    store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, unsigned=True))
+    assert store.get(KEY, "x") is None
+    assert warnings[0].endswith("is not used: its components are those of another key")
 
 
 def test_a_blob_in_the_place_of_another_is_refused(tmp_path: Path, server: CacheServer) -> None:

@@ -536,7 +536,7 @@ def test_a_store_that_cannot_be_written_is_the_build_s_own_error(shop: BuildCont
 
 
 def test_a_unit_is_asked_for_again_with_what_it_needs(shop: BuildContext, tmp_path: Path) -> None:
-    shop.store.put(KEY, {"kind": "partition"}, "a partition", [b"blob"])
+    shop.store.put(KEY, {"kind": "other"}, "a partition", [b"blob"])
     entry = entry_of(shop.store, KEY)
     assert entry is not None
     asked = asked_of(replace(shop, store=replace(shop.store, remote=Server(bundle(tmp_path / "s")))), "broken")

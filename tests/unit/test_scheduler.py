@@ -299,6 +299,25 @@ def test_workers_that_cannot_run_units_end_the_build() -> None:
     )
 
 
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (WordlessError(), "WordlessError: its text cannot be read"),
+        (ValueError("x" * 10**6), f"ValueError: {'x' * 400}…"),
+    ],
+)
+def test_what_a_worker_raised_is_said_whatever_its_text_is(raised: Exception, text: str) -> None:
+    watcher = RecordingWatcher()
+    engine = SimulatedEngine(1, answering(a=[raised]))
+    scheduler_of(engine, SimulatedDesk(units("a")), watcher).run(units("a"))
+    assert f"a again: the worker raised {text}" in watcher.lines
+
+
 def test_the_rest_is_estimated_from_what_is_left_and_the_longest_chain() -> None:
     watcher = RecordingWatcher()
     scheduler_of(SimulatedEngine(8, making(EQUAL)), SimulatedDesk(EQUAL), watcher).run(EQUAL)

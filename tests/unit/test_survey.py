@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import kind_of, repair, survey
+from hatch_lower.cache.contents import repair, survey
+from hatch_lower.cache.entry import kind_of
 from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes

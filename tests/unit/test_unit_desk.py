@@ -214,7 +214,7 @@ def test_what_was_made_before_a_unit_asks_for_parts_travels_with_it_again(
     desk = UnitDesk(context, [unit])
     (work,) = desk.works
     request = read_request(desk.request(work, divisible=True)[0])
-    components = {"kind": "partition"}
+    components = {"kind": "other"}
     key, part = digest_of(components), sha256_bytes(b"part")
     there = Store(tmp_path / "worker", "on", pytest.fail)
     there.put(key, components, "made before", [b"blob"])

@@ -15,8 +15,9 @@ from dataclasses import field
 from pathlib import Path
 
 from hatch_lower.build.spread.protocol import WrongAnswerError, read_json
-from hatch_lower.cache.entry import Keep, Record, make_record
+from hatch_lower.cache.entry import Keep, Record, is_own_key, make_record
 from hatch_lower.cache.remote.envelope import (
+    OTHER_COMPONENTS,
     RefusedError,
     SharedEntry,
     Signature,
@@ -72,6 +73,8 @@ class Entries(Frozen):
 
     def _take(self, key: str, keep: Keep) -> Record:
         entry, signature = self.entries[key]
+        if not is_own_key(key, entry.components):
+            raise RefusedError(OTHER_COMPONENTS)
         if self.trusted.keys and not is_signed(entry, signature, self.trusted):
             raise RefusedError(unsigned_text(signature, "is not trusted"))
         for name, _ in entry.blobs:

@@ -44,6 +44,10 @@ class LostWorkerError(Exception):
         self.times = times  # workers that were lost: an engine may have tried again by itself
 
 
+class UnreadableError(Exception):
+    """A worker raised or returned what cannot be read here."""
+
+
 class LostConnectionError(Exception):
     """The engine cannot be reached any more; nothing that runs there will be heard of."""
 
@@ -68,8 +72,14 @@ class Pool(Protocol):
         """Let the engine go; with `cancel`, end what runs there."""
 
 
+def reply_of(result: object) -> Reply:
+    """Return what has come back, which may be anything: an answer is bytes, and what is none is empty."""
+    worker, data = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    return Reply(worker if isinstance(worker, str) else "a worker", data if type(data) is bytes else b"")
+
+
 def reply_future(
-    future: Future[Any], explain: Callable[[BaseException], BaseException], known: Callable[[Any], Reply] = Reply._make
+    future: Future[Any], explain: Callable[[BaseException], BaseException], known: Callable[[Any], Reply] = reply_of
 ) -> Future[Reply]:
     """Return a future of what has come back; `explain` gives a pool's exception for the engine's, `known` a reply."""
     reply: Future[Reply] = Future()
@@ -78,7 +88,7 @@ def reply_future(
         try:
             error = CancelledError() if done.cancelled() else done.exception()
             value = None if error is not None else known(done.result())
-        except Exception as damage:  # a worker that returns something else than it was asked for
+        except Exception as damage:
             error, value = damage, None
         with suppress(InvalidStateError):  # cancelled here meanwhile
             if error is not None:

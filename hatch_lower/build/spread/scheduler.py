@@ -25,6 +25,7 @@ MOST_REFUSED_AGAIN = 8  # refusals of one unit by workers that were to be avoide
 MOST_CONNECTIONS = 3  # times that an engine is connected to before a unit is made
 MANY = 1.5  # units are many if they take a cluster that much longer than the longest chain of them takes
 PATIENCE_SECONDS = 5.0  # that one waits for other workers than those that refuse: one may just be starting again
+LONGEST_TEXT = 400  # characters of what a worker raised
 TICK_SECONDS = 0.5  # between two looks at how many workers there are
 
 
@@ -254,8 +255,7 @@ class Scheduler:
     def _take_exception(self, state: State, error: BaseException) -> None:
         # a worker answers whatever a unit does: what it raises is a matter of its environment
         state.lost += 1
-        text = str(error).strip().partition("\n")[0]  # some engines add what the worker's stack was
-        reason = f"{type(error).__name__}: {text}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         if state.lost >= MOST_LOST:
             raise ExecutorError(
                 "the executor's workers cannot run units",
@@ -297,6 +297,15 @@ class Scheduler:
             self._try_again(state, reason, enough=state.lost >= MOST_LOST)
         if self._connections >= MOST_CONNECTIONS:
             self._give_up_all(f"the executor was lost: {reason}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an exception's text: some engines add what the worker's stack was."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # of a class of anybody's
+        return "its text cannot be read"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 def noted(finished: queue.SimpleQueue[Finished], state: State) -> Callable[[Future[Reply]], None]:

@@ -16,9 +16,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from hatch_lower.cache.entry import Keep, Record, make_record
+from hatch_lower.cache.entry import Keep, Record, is_own_key, make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import (
+    OTHER_COMPONENTS,
     RefusedError,
     SharedEntry,
     Signature,
@@ -125,6 +126,8 @@ class RemoteClient:
         """Return whether a trusted key signed an entry; refuse what is not the wanted one or must be signed."""
         if entry.key != key:
             raise RefusedError("it was stored under another key")
+        if not is_own_key(key, entry.components):
+            raise RefusedError(OTHER_COMPONENTS)
         if is_signed(entry, signature, self._policy.known_keys()):
             return True
         if self._policy.unsigned:

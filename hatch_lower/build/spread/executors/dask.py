@@ -24,6 +24,7 @@ from hatch_lower.build.spread.pool import (
     Reply,
     RunUnit,
     Shared,
+    UnreadableError,
     reply_future,
 )
 from hatch_lower.errors import ExecutorError
@@ -33,8 +34,12 @@ CLOSE_SECONDS = 5.0
 LOGS = ("distributed", "distributed.client")
 SIZE_SECONDS = 1.0  # how long it is believed which workers there are
 # A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
-# that it has no hatch-lower, or an older one, is an error like others.
-TASK = f"__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, attachments)"
+# that it has no hatch-lower, or an older one, is an error like others. Dask waits for ever for a result that cannot be
+# pickled there or unpickled here, so anything else than a name and bytes is an error of the worker.
+TASK = (
+    "(lambda name, data: (''.join([name]), b''.join([data])))"
+    f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, attachments))"
+)
 
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPool:
@@ -153,7 +158,10 @@ class DaskPool:
         if isinstance(error, CancelledError | OSError):
             if self._client.status != "running":
                 return LostConnectionError("its scheduler does not answer")
-            return LostWorkerError("its task was cancelled")
+            lost = "its task was cancelled" if isinstance(error, CancelledError) else f"{type(error).__name__}: {error}"
+            return LostWorkerError(lost)
+        if error.args and isinstance(error.args[0], bytes):  # an exception as it was pickled
+            return UnreadableError("an exception of a class that is not here")
         return error
 
 

@@ -25,7 +25,9 @@ from hatch_lower.build.spread.pool import (
     Reply,
     RunUnit,
     Shared,
+    UnreadableError,
     reply_future,
+    reply_of,
 )
 from hatch_lower.errors import ExecutorError
 
@@ -40,6 +42,7 @@ LOST = (
     ray.exceptions.TaskCancelledError,
     ray.exceptions.LocalRayletDiedError,
 )
+UNREADABLE = (ray.exceptions.UnserializableException, ray.exceptions.RaySystemError)
 
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool:
@@ -138,9 +141,9 @@ class RayPool:
             self._share.cache_clear()
         self._leave()
 
-    def _known(self, result: tuple[str, bytes]) -> Reply:
-        node, data = result
-        return Reply(self._names.get(node, node), data)
+    def _known(self, result: object) -> Reply:
+        reply = reply_of(result)
+        return reply._replace(worker=self._names.get(reply.worker, reply.worker))
 
     def _look(self) -> dict[str, int]:
         if time.monotonic() - self._looked > SIZE_SECONDS:
@@ -157,6 +160,8 @@ def explain(error: BaseException) -> BaseException:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, BaseException) else error
+    if isinstance(error, UNREADABLE):
+        return UnreadableError(str(error).strip().partition("\n")[0])
     if isinstance(error, LOST):
         return LostWorkerError(str(error).strip().partition("\n")[0])
     if isinstance(error, ConnectionError):
