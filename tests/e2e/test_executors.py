@@ -130,7 +130,7 @@ def test_what_a_worker_raises_arrives(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("returned", RETURNED)
-def test_what_is_no_answer_is_an_error_or_empty_and_not_waited_for(pool: Pool, returned: str) -> None:
+def test_what_is_no_answer_is_empty_or_an_error_and_not_waited_for(pool: Pool, returned: str) -> None:
     future = pool.submit(make_request(returns=returned), (), NOBODY)
     error = future.exception(SECONDS)
     assert error is not None or future.result().data == b""

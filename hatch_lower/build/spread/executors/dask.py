@@ -35,9 +35,9 @@ LOGS = ("distributed", "distributed.client")
 SIZE_SECONDS = 1.0  # how long it is believed which workers there are
 # A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
 # that it has no hatch-lower, or an older one, is an error like others. Dask waits for ever for a result that cannot be
-# pickled there or unpickled here, so anything else than a name and bytes is an error of the worker.
+# pickled there or unpickled here, so what is no answer is sent as an empty one.
 TASK = (
-    "(lambda name, data: (''.join([name]), b''.join([data])))"
+    "(lambda name, data: (f'{name}', data if type(data) is bytes else b''))"
     f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, attachments))"
 )
 
