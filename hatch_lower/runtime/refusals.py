@@ -21,7 +21,12 @@ from hatch_lower.runtime.arrays import Arrays, same_layout
 BAD_INDEX = re.compile(
     r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds", re.I
 )
-NO_MEMORY = re.compile(r"\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b|\bfailed to allocate memory\b", re.I)
+NO_MEMORY = re.compile(
+    r"\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b"
+    r"|\b(?:failed to|can't|cannot) allocate (?:\d+ bytes of )?memory\b",
+    re.I,
+)
+FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 
 
 class Refusals:
@@ -165,7 +170,7 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
     raise CallError(
         f"the delegate `{backend}` failed in a call",
         where=where,
-        found=f"{type(error).__name__}: {str(error).strip():.1000}",
+        found=f"{type(error).__name__}: {FRAMES.sub('', str(error)).strip():.1000}",
         hint=hint_of(error),
     ) from error
 

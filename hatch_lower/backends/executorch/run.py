@@ -15,6 +15,7 @@ from torch import Tensor, empty
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.refusals import NO_MEMORY
 
 OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # modules by which others load programs
@@ -86,7 +87,7 @@ class ExecutorchDelegate(Delegate):
         try:
             results = self._call(given, True)  # the first call packs the weights into XNNPACK's layout
         except RuntimeError as error:
-            if is_of_the_call(error):
+            if is_of_the_call(error) or NO_MEMORY.search(str(error)):
                 raise
             raise unusable(self._path, error) from error
         return self._map.arrange(inputs, results)
