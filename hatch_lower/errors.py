@@ -19,6 +19,11 @@ REFUSALS = frozenset(
 )
 
 
+# as the dynamic linker says it, whose error has no number
+NO_ROOM_TO_MAP = "failed to map segment from shared object"
+MORE_MEMORY = "give the process more memory, or a higher limit (`ulimit -v`): this file is not at fault"
+
+
 class LowerError(Exception):
     """What went wrong, where, what was found, and what to do about it.
 
@@ -189,11 +194,13 @@ def refused_error(error: BaseException, where: str) -> ProcessError | None:
 
 
 def reading_hint(found: str, usual: str) -> str:
-    """Return advice for a file that cannot be read: `usual`, unless too many files are open by what was found."""
+    """Return advice for a file that cannot be read: `usual`, unless files or memory have run out by what was found."""
     # an engine's error has the text alone
     texts = [os.strerror(number) for number in (errno.EMFILE, errno.ENFILE)]
     if any(text in found for text in texts):
         return "close files that this process has open, or allow more of them (`ulimit -n`): this file is not at fault"
+    if any(text in found for text in (os.strerror(errno.ENOMEM), NO_ROOM_TO_MAP)):
+        return MORE_MEMORY
     return usual
 
 

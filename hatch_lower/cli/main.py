@@ -27,7 +27,7 @@ from hatch_lower.cli.plan import plan
 from hatch_lower.cli.profile import profile
 from hatch_lower.cli.report import report
 from hatch_lower.cli.reproduce import reproduce
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import LowerError, ProcessError, reading_hint
 
 
 class Commands(click.Group):
@@ -47,6 +47,11 @@ class Commands(click.Group):
             if package not in EXTRAS:
                 raise
             show_error(incomplete_error(package))
+            ctx.exit(1)
+        except ImportError as error:
+            if reading_hint(str(error), "") == "":
+                raise
+            show_error(ProcessError("a library cannot be loaded", found=str(error), hint=reading_hint(str(error), "")))
             ctx.exit(1)
 
 

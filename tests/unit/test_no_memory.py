@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from hatch_lower.errors import CallError
+from hatch_lower.cli.main import main
+from hatch_lower.errors import MORE_MEMORY, CallError, reading_hint
 from hatch_lower.runtime.refusals import call_failed
 
 HINT = "give the process more memory, or call the method with smaller arguments"
@@ -45,3 +48,19 @@ def test_a_program_of_executorch_is_not_at_fault_where_memory_ends(tmp_path: Pat
     delegate._map = type("Map", (), {"select": staticmethod(list)})
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         delegate.run([])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[Errno 12] Cannot allocate memory", "libtorch_cpu.so: failed to map segment from shared object"],
+)
+def test_a_file_that_there_is_no_memory_for_is_not_at_fault(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reading_hint(text, "install it again") == MORE_MEMORY
+
+    def fail(*arguments: object) -> None:
+        raise ImportError(text)
+
+    monkeypatch.setattr(click.Group, "invoke", fail)
+    done = CliRunner().invoke(main, ["list"])
+    assert done.exit_code == 1
+    assert done.output == f"error: a library cannot be loaded\n  found: {text}\n  to do: {MORE_MEMORY}\n"
