@@ -29,6 +29,9 @@ MEMORY_READERS = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
 
+# of a sum of products: memory that nothing was written to may hold NaN, and so may a product that does not count
+ZERO_FACTOR = "a factor of 0 leaves a term out, and an engine multiplies it, which gives NaN for NaN and infinity"
+
 Reasons = Callable[[Node], str]  # says why an operation is not taken; an empty string: it is
 OfProgram = TypeVar("OfProgram", bound=Reasons)
 

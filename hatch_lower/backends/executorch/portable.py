@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, arguments_of, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, ZERO_FACTOR, arguments_of, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
 from hatch_lower.backends.floored import REMAINDERS, is_floored
@@ -31,7 +31,6 @@ WHOLE = aten_names("hardswish.default linear.default max_pool2d.default prelu.de
 # Their kernels may give a number where eager gives NaN, or the other way round: always, or where an argument is this.
 NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
     "aten._cdist_forward.default": ("p", 0.0),
-    "aten.addmm.default": ("alpha", 0),
     "aten.gelu.default": ("approximate", "none"),
     "aten.grid_sampler_2d.default": None,
     "aten.max_pool2d.default": None,
@@ -103,6 +102,8 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
         return f"{kernel} rounds down what rounding may have made the next whole number"
     if not finite and loses_nan(node):
         return f"{kernel} gives other results than eager for NaN or infinity, and `finite-only` is false"
+    if name == "aten.addmm.default" and 0 in (given["alpha"], given["beta"]):
+        return ZERO_FACTOR
     if name == "aten.narrow_copy.default" and given["dim"] < 0:
         return f"{kernel} counts no dimension from the end"
     if name == "aten.constant_pad_nd.default" and any(isinstance(size, int) and size < 0 for size in given["pad"]):

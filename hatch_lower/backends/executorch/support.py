@@ -284,6 +284,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     value = copy.args[0].meta["val"] if copy.args and isinstance(copy.args[0], Node) else None
     if name == "aten.gelu.default" and copy.kwargs.get("approximate", "none") != "none":
         return "XNNPACK has the exact `aten.gelu.default` only, not the approximation by tanh"
+    if name == "aten.hardtanh.default" and len(copy.args) == 2:
+        return f"ExecuTorch finds no upper limit of `{name}` where it is the default of 1"
     if name in LIMITED:
         return f"XNNPACK's `{name}` gives other results than eager for large numbers"
     if name == "aten.max.dim":

@@ -32,6 +32,8 @@ DISABLED = (
     # It puts constants, whose contents are in a file, in the place of equal literals, where a shape may be read.
     # Literals are shared by the compile half.
     "ConstantSharing",
+    # It refuses the whole model where limits of float64 or integers follow a `Relu`.
+    "FuseReluClip",
 )
 # It lets products share equal constants. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
 JOINING = "CommonSubexpressionElimination"

@@ -18,7 +18,13 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_dimension, why_not_target, why_not_tensors
+from hatch_lower.backends.engine_partitioner import (
+    INTEGERS,
+    ZERO_FACTOR,
+    why_not_dimension,
+    why_not_target,
+    why_not_tensors,
+)
 from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
@@ -233,6 +239,10 @@ def limit_product(given: Mapping[str, object]) -> str:
     return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
 
 
+def limit_zero_factor(given: Mapping[str, object]) -> str:
+    return ZERO_FACTOR if 0 in (given["alpha"], given["beta"]) else ""
+
+
 def limit_reduction(given: Mapping[str, object]) -> str:
     # Without dimensions, the exporter does not translate it.
     return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
@@ -265,12 +275,16 @@ def limit_zero_point(given: Mapping[str, Any]) -> str:
 
 
 LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
+    torch.ops.aten.addbmm.default: limit_zero_factor,
     torch.ops.aten.addmm.default: limit_product,
+    torch.ops.aten.addmv.default: limit_zero_factor,
+    torch.ops.aten.addr.default: limit_zero_factor,
     torch.ops.aten.amax.default: limit_reduction,
     torch.ops.aten.amin.default: limit_reduction,
     torch.ops.aten.arange.start_step: limit_range,
     torch.ops.aten.avg_pool2d.default: limit_average,
     torch.ops.aten.avg_pool3d.default: limit_average,
+    torch.ops.aten.baddbmm.default: limit_zero_factor,
     torch.ops.aten.convolution.default: limit_convolution,
     torch.ops.aten.index.Tensor: limit_index,
     torch.ops.aten.linalg_vector_norm.default: limit_norm,

@@ -38,6 +38,7 @@ NEARLY = 1e-4  # more than within which onnxscript takes numbers to be the same
 LITERAL_LIMIT = 4096  # elements of what is computed of literals; more ONNX Runtime computes when it loads the model
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 HIDDEN = "hidden"  # the domain of operators while no rule of onnxscript may see the operators
+UNSEEN = frozenset({"Clip", "MatMul", "Max", "Min"})  # those operators
 FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
 ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
 
@@ -161,7 +162,9 @@ def optimise(model: ir.Model) -> None:
 
     onnxscript takes every number that is nearly 0 or 1 for that, and leaves it out of a sum or product: an epsilon of
     1e-8 as well. So these are inputs meanwhile. Its rule for products between reshapes compares sizes only, and not the
-    places to which the reshapes move elements. So products are operators of a domain that no rule knows meanwhile.
+    places to which the reshapes move elements. Its rules for limits name joined limits by the value that is limited,
+    and lose the limits of all but the last where several join. So products and limits are operators of a domain that
+    no rule knows meanwhile.
     """
     common.InlinePass()(model)
     optimizer.fold_constants(model, output_size_limit=LITERAL_LIMIT)
@@ -180,13 +183,13 @@ def optimise(model: ir.Model) -> None:
                 )
             node.replace_input_with(position, hidden[key][0])
     graph.inputs.extend(value for value, _ in hidden.values())
-    products = [node for node in ir.traversal.RecursiveGraphIterator(graph) if is_operator(node, "MatMul")]
-    for product in products:
-        product.domain = HIDDEN
+    unseen = [node for node in ir.traversal.RecursiveGraphIterator(graph) if node.op_type in UNSEEN and not node.domain]
+    for node in unseen:
+        node.domain = HIDDEN
     model.opset_imports[HIDDEN] = 1
     optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
-    for product in products:
-        product.domain = ""
+    for node in unseen:
+        node.domain = ""
     model.opset_imports.pop(HIDDEN, None)
     model.opset_imports.setdefault("", OPSET)
     for value, tensor in hidden.values():
@@ -194,10 +197,6 @@ def optimise(model: ir.Model) -> None:
         value.const_value = tensor
         if value.uses():
             graph.register_initializer(value)
-
-
-def is_operator(node: ir.Node, name: str) -> bool:
-    return node.op_type == name and node.domain == ""
 
 
 def is_nearly_neutral(tensor: ir.TensorProtocol) -> bool:

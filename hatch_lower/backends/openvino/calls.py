@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import why_not_dimension
+from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimension
 from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
@@ -31,6 +31,7 @@ from hatch_lower.exir.graph.tensors import dtype_name
 
 LARGEST = 1 << 24  # whole numbers up to here are float32's, too
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
+PRODUCT = "aten.addmm.default"
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
 
@@ -38,6 +39,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     given = named_arguments(node)
     if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
         return f"this form of `{name}` has no counterpart"
+    if name == PRODUCT and 0 in (given.get("alpha", 1), given.get("beta", 1)):
+        return ZERO_FACTOR
     if name in CONVOLUTIONS and (reason := why_not_convolution(given)):
         return reason
     if reason := why_not_interpolation(node, ranges, doubles=False):

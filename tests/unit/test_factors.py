@@ -1,0 +1,71 @@
+"""Calls with factors, limits and other options that an engine reads otherwise than eager, in every engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+from hatch_lower.backends.testing.case import Case, Program, module
+from hatch_lower.backends.testing.comparison import run_case
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "onnxruntime": ("onnxruntime", {}),
+    "openvino": ("openvino", {}),
+    "executorch": ("executorch", {}),
+    "portable operators": ("executorch", {"portable-operators": True}),
+}
+NAN, INF = math.nan, math.inf
+
+
+def unwritten_terms(self: Program, x: Tensor, z: Tensor) -> object:
+    # memory that nothing was written to, which may hold NaN, in a sum that leaves it out
+    matrices = torch.addmm(z, x, x, beta=0), torch.addmm(z, z, x, alpha=0, beta=0), torch.addmm(x, x, z, alpha=0)
+    stacked = torch.baddbmm(z[None], x[None], x[None], beta=0), torch.addbmm(z, x[None], x[None], beta=0, alpha=2)
+    rows = torch.addmv(z[0], x, x[0], beta=0), torch.addmv(x[0], z, x[0], alpha=0), torch.addr(z, x[0], x[1], beta=0)
+    return *matrices, *stacked, *rows, x * 2
+
+
+def joined_limits(self: Program, x: Tensor) -> object:
+    # several limits of one value: a rule that joins two of them must not lose others
+    upper = x.clamp_max(2).clamp_max(1.5), x.clamp_max(1).clamp_max(-0.5), x.clamp(0, 0), x.clamp(2, -1)
+    lower = x.clamp_min(-1).clamp_max(2), x.clamp_min(0).clamp_max(1), x.clamp(-2, 3).clamp(-1, 5), x.relu().clamp(1, 4)
+    return *upper, *lower, x.clamp_min(2).clamp_min(1), F.relu6(x.relu()), F.hardtanh(x, -2, 1)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
+    "terms that are left out": (
+        unwritten_terms,
+        tuple((torch.arange(9.0).reshape(3, 3) + 1, torch.full((3, 3), value)) for value in (1.0, NAN, INF)),
+    ),
+    "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
+    "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
+    "joined limits of float64": (joined_limits, ((torch.linspace(-6, 6, 24, dtype=torch.float64),),)),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) -> None:
+    name, options = ENGINES[engine]
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    forward, calls = PROGRAMS[program]
+    case = Case(program, lambda data: module(forward), lambda data: calls)
+    bench = Bench(Subject(name, options), tmp_path, Exports())
+    if bench.lowered(case).partitions:
+        run_case(bench, case)
