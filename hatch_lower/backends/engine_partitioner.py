@@ -29,6 +29,9 @@ MEMORY_READERS = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
 
+# reductions to which an empty list of dimensions means none; to sums and the like it means all
+CONDITIONS = frozenset({"aten.all.dims", "aten.any.dims"})
+
 # of a sum of products: memory that nothing was written to may hold NaN, and so may a product that does not count
 ZERO_FACTOR = "a factor of 0 leaves a term out, and an engine multiplies it, which gives NaN for NaN and infinity"
 
@@ -101,6 +104,8 @@ def why_not_target(node: Node, exclude: Collection[str]) -> str:
         return f"`{target}` is excluded by the recipe"
     if str(target) in MEMORY_READERS:
         return f"`{target}` reads the memory of its input, which an engine lays out in its own way"
+    if str(target) in CONDITIONS and named_arguments(node).get("dim") in ([], ()):
+        return f"`{target}` with an empty list of dimensions reduces none of them, and an engine reduces all"
     reader = memory_reader(node)
     return "" if reader is None else f"`{reader.name}` reads its memory, which an engine lays out in its own way"
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.export import Dim
 
 from hatch_lower.backends.testing.bench import Bench, Exports, Subject
 from hatch_lower.backends.testing.case import Case, Program, module
@@ -47,11 +48,23 @@ def joined_limits(self: Program, x: Tensor) -> object:
     return *upper, *lower, x.clamp_min(2).clamp_min(1), F.relu6(x.relu()), F.hardtanh(x, -2, 1)
 
 
+def no_dimensions(self: Program, x: Tensor) -> object:
+    # an empty list means none to conditions, and all to sums
+    return torch.any(x > 0, ()), torch.all(x > 0, (), keepdim=True), x.sum(()), x.mean((), keepdim=True), x * 2
+
+
+def copied_inputs(self: Program, x: Tensor) -> object:
+    # what changes nothing is left out by an engine, and a result is then but an input
+    return x.clone(), F.dropout(x, 0.5, False), x.detach(), x[:, 0:5], x.unsqueeze(0), x.reshape(-1), x.exp()
+
+
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
     "terms that are left out": (
         unwritten_terms,
         tuple((torch.arange(9.0).reshape(3, 3) + 1, torch.full((3, 3), value)) for value in (1.0, NAN, INF)),
     ),
+    "no dimensions": (no_dimensions, ((torch.arange(-3.0, 3.0).reshape(2, 3),),)),
+    "copied inputs": (copied_inputs, tuple((torch.rand(rows, 5),) for rows in (4, 2, 0, 1, 40, 3))),
     "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
     "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
     "joined limits of float64": (joined_limits, ((torch.linspace(-6, 6, 24, dtype=torch.float64),),)),
@@ -65,7 +78,8 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     forward, calls = PROGRAMS[program]
-    case = Case(program, lambda data: module(forward), lambda data: calls)
+    dynamic = {"x": {0: Dim("rows", max=40)}} if program == "copied inputs" else None
+    case = Case(program, lambda data: module(forward), lambda data: calls, dynamic)
     bench = Bench(Subject(name, options), tmp_path, Exports())
     if bench.lowered(case).partitions:
         run_case(bench, case)

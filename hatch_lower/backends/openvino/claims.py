@@ -182,7 +182,7 @@ POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.defau
 VARIANCE = "aten.var.correction"
 
 # with an empty list of dimensions they reduce all of them, in OpenVINO none
-REDUCING_ALL = frozenset(overloads("any.dims mean.dim var.correction"))
+REDUCING_ALL = frozenset(overloads("mean.dim var.correction"))
 NORM = "aten.linalg_vector_norm.default"
 
 # composites with kernels of their own

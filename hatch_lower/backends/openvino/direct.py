@@ -63,7 +63,12 @@ class Direct:
 
 
 def write_copy(opset: Opset, value: Value) -> Value:
-    return opset.convert(value, value.get_element_type())
+    # OpenVINO leaves out a conversion that changes nothing: a result of a dynamic size that is but an input would lie
+    # in the memory of an earlier call. A kernel that repeats numbers once copies them, but none without dimensions.
+    rank = len(value.get_partial_shape())
+    if not rank:
+        return opset.convert(value, value.get_element_type())
+    return opset.tile(value, opset.constant([1] * rank, dtype="int64"))
 
 
 def write_part(place: int, opset: Opset, choice: Value) -> Value:
