@@ -58,6 +58,11 @@ def copied_inputs(self: Program, x: Tensor) -> object:
     return x.clone(), F.dropout(x, 0.5, False), x.detach(), x[:, 0:5], x.unsqueeze(0), x.reshape(-1), x.exp()
 
 
+def rows_in_groups(self: Program, x: Tensor) -> object:
+    return F.group_norm(x, 2), F.group_norm(x[:, None] * 2, 1), x.exp()
+
+
+DYNAMIC = ("copied inputs", "rows in groups")
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
     "terms that are left out": (
         unwritten_terms,
@@ -65,6 +70,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]
     ),
     "no dimensions": (no_dimensions, ((torch.arange(-3.0, 3.0).reshape(2, 3),),)),
     "copied inputs": (copied_inputs, tuple((torch.rand(rows, 5),) for rows in (4, 2, 0, 1, 40, 3))),
+    "rows in groups": (rows_in_groups, tuple((torch.rand(rows, 4),) for rows in (4, 2, 9))),
     "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
     "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
     "joined limits of float64": (joined_limits, ((torch.linspace(-6, 6, 24, dtype=torch.float64),),)),
@@ -78,7 +84,7 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     forward, calls = PROGRAMS[program]
-    dynamic = {"x": {0: Dim("rows", max=40)}} if program == "copied inputs" else None
+    dynamic = {"x": {0: Dim("rows", max=40)}} if program in DYNAMIC else None
     case = Case(program, lambda data: module(forward), lambda data: calls, dynamic)
     bench = Bench(Subject(name, options), tmp_path, Exports())
     if bench.lowered(case).partitions:

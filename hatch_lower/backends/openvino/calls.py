@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from hatch_lower.exir.graph.tensors import dtype_name
 
 LARGEST = 1 << 24  # whole numbers up to here are float32's, too
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
+GROUPS = "aten.native_group_norm.default"
 PRODUCT = "aten.addmm.default"
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
@@ -41,6 +42,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"this form of `{name}` has no counterpart"
     if name == PRODUCT and 0 in (given.get("alpha", 1), given.get("beta", 1)):
         return ZERO_FACTOR
+    if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static(shape):
+        return "OpenVINO has no kernel for groups of rows whose number is dynamic"
     if name in CONVOLUTIONS and (reason := why_not_convolution(given)):
         return reason
     if reason := why_not_interpolation(node, ranges, doubles=False):
@@ -57,7 +60,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return why_not_pool(given, POOLS[name])
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
         return f"the average of nothing is another, and {MAY_BE_ZERO}"
-    if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
+    if name == VARIANCE and not is_static(reduced_sizes(given)):
         return "the variance of one number is another, and a dynamic size may be 1"
     if name == VARIANCE and given.get("correction") not in (None, 0, 1):
         return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
@@ -85,9 +88,13 @@ def why_not_convolution(given: Mapping[str, Any]) -> str:
     image, weight = (given[name].meta["val"].shape for name in ("input", "weight"))
     if len(image) != len(weight):
         return "a convolution without a batch is left"
-    if not all(isinstance(size, int) for size in weight):
+    if not is_static(weight):
         return "a convolution by a weight of a dynamic size is left"
     return ""
+
+
+def is_static(shape: Iterable[object]) -> bool:
+    return all(isinstance(size, int) for size in shape)
 
 
 def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:
