@@ -652,7 +652,7 @@ def test_modules_that_have_no_contents_yet() -> None:
     assert "found: an `UninitializedBuffer`" in refuse(bare, forward=Method((PAIR,)))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_torchscript() -> None:
     traced = torch.jit.trace(torch.nn.Linear(PAIR.shape[-1], 2), PAIR)
     for module in (traced, torch.nn.Sequential(traced)):
@@ -698,7 +698,7 @@ class Derived(torch.nn.Module):
         return torch.autograd.grad(self.layers(x).sum(), [x])[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_derivatives_for_inputs_of_fixed_sizes() -> None:
     net, x = Derived(), torch.linspace(-1, 1, 6).reshape(2, 3)
     methods = {"jacobian": Method((x,)), "hessian": Method((x,), {"scale": 2.0}), "gradient": Method((x,))}
