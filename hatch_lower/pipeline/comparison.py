@@ -307,7 +307,7 @@ def verify_method(
         )
     notes += [
         f"`{path}` has the strides {given} that `torch.export` foretells, and eager's {expected}: where callers use"
-        " `view`, let the model return it `.contiguous()`, which costs eager nothing"
+        " `view`, let the model return it `.contiguous()`"
         for path, (expected, given) in sides.strides.items()
     ]
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}

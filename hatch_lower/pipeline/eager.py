@@ -89,8 +89,11 @@ def is_training(model: CapturedModel) -> bool:
     return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
 
 
-def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
+def example_tensors(
+    model: CapturedModel, tell: Callable[[str, object], object] = lambda method, outputs: None
+) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
+    # `tell` is given each method's name and outputs, as eager returns them.
     # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
     # the tensors are contiguous and share no memory. An output that was rounded on the way, to a half or to integers,
     # has a mark for each kind of rounding, for `hatch-lower check` allows that output more.
@@ -99,17 +102,27 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
         if not method.has_examples or random_operators(method.program):
             continue
         try:
-            found |= eager_tensors(model, method, example_case(method))
+            case = example_case(method)
+            outputs = eager_outputs(model, method, case)
+            tell(method.name, outputs)
+            found |= named_tensors(method, case, outputs)
         except Exception as error:
             return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
     return found, ""
 
 
-def eager_tensors(model: CapturedModel, method: CapturedMethod, case: InputCase) -> dict[str, torch.Tensor]:
-    """Return the tensors among the inputs of a call and eager's outputs, by the names of `example_tensors`."""
+def eager_outputs(model: CapturedModel, method: CapturedMethod, case: InputCase) -> object:
     args, kwargs = case.copied()
     with torch.no_grad():
-        outputs = eager_factory(model, method)()(*args, **kwargs)
+        return eager_factory(model, method)()(*args, **kwargs)
+
+
+def eager_tensors(model: CapturedModel, method: CapturedMethod, case: InputCase) -> dict[str, torch.Tensor]:
+    """Return the tensors among the inputs of a call and eager's outputs, by the names of `example_tensors`."""
+    return named_tensors(method, case, eager_outputs(model, method, case))
+
+
+def named_tensors(method: CapturedMethod, case: InputCase, outputs: object) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for i, marks in enumerate(rounding_of(method.program).outputs):
         found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,6 +50,7 @@ from hatch_lower.pipeline.export_key import backend_records, plain_constants, us
 from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
@@ -89,8 +91,10 @@ def start_build(
     refuse_unmet(settings, recipes)
     verified = any(recipe.verify for recipe in recipes)
     compared = settings.check or verified
+    layouts: dict[str, Layouts] = {}
     with process_restored():  # the model is called
-        examples = example_tensors(source) if compared else None
+        examples = example_tensors(source, partial(note_layouts, layouts)) if compared else None
+        source = in_eagers_order(source, layouts, settings.seed)
     real: Mapping[str, RealInputs] = {}
     if verified and model.verify_inputs:
         with stage(reporter, "inputs", model.name) as describe:
