@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.lowering.places import ENGINES_OWN, Size, ratio, rounds_places
 from hatch_lower.runtime.torch_private.symbols import bound_sympy
 
 aten = torch.ops.aten
@@ -26,8 +26,6 @@ NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsamp
 INTERPOLATIONS = (*NEAREST, aten.upsample_bilinear2d.vec)
 
 FINEST = 1024  # of the denominators with which float32 holds the product of a size and a factor
-
-Size = int | torch.SymInt
 
 
 def is_nearest(node: Node) -> bool:
@@ -54,6 +52,14 @@ def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
     return ""
 
 
+def why_not_places(node: Node, *, corners: bool) -> str:
+    """Return why an engine's own places between elements are not eager's, with `align_corners` too if `corners`."""
+    bilinear = torch_operator(node.target) is aten.upsample_bilinear2d.vec
+    if not bilinear or not rounds_places(node, ENGINES_OWN, corners=corners):
+        return ""
+    return f"of more than {ENGINES_OWN} elements, the engine rounds places between these otherwise than eager"
+
+
 def least(size: Size, ranges: Ranges) -> int:
     return size if isinstance(size, int) else max(int(bound_sympy(size.node.expr, dict(ranges)).lower), 1)
 
@@ -74,15 +80,6 @@ def regular_factors(node: Node) -> list[float] | None:
     return regular if len(regular) == len(found) else None
 
 
-def ratio(before: Size, after: Size) -> Fraction | None:
-    """Return by which factor a size is another one, whatever symbols stand for; `None`: by none, or a size is 0."""
-    if isinstance(before, int) and isinstance(after, int):
-        return Fraction(after, before) if before else None
-    expressions = [size if isinstance(size, int) else size.node.expr for size in (before, after)]
-    quotient: Any = expressions[1] / expressions[0] if expressions[0] else None
-    return Fraction(int(quotient.p), int(quotient.q)) if getattr(quotient, "is_Rational", False) else None
-
-
 def is_regular(factor: Fraction) -> bool:
     """Return whether a place times eager's rounded inverse of a factor is at least the quotient, and not another."""
     if factor <= 0:
@@ -100,6 +97,19 @@ def places(before: int, after: int, factor: float | None) -> list[int]:
     scale = np.float32(before) / np.float32(after) if factor is None else np.float32(1 / factor)
     found = np.floor(np.arange(after, dtype=np.float32) * scale)
     return [min(int(place), before - 1) for place in found]
+
+
+def between(before: int, after: int, factor: float | None) -> tuple[list[int], list[int], list[float]]:
+    """Return for each place of a result of known size two elements that eager takes, and the weight of the second.
+
+    Source: `area_pixel_compute_source_index` and `guard_index_and_lambda` in ATen's kernels, in one fused operation.
+    """
+    scale = np.float32(before) / np.float32(after) if factor is None else np.float32(1 / factor)
+    steps = np.arange(after) + 0.5
+    found = np.maximum((steps * np.float64(scale) - 0.5).astype(np.float32), np.float32(0))
+    first = np.minimum(np.floor(found).astype(np.int64), before - 1)
+    weights = np.clip(found - first.astype(np.float32), np.float32(0), np.float32(1))
+    return first.tolist(), np.minimum(first + 1, before - 1).tolist(), weights.tolist()
 
 
 def order_of_axes(sizes: Sequence[tuple[object, object]]) -> list[int]:

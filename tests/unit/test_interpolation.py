@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from importlib.util import find_spec
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import hatch_lower
-from hatch_lower.backends.interpolation import is_held, is_regular, order_of_axes, places
+from hatch_lower.backends.interpolation import between, is_held, is_regular, order_of_axes, places
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
+from hatch_lower.exir.lowering.places import DECOMPOSED, ENGINES_OWN, rounds_places
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
@@ -92,8 +94,8 @@ def to_lateral(image: Tensor, lateral: Tensor) -> Tensor:
     return lateral + F.interpolate(image, size=lateral.shape[2:], mode="nearest")
 
 
-def dims(*names: str, least: int = 1) -> dict[int, Any]:
-    return {place: Dim(name, min=least, max=300) for place, name in enumerate(names, 2)}
+def dims(*names: str, least: int = 1, most: int = 300) -> dict[int, Any]:
+    return {place: Dim(name, min=least, max=most) for place, name in enumerate(names, 2)}
 
 
 # The formula.
@@ -210,13 +212,14 @@ def test_a_factor_for_which_the_layout_decides_is_left(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("corners", [False, True])
 def test_bilinear_images_of_dynamic_sizes_are_eagers(engine: str, corners: bool, tmp_path: Path) -> None:
-    def between(image: Tensor, lateral: Tensor) -> Tensor:
+    def resized(image: Tensor, lateral: Tensor) -> Tensor:
         return F.interpolate(image, size=lateral.shape[2:], mode="bilinear", align_corners=corners)
 
     sizes = [(25, 25, 50, 50), (5, 7, 1, 1), (1, 1, 1, 1), (1, 5, 7, 1), (5, 1, 1, 7), (13, 17, 17, 13), (26, 3, 64, 1)]
     calls = [(torch.randn(1, 2, a, b), torch.zeros(1, 1, c, d)) for a, b, c, d in sizes]
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
-    lowered = compare(between, calls, engine, tmp_path, (dims("a", "b"), dims("c", "d")), tolerance)
+    few = dims("a", "b", most=ENGINES_OWN)
+    lowered = compare(resized, calls, engine, tmp_path, (few, dims("c", "d")), tolerance)
     assert "upsample_bilinear" not in reasons(lowered)
 
 
@@ -274,6 +277,101 @@ def test_corners_stay_in_place_where_a_dynamic_size_is_one(engine: str, mode: st
     model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
     for call in calls:
         torch.testing.assert_close(model(*call), resized(*call), rtol=1e-4, atol=1e-5)
+
+
+BETWEEN: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: F.interpolate(x[:, 0], 210, mode="linear"),
+    "bilinear": lambda x: F.interpolate(x, (4, 337), mode="bilinear"),
+    "bilinear, less": lambda x: F.interpolate(x, (4, 210), mode="bilinear"),
+    "bilinear, a factor": lambda x: F.interpolate(x, scale_factor=1.125, mode="bilinear"),
+    "bilinear, corners": lambda x: F.interpolate(x, (4, 337), mode="bilinear", align_corners=True),
+    "bilinear, antialias": lambda x: F.interpolate(x, (4, 337), mode="bilinear", antialias=True),
+    "bicubic": lambda x: F.interpolate(x, (4, 210), mode="bicubic"),
+    "bicubic, corners": lambda x: F.interpolate(x, (4, 337), mode="bicubic", align_corners=True),
+    "trilinear": lambda x: F.interpolate(x[None], (3, 4, 210), mode="trilinear"),
+    "bilinear, twice": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "bilinear, a quarter": lambda x: F.interpolate(x, (2, 75), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("engine", ["reference", "executorch", "aoti", *ENGINES])
+@pytest.mark.parametrize("mode", BETWEEN)
+def test_places_between_elements_are_rounded_as_in_eager(engine: str, mode: str, tmp_path: Path) -> None:
+    function, image = BETWEEN[mode], torch.randn(2, 16, 8, 300, generator=torch.Generator().manual_seed(0))
+    if engine == "aoti" and mode != "bilinear, less":
+        return  # by the same rule, and minutes of compiling
+    model = hatch_lower.load(save_program(built(function, (image,), engine), tmp_path / "saved"))
+    torch.testing.assert_close(model(image), function(image), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["executorch", "aoti", *ENGINES])
+def test_an_engine_takes_places_by_a_power_of_two_or_of_few_elements(engine: str) -> None:
+    def sized(x: Tensor, few: Tensor) -> Any:
+        many = (F.interpolate(x, size, mode="bilinear") for size in ((600, 300), (75, 300)))
+        return *many, F.interpolate(few, (47, 300), mode="bilinear")
+
+    taken = built(sized, (torch.randn(1, 2, 300, 300), torch.randn(1, 2, ENGINES_OWN, 5)), engine)
+    assert "upsample" not in reasons(taken)
+    more = built(lambda x: F.interpolate(x, (450, 300), mode="bilinear"), (torch.randn(1, 2, 300, 300),), engine)
+    left = re.search("rounds places between|gives other numbers", reasons(more))
+    assert bool(left) == (engine != "openvino")  # whose models compute eager's places
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_images_of_many_pixels_and_dynamic_sizes_are_eagers(engine: str, tmp_path: Path) -> None:
+    def enlarged(x: Tensor) -> Tensor:
+        return F.interpolate(x.relu(), scale_factor=1.125, mode="bilinear") + 1
+
+    calls = [(torch.randn(1, 8, height, 16),) for height in (24, 296, 1200)]
+    sizes = ({2: 8 * Dim("h", min=1, max=200)},)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    compare(enlarged, calls, engine, tmp_path, sizes, tolerance)
+
+    def resized(image: Tensor, lateral: Tensor) -> Tensor:
+        return F.interpolate(image, size=lateral.shape[2:], mode="bilinear")
+
+    pairs = [(24, 40, 30, 47), (1, 1, 5, 7), (300, 5, 337, 9), (301, 200, 77, 222), (1500, 4, 2111, 1)]
+    calls = [(torch.randn(1, 8, a, b), torch.zeros(1, 1, c, d)) for a, b, c, d in pairs]
+    most = (dims("a", "b", most=3000), dims("c", "d", most=3000))
+    compare(resized, calls, engine, tmp_path / "sizes", most, tolerance)
+
+
+def test_places_between_elements_agree_for_many_pairs_of_sizes() -> None:
+    for before, after in product((1, 7, 33, 300, 1200), (1, 5, 47, 337, 2111)):
+        row = torch.randn(1, 8, 1, before)
+        first, second, weights = between(before, after, None)
+        weight = torch.tensor(weights)
+        found = row[..., first] * (1 - weight) + row[..., second] * weight
+        torch.testing.assert_close(found, F.interpolate(row, (1, after), mode="bilinear"), rtol=1e-5, atol=1e-6)
+
+
+def places_of(function: Callable[..., Tensor], *args: Tensor, dynamic: Any = None, corners: bool = False) -> bool:
+    """Return whether the only interpolation of a function may have more than 64 elements and rounded places."""
+    shapes = None if dynamic is None else {"args": dynamic}
+    program = torch.export.export(Apply(function), args, dynamic_shapes=shapes, strict=False)
+    (node,) = (node for node in program.graph.nodes if "upsample" in str(node.target))
+    return rounds_places(node, DECOMPOSED, corners=corners)
+
+
+@pytest.mark.parametrize(("most", "rounded"), [(DECOMPOSED, False), (DECOMPOSED + 1, True), (None, True)])
+def test_the_largest_dynamic_size_decides_on_places(most: int | None, rounded: bool) -> None:
+    height = {2: Dim("height", min=4, max=most)}
+    image = torch.randn(1, 2, 25, 3)
+    assert places_of(lambda x: F.interpolate(x, (50, 3), mode="bilinear"), image, dynamic=(height,)) is rounded
+    assert not places_of(lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), image, dynamic=(height,))
+    doubled = (lambda x: F.interpolate(x, (2 * x.shape[2], 3), mode="bilinear"), image)
+    assert not places_of(*doubled, dynamic=(height,))
+
+
+def test_corners_in_place_are_rounded_by_the_steps_between_them() -> None:
+    def resized(size: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: F.interpolate(x, (size, 3), mode="bilinear", align_corners=True)
+
+    image = torch.randn(1, 2, 101, 3)
+    assert not places_of(resized(202), image)
+    assert places_of(resized(202), image, corners=True)
+    assert not places_of(resized(201), image, corners=True)
+    assert not places_of(lambda x: F.interpolate(x, (202, 3), mode="bilinear"), image.half())
 
 
 @pytest.mark.parametrize("engine", ["executorch", "reference", *ENGINES])

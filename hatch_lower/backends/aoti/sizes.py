@@ -7,14 +7,14 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
-from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER, is_of_doubles, keeps_corners_of_any_size
+from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER, is_between_other_places, is_of_doubles
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 aten = torch.ops.aten
 
 NEAREST = 1  # of the modes of `grid_sampler_2d`
 # core operators, which no program takes apart, and inductor does
-APART = {aten.upsample_nearest2d.vec: is_of_doubles, aten.upsample_bilinear2d.vec: keeps_corners_of_any_size}
+APART = {aten.upsample_nearest2d.vec: is_of_doubles, aten.upsample_bilinear2d.vec: is_between_other_places}
 
 
 def why_not_sizes(node: Node) -> str:

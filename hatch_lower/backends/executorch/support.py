@@ -46,6 +46,7 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_size,
     why_not_view,
 )
+from hatch_lower.backends.interpolation import why_not_places
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
@@ -300,6 +301,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK's `{name}` of one dimension takes one size at most that is known at run time only"
     if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
         return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
+    if reason := why_not_places(copy, corners=False):
+        return reason
     if name == "aten.addmm.default" and (reason := why_not_linear(copy)):
         return reason
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):

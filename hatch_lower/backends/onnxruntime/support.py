@@ -25,7 +25,7 @@ from hatch_lower.backends.engine_partitioner import (
     why_not_target,
     why_not_tensors,
 )
-from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation
+from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation, why_not_places
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -68,7 +68,7 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs)
-    reason = reason or why_not_interpolation(node, ranges, doubles=True)
+    reason = reason or why_not_interpolation(node, ranges, doubles=True) or why_not_places(node, corners=True)
     reason = reason or why_not_dtypes(op, node, known) or why_not_numbers(node)
     if not reason and not finite and differs_for_nan(node):
         return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity, and `finite-only` is false"

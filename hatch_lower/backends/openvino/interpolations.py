@@ -1,6 +1,7 @@
 """Interpolations in OpenVINO's own operators, with the places that eager computes.
 
-Its frontend takes the first place of an axis of one element for eager's middle, and divides where eager multiplies.
+Its frontend takes the first place of an axis of one element for eager's middle, and divides where eager multiplies. So
+does OpenVINO's own bilinear interpolation, which is used where rounding does not show.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import numpy as np
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.interpolation import order_of_axes, places, regular_factors
+from hatch_lower.backends.interpolation import between, order_of_axes, places, regular_factors
+from hatch_lower.exir.lowering.places import ENGINES_OWN, rounds_places
+
+COARSE = 4096.0  # parts of 1 in the coarse part of a scale
 
 Opset = Any
 Value = Any
@@ -23,14 +27,9 @@ def write_nearest(node: Node, opset: Opset, image: Value, *sizes: Value) -> Valu
     factors = regular_factors(node)
     if factors is not None:
         return interpolate(opset, image, np.array(factors, np.float32), "scales", mode="nearest")
-    given = arguments_of(node)
-    before = [size if isinstance(size, int) else None for size in given["input"].meta["val"].shape[2:]]
-    steps: Sequence[float | None] = given["scale_factors"] or [None] * len(before)
-    after: list[Any] = values_of(given["output_size"], sizes) or [
-        None if size is None else int(size * float(factor or 1)) for size, factor in zip(before, steps, strict=True)
-    ]
-    for axis in order_of_axes(list(zip(before, after, strict=True))):
-        known, wanted, factor = before[axis], after[axis], steps[axis]
+    axes = axes_of(node, sizes)
+    for axis in order_of_axes([(before, after) for before, after, _ in axes]):
+        known, wanted, factor = axes[axis]
         if known is not None and isinstance(wanted, int):
             chosen = opset.constant(places(known, wanted, factor), dtype="int64")
         else:
@@ -39,8 +38,28 @@ def write_nearest(node: Node, opset: Opset, image: Value, *sizes: Value) -> Valu
     return image
 
 
+def axes_of(node: Node, sizes: Sequence[Value]) -> list[tuple[int | None, Any, float | None]]:
+    """Return of each axis the sizes before, if known, and after, as a number, a value or `None`, and the factor."""
+    given = arguments_of(node)
+    before = [size if isinstance(size, int) else None for size in given["input"].meta["val"].shape[2:]]
+    steps: Sequence[float | None] = given["scale_factors"] or [None] * len(before)
+    after: list[Any] = values_of(given["output_size"], sizes) or [
+        None if size is None else int(size * float(factor or 1)) for size, factor in zip(before, steps, strict=True)
+    ]
+    return list(zip(before, after, steps, strict=True))
+
+
 def write_places(opset: Opset, image: Value, axis: int, after: Value, factor: float | None) -> Value:
     """Write eager's places in an axis of an image; `after` is a number, a value, or follows from the factor."""
+    before, steps, scale = write_steps(opset, image, axis, after, factor)
+    found = opset.convert(opset.floor(opset.multiply(steps, scale)), "i64")
+    return opset.minimum(found, opset.subtract(before, opset.constant(1, dtype="int64")))
+
+
+def write_steps(
+    opset: Opset, image: Value, axis: int, after: Value, factor: float | None
+) -> tuple[Value, Value, Value]:
+    """Write the size of an axis, the steps along it in the result, and how far each goes."""
     zero, one = (opset.constant(number, dtype="int64") for number in (0, 1))
     before = opset.gather(opset.shape_of(image), opset.constant(axis, dtype="int64"), zero)
     if after is None:
@@ -52,12 +71,13 @@ def write_places(opset: Opset, image: Value, axis: int, after: Value, factor: fl
         scale = opset.divide(opset.convert(before, "f32"), opset.convert(after, "f32"))
     else:
         scale = constant(opset, 1 / factor)
-    found = opset.convert(opset.floor(opset.multiply(steps, scale)), "i64")
-    return opset.minimum(found, opset.subtract(before, one))
+    return before, steps, scale
 
 
 def write_bilinear(node: Node, opset: Opset, image: Value, *sizes: Value) -> Value:
     given = arguments_of(node)
+    if rounds_places(node, ENGINES_OWN):
+        return write_between(node, opset, image, *sizes)
     options = {"mode": "linear_onnx", "place": "align_corners" if given["align_corners"] else "half_pixel"}
     if given["scale_factors"] is not None:
         return interpolate(opset, image, np.array(given["scale_factors"], np.float32), "scales", **options)
@@ -66,6 +86,49 @@ def write_bilinear(node: Node, opset: Opset, image: Value, *sizes: Value) -> Val
         for size in values_of(given["output_size"], sizes)
     ]
     return interpolate(opset, image, opset.concat(parts, 0), "sizes", **options)
+
+
+def write_between(node: Node, opset: Opset, image: Value, *sizes: Value) -> Value:
+    """Write an interpolation between elements at eager's places, one axis after the other."""
+    axes = axes_of(node, sizes)
+    for axis in order_of_axes([(before, after) for before, after, _ in axes]):
+        before, after, factor = axes[axis]
+        if isinstance(before, int) and isinstance(after, int):
+            first, second, weights = between(before, after, factor)
+            indices = [opset.constant(each, dtype="int64") for each in (first, second)]
+            weight = constant(opset, weights)
+        else:
+            *indices, weight = write_pairs(opset, image, axis + 2, after, factor)
+        inner = len(axes) - 1 - axis
+        if inner:
+            weight = opset.unsqueeze(weight, opset.constant(list(range(1, 1 + inner)), dtype="int64"))
+        one, other = (opset.gather(image, each, opset.constant(axis + 2, dtype="int64")) for each in indices)
+        rest = opset.subtract(constant(opset, 1.0), weight)
+        image = opset.add(opset.multiply(one, rest), opset.multiply(other, weight))
+    return image
+
+
+def write_pairs(
+    opset: Opset, image: Value, axis: int, after: Value, factor: float | None
+) -> tuple[Value, Value, Value]:
+    """Write two elements for each step in an axis, and the weight of the second.
+
+    Eager multiplies and subtracts in one operation, which rounds once. Here the scale is the sum of two parts with few
+    digits, of which each product is exact up to some thousand steps, so that only the last sum is rounded.
+    """
+    before, steps, scale = write_steps(opset, image, axis, after, factor)
+    half, zero, one = (constant(opset, number) for number in (0.5, 0.0, 1.0))
+    middles = opset.add(steps, half)
+    coarse = opset.floor(opset.multiply(scale, constant(opset, COARSE)))
+    coarse = opset.multiply(coarse, constant(opset, 1 / COARSE))
+    exact = opset.subtract(opset.multiply(coarse, middles), half)
+    found = opset.add(exact, opset.multiply(opset.subtract(scale, coarse), middles))
+    found = opset.maximum(found, zero)
+    step = opset.constant(1, dtype="int64")
+    last = opset.subtract(before, step)
+    first = opset.minimum(opset.convert(opset.floor(found), "i64"), last)
+    weight = opset.minimum(opset.subtract(found, opset.convert(first, "f32")), one)
+    return first, opset.minimum(opset.add(first, step), last), weight
 
 
 def values_of(given: Sequence[object] | None, values: Sequence[Value]) -> list[Any]:
@@ -87,5 +150,5 @@ def interpolate(opset: Opset, image: Value, sizes: Value, kind: str, *, mode: st
     )
 
 
-def constant(opset: Opset, value: float | None) -> Value:
+def constant(opset: Opset, value: float | Sequence[float] | None) -> Value:
     return opset.constant(value, dtype="float32")

@@ -4,6 +4,7 @@
   that depends on the processor. Torch's decompositions compute all in float32, rounded in one way.
 - Corners that stay in place (`align_corners`): where the size of a result is symbolic, the decomposition divides by the
   size less one, as if no size was 1.
+- Places between elements (`places`): decompositions round them otherwise, which shows in large images.
 - Images of bytes: torch's cubic coefficients are rounded in another way.
 """
 
@@ -16,6 +17,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.lowering.convert import Wanted
+from hatch_lower.exir.lowering.places import DECOMPOSED, rounds_places
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -30,8 +32,12 @@ def keeps_corners_of_any_size(node: Node) -> bool:
     return bool(named_arguments(node)["align_corners"]) and not all(isinstance(size, int) for size in sizes)
 
 
+def is_between_other_places(node: Node) -> bool:
+    return keeps_corners_of_any_size(node) or rounds_places(node, DECOMPOSED)
+
+
 def is_cubic_unlike_eager(node: Node) -> bool:
-    return node.meta["val"].dtype is torch.uint8 or keeps_corners_of_any_size(node)
+    return node.meta["val"].dtype is torch.uint8 or is_between_other_places(node)
 
 
 UNLIKE_EAGER: Mapping[OpOverload, Wanted] = {
@@ -40,7 +46,7 @@ UNLIKE_EAGER: Mapping[OpOverload, Wanted] = {
     aten._upsample_nearest_exact1d.vec: lambda node: True,
     aten._upsample_nearest_exact2d.vec: lambda node: True,
     aten._upsample_nearest_exact3d.vec: lambda node: True,
-    aten.upsample_linear1d.vec: keeps_corners_of_any_size,
-    aten.upsample_trilinear3d.vec: keeps_corners_of_any_size,
+    aten.upsample_linear1d.vec: is_between_other_places,
+    aten.upsample_trilinear3d.vec: is_between_other_places,
     aten.upsample_bicubic2d.vec: is_cubic_unlike_eager,
 }
