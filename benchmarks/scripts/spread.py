@@ -34,8 +34,7 @@ from support.simulated import (  # noqa: E402
 )
 
 from hatch_lower.build.spread.executors.choose import opener  # noqa: E402
-from hatch_lower.build.spread.graph import Work  # noqa: E402
-from hatch_lower.build.spread.pool import Pool, Reply  # noqa: E402
+from hatch_lower.build.spread.pool import Pool, Reply, Work  # noqa: E402
 from hatch_lower.build.spread.scheduler import Clock, Scheduler  # noqa: E402
 
 UNITS, WORKERS = 32, 8
@@ -50,8 +49,8 @@ class JsonDesk:
     def __init__(self, seconds: float) -> None:
         self._request = make_request(seconds=seconds)
 
-    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, tuple[()]]:
-        return self._request, ()
+    def request(self, work: Work) -> tuple[bytes, bytes]:
+        return self._request, b""
 
     def read(self, work: Work, reply: Reply) -> None:
         assert json.loads(reply.data)[0] == "made"
@@ -95,7 +94,7 @@ def row(*cells: str) -> None:
 
 def simulated(works: list[Work], workers: int) -> float:
     engine = SimulatedEngine(workers, making(works))
-    assert scheduler_of(engine, SimulatedDesk(works)).run(works) == {}
+    assert scheduler_of(engine, SimulatedDesk()).run(works) == {}
     return engine.now()
 
 
@@ -114,7 +113,7 @@ def killed(works: list[Work]) -> str:
     chance = random.Random(0)
     for number in range(KILLS):
         engine.at(1.0 + 2.0 * number, lambda: engine.kill_one(chance.choice))
-    desk = SimulatedDesk(works)
+    desk = SimulatedDesk()
     given_up = scheduler_of(engine, desk).run(works)
     return f"{len(set(desk.made))} units made {len(desk.made)} times, {len(given_up)} given up"
 
@@ -125,7 +124,7 @@ class ThreadPool:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
 
-    def submit(self, request: bytes, attachments: object, avoid: frozenset[str]) -> object:
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> object:
         return self._executor.submit(lambda: Reply("thread", run_unit(request)))
 
     def size(self) -> int:
@@ -146,7 +145,7 @@ def real(open_pool: Callable[[], object], count: int, seconds: float) -> float:
     """Return the seconds that units take, without those to connect and for the first of each worker."""
     pool = open_pool()
     for _ in range(2):
-        waited = [pool.submit(make_request(seconds=0.2), (), frozenset()) for _ in range(2)]
+        waited = [pool.submit(make_request(seconds=0.2), b"", frozenset()) for _ in range(2)]
         for future in waited:
             future.result()
     works = [Work(str(number), str(number)) for number in range(count)]

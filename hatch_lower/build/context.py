@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.inputs.machine import cpu_capability
@@ -16,10 +15,6 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
-
-if TYPE_CHECKING:
-    from hatch_lower.build.protocol import Asking
-
 
 EXECUTOR = "HATCH_LOWER_EXECUTOR"  # the variable that is stronger than the setting
 
@@ -31,14 +26,11 @@ class BuildContext(Frozen):
     store: Store
     reporter: Reporter
     environment: Mapping[str, str]
-    outbox: Path | None = None  # where child processes note what they keep for others; `None` if nobody asks
     files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
     check_early: Callable[[BuildContext], None] = lambda context: (
         None
     )  # called before models are exported, and may raise
-    asking: Asking | None = None  # `None`: all that is missing is made
     path: tuple[str, ...] | None = None  # of the interpreter that builds; `None` is that of this process
-    poll: Callable[[], None] = lambda: None  # called while child processes run: what it raises ends them
     hidden: tuple[str, ...] = ()  # variables that are set for whoever builds, and not passed on
 
     @property

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.diff.settings import key_changes
@@ -34,12 +35,24 @@ from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.pipeline.localise.finding import Localisation
 
 SHOWN = 3  # reasons of a method that the summary of a build names
 # How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves
 TRIMMING_S = 10.0
+
+
+class UnitExport(Frozen):
+    """The export of units, for this machine's cache or another machine's build."""
+
+    keys: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)  # by model and recipe
+    outbox: Path | None = None  # a file in which child processes note the entries that they keep for another build
+    poll: Callable[[], None] = lambda: None  # called while child processes run: its exception ends them
+
+
+NO_UNITS = UnitExport()
 
 
 def export_models(
@@ -49,7 +62,7 @@ def export_models(
     mode: Mode = "lower",
     sources: Mapping[str, LocalSource] = {},  # by URL in `weights`
     localisation: Localisation | None = None,
-    units: Mapping[str, Mapping[str, Mapping[str, object]]] = {},  # keys by model and recipe, in mode `recipe`
+    units: UnitExport = NO_UNITS,  # mode `recipe`
 ) -> list[Answer]:
     """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
     refuse_incomplete()
@@ -71,7 +84,7 @@ def export_models(
             import_roots=path[1:],
             later_hooks=context.view.later_hooks,
             manifest=known[model.name].key if store.writes and known else {},
-            units=units.get(model.name, {}) if store.writes else {},
+            units=units.keys.get(model.name, {}) if store.writes else {},
             recorded_path=context.search_path,
             work=work,
             log=None if library is None else log,
@@ -80,8 +93,7 @@ def export_models(
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
             sources=named_in_wheel([sources[url] for url in model.weights if url in sources]),
             localisation=localisation,
-            asking=context.asking,
-            outbox=context.outbox,
+            outbox=units.outbox,
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
@@ -89,7 +101,7 @@ def export_models(
     if mode == "lower":  # a wheel follows
         threading.Thread(target=import_sbom_writer, name="import", daemon=True).start()
     try:
-        return run_children(context, requests)
+        return run_children(context, requests, units.poll)
     except LowerError:
         forget_suspects(store, [request.folder for request in requests])
         raise

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -49,7 +49,7 @@ class Child:
         return self.events.fileno(), self.process.stdout.fileno()
 
     def place(self) -> str:
-        where = self.request.model if self.request.mode == "part" else f"model `{self.request.model}`"
+        where = f"model `{self.request.model}`"
         if not self.open_stages:
             return where
         event = self.open_stages[-1]
@@ -60,8 +60,11 @@ class Child:
         return ChildExit(self.request.folder, self.place(), status, self.timed_out, tuple(self.output))
 
 
-def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Answer]:
-    """Run a child process for each request, as many at once as the settings allow; return their answers in order."""
+def run_children(
+    context: BuildContext, requests: Sequence[Request], poll: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """Run a child process for each request, as many at once as the settings allow; return the answers in order."""
+    # an exception of `poll` ends the children
     jobs, timeout, reporter = context.settings.jobs, context.settings.timeout, context.reporter
     waiting = deque(requests)
     running: list[Child] = []
@@ -69,7 +72,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or running:
-                context.poll()
+                poll()
                 while waiting and len(running) < jobs:
                     child = start(waiting.popleft(), context.environment)
                     running.append(child)

@@ -20,16 +20,9 @@ REQUEST = "request.json"
 ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
-# Lower a model; only some of its recipes, for a build that joins them; only say what it exports, which the audit
-# compares; or say what in it is wrong. Or make a part of a recipe, such as one of its partitions, which was asked for
-Mode = Literal["lower", "recipe", "part", "capture", "localise"]
-
-
-class Asking(Frozen):
-    """That what is missing may be asked for, instead of being made."""
-
-    folder: Path  # where it is written what is asked for
-    asked: tuple[str, ...] = ()  # keys of what was asked for before, and is to be made if it is missing still
+# `lower`: a model. `recipe`: some of its recipes, for a build that joins them. `capture`: the export alone, which the
+# audit compares. `localise`: the operation that is wrong
+Mode = Literal["lower", "recipe", "capture", "localise"]
 
 
 class Request(Frozen):
@@ -56,7 +49,6 @@ class Request(Frozen):
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
     localisation: Localisation | None = None  # what to look at where something wrong is looked for
-    asking: Asking | None = None
     outbox: Path | None = None  # where it is noted what is kept for others; `None` if nobody asks
 
 

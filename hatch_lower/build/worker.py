@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
 from hatch_lower.build.costs import StageSeconds, keep_costs
@@ -48,9 +47,6 @@ from hatch_lower.pipeline.localise.finding import FINDINGS
 from hatch_lower.runtime.torch_private.versions import why_untried
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
-
-if TYPE_CHECKING:
-    from hatch_lower.build.spread.asking import Asker
 
 
 def main(arguments: list[str]) -> int:
@@ -95,10 +91,6 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     store = open_store(environment, warn, remote)
     if request.settings.strict:
         refuse_undeclared(request, store.directory.parent)
-    if request.mode == "part":
-        from hatch_lower.build.spread.part_child import make_part
-
-        return Answer(make_part(request.model, request.folder, store, asker_of(request, reporter)))
     timed = StageSeconds(reporter)
     remembered = [request.manifest] if request.manifest else list(request.units.values())
     if not remembered:
@@ -202,20 +194,10 @@ def run_pipeline(
 
         write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
-    build = replace(build, ask=asker_of(request, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(build)
         return Answer(report, recipes=records)
     return Answer(pipeline.lower_model(build))
-
-
-def asker_of(request: Request, reporter: Reporter) -> Asker | None:
-    if request.asking is None:
-        return None
-    from hatch_lower.build.spread.asking import Asker
-
-    note = notes_of(reporter, "lower", request.model)
-    return Asker(request.asking.folder, request.asking.asked, request.settings.timeout, note)
 
 
 def enter_project(request: Request) -> None:

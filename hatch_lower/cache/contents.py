@@ -103,7 +103,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    # `partition`, `step`, `export`, `report`, `manifest`, `recipe`, `unit`, `cost`, `constants`, `native`, `sbom`, or
+    # `partition`, `export`, `report`, `manifest`, `recipe`, `unit`, `cost`, `constants`, `native`, `sbom`, or
     # `other`
     kind: str
     key: str

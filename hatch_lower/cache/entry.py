@@ -27,13 +27,12 @@ DIGEST = re.compile("[0-9a-f]{64}")
 KINDS = (
     ("compile_specs", "partition"),
     ("partitions", "partition"),
-    ("step", "step"),
     ("graphs", "export"),
     ("constants", "constants"),
     ("native file", "native"),
 )
 # kinds whose keys are digests of their components, and components that stand beside those of the key
-HASHED = frozenset({"partition", "step", "export", "manifest"})
+HASHED = frozenset({"partition", "export", "manifest"})
 BESIDE = frozenset({"kind", "subject"})
 # `keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
 # into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there.

@@ -47,18 +47,6 @@ class JointKey(Key):
     partitions: tuple[tuple[str, str], ...]  # method and key of each, in order
 
 
-class StepKey(Key):
-    """The key of what one step of a backend came to."""
-
-    step: str
-    text: str  # sha256
-    backend: str
-    made_by: tuple[tuple[str, str], ...]  # versions of its tools, and its options
-    torch: str  # whose headers it may include
-    interpreter: str
-    system: str  # operating system and machine
-
-
 class ExportKey(Key):
     """The key of one exported model's `ModelReport`; tuples of one entry for each method are in the methods' order."""
 

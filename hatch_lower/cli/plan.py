@@ -15,7 +15,7 @@ from hatch_lower.cli.units import is_sent, opened_context
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.build.spread.units import Unit
+    from hatch_lower.build.units import Unit
 
 SCHEMA = 1
 
@@ -37,7 +37,7 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
     line, the matrix of a workflow's jobs.
     """
     from hatch_lower.build.explain import in_last_environment, read_history
-    from hatch_lower.build.spread.units import divide_units, find_units, recipe_units
+    from hatch_lower.build.units import divide_units, find_units, recipe_units
 
     with opened_context(root) as context:
         settings, directory = context.settings, context.store.directory

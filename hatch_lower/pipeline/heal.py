@@ -121,7 +121,7 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
     kept = {each.recipe.name: each.lowering for each in recipes}
     kept[name] = replace(lowering, healed=lowering.healed + 1)
     known = {each.recipe.name: each.left_out for each in recipes} | {name: step.left_out}
-    return replace(build, left_out=known, kept=kept, ask=None)
+    return replace(build, left_out=known, kept=kept)
 
 
 class Step(Frozen):

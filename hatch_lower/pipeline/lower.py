@@ -51,7 +51,6 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
         passes=passes,
         store=build.store,
         steps=steps,
-        ask=build.ask,
         before=None if before is None else before.methods,
     )
     for method in build.source.methods:

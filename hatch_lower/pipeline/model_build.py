@@ -14,7 +14,6 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.lower import LoweredMethods
-from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.format.manifest import LeftOut, MethodEntry
 from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
@@ -56,7 +55,6 @@ class ModelBuild(Frozen):
     fresh: FreshProcess | None  # a process that has not run the model's code
     sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
     real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
-    ask: Ask | None = None  # may have partitions lowered elsewhere
     left_out: Mapping[str, LeftOutOf] = field(default_factory=dict)  # recipe to the operations that torch runs
     kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to what was lowered for it before
 

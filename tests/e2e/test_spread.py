@@ -138,17 +138,6 @@ def test_ctrl_c_ends_what_runs_on_workers_and_so_does_sigterm(
     assert slow.left_behind() == []
 
 
-def test_a_unit_that_keeps_workers_idle_is_made_in_parts(project: Callable[[str], Project]) -> None:
-    alone = project("two_methods")
-    alone.edit("pyproject.toml", "[tool.hatch.build.targets.wheel.hooks.lower.recipes.portable]\nbackends = []\n", "")
-    machine = apart(alone, "elsewhere")
-    done = build(machine, PROCESSES)
-    made = re.findall(r"lower  (\S+)(?: \S+ for `reference`)? +unit +\S+ s  on ", done.stderr)
-    assert made == ["partition", "partition", "two_methods/default"]
-    (wheel,) = machine.dist.glob("*.whl")
-    assert sha256(wheel) == sha256(alone.wheel())
-
-
 def start_once_slow(slow: Project, marker: Path, executor: str) -> subprocess.Popen[str]:
     """Start a build whose first export never ends."""
     source = (slow.root / "slow/model.py").read_text()

@@ -13,7 +13,8 @@ from hatch_lower.build.spread.answers import read_answer
 from hatch_lower.build.spread.protocol import write_request
 from hatch_lower.build.spread.requests import requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
-from hatch_lower.build.spread.units import find_units, recipe_units
+from hatch_lower.build.spread.snapshot import take_snapshot
+from hatch_lower.build.units import find_units, recipe_units
 
 pytestmark = pytest.mark.torch
 
@@ -26,12 +27,12 @@ def test_a_build_of_what_was_made_elsewhere_lowers_nothing_and_gives_the_same_wh
     made = project(name)
     context = context_of(made, tmp_path / "work")
     units = recipe_units(find_units(context, shared=False))
+    snapshot = take_snapshot(context.settings, context.view, context.files())
     before = tree(made.root)
     elsewhere = tmp_path / "elsewhere"
     with worker(elsewhere) as run:
-        for asked in requests_of(context, units):
-            data = run(run_unit, write_request(asked.request), *asked.attachments.values())
-            answer, entries = read_answer(data, asked.request)
+        for request in requests_of(context, units, snapshot):
+            answer, entries = read_answer(run(run_unit, write_request(request), snapshot.data), request)
             assert (answer.outcome, answer.error, answer.lacks) == ("made", None, ())
             assert set(take_answer(context, answer, entries)) == set(answer.entries)
             assert take_answer(context, answer, entries) == ()

@@ -22,7 +22,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     max_leaves=8,
 )
-REQUEST = UnitRequest("a/b", "recipe", KEY, SECRET, {}, {}, {})
+REQUEST = UnitRequest("a/b", KEY, SECRET, {}, {}, {}, KEY)
 
 
 @settings(max_examples=examples(1))
@@ -32,7 +32,7 @@ REQUEST = UnitRequest("a/b", "recipe", KEY, SECRET, {}, {}, {})
     environment=st.dictionaries(TEXTS, st.text(st.characters(exclude_categories=["Cs"]))),
 )
 def test_a_request_survives_the_wire(name: str, body: dict[str, object], environment: dict[str, str]) -> None:
-    request = UnitRequest(name, "part", KEY, SECRET, {}, environment, body)
+    request = UnitRequest(name, KEY, SECRET, {}, environment, body, KEY)
     assert read_request(write_request(request)) == request
 
 

@@ -48,7 +48,7 @@ RETURNED: Mapping[str, Callable[[], object]] = {
 
 
 def run_unit(
-    request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
+    request: bytes, snapshot: bytes = b"", still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
 ) -> bytes:
     asked = json.loads(request)
     note = Path(asked["note"]) if "note" in asked else None
@@ -72,7 +72,7 @@ def run_unit(
         raise RAISED[asked["raises"]]()
     if "returns" in asked:
         return RETURNED[asked["returns"]]()  # type: ignore[no-any-return]  # a worker that is none of ours
-    return json.dumps([asked.get("answer", "made"), sum(map(len, attachments))]).encode()
+    return json.dumps([asked.get("answer", "made"), len(snapshot)]).encode()
 
 
 def make_request(**fields: object) -> bytes:

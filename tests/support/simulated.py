@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Shared
+from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Work
 from hatch_lower.build.spread.protocol import Lack, LacksError, WrongAnswerError
-from hatch_lower.build.spread.scheduler import Finished, Scheduler
+from hatch_lower.build.spread.scheduler import Scheduler
 from hatch_lower.build.spread.view import Progress
 from hatch_lower.errors import CaptureError
 
@@ -53,7 +52,7 @@ class SimulatedEngine:
         self.opened += 1
         return self
 
-    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
         if avoid >= self._running.keys():
             raise NoWorkerError
         task = Task(request.decode(), avoid)
@@ -81,7 +80,7 @@ class SimulatedEngine:
     def now(self) -> float:
         return self.time
 
-    def wait(self, finished: queue.SimpleQueue[Finished], seconds: float) -> Finished | None:
+    def wait(self, finished: queue.SimpleQueue[Future[Reply]], seconds: float) -> Future[Reply] | None:
         until = self.time + seconds
         while finished.empty() and self._events and self._events[0][0] <= until:
             self.time, _, happen = heapq.heappop(self._events)
@@ -156,22 +155,19 @@ class SimulatedEngine:
 
 
 class SimulatedDesk:
-    """Knows units by their keys. An answer is one word, and the keys of what is needed."""
+    """Knows units by their keys. An answer is one word."""
 
-    def __init__(self, works: Iterable[Work]) -> None:
-        self.works = {work.key: work for work in works}
+    def __init__(self) -> None:
         self.made: list[str] = []
 
-    def request(self, work: Work, *, divisible: bool) -> tuple[bytes, Sequence[bytes | Shared]]:
-        return work.key.encode(), ()
+    def request(self, work: Work) -> tuple[bytes, bytes]:
+        return work.key.encode(), b""
 
-    def read(self, work: Work, reply: Reply) -> Sequence[Work] | None:
-        word, *keys = reply.data.decode().split()
+    def read(self, work: Work, reply: Reply) -> None:
+        word = reply.data.decode()
         if word == "made":
             self.made.append(work.key)
-            return None
-        if word == "needs":
-            return [self.works[key] for key in keys]
+            return
         if word == "refused":
             raise LacksError(Lack("g++", "g++ 13", ""))
         if word == "failed":
@@ -213,7 +209,7 @@ def scheduler_of(engine: SimulatedEngine, desk: SimulatedDesk, watcher: Recordin
 def makespan(works: Sequence[Work], workers: int) -> float:
     """Return the simulated seconds in which workers make units."""
     engine = SimulatedEngine(workers, making(works))
-    desk = SimulatedDesk(works)
+    desk = SimulatedDesk()
     assert scheduler_of(engine, desk).run(works) == {}
     assert len(desk.made) == len(works)
     return engine.now()
@@ -230,14 +226,3 @@ def mixed_units(count: int, seed: int) -> list[Work]:
     chance = random.Random(seed)
     costs = (lambda: chance.uniform(1, 5), lambda: chance.lognormvariate(2, 1), lambda: chance.uniform(30, 120))
     return [Work(str(number), f"unit {number}", chance.choice(costs)()) for number in range(count)]
-
-
-def mixed_needs(works: Sequence[Work], seed: int) -> dict[str, list[str]]:
-    """Return for each unit the earlier ones that it needs: the one before it, some others, or none."""
-    chance = random.Random(seed)
-    needs: dict[str, list[str]] = {}
-    for number, work in enumerate(works):
-        shape = chance.random() if number else 1.0
-        chosen = {chance.randrange(number) for _ in range(chance.randrange(1, 4))} if shape < 0.5 else set()
-        needs[work.key] = [works[other].key for other in ({number - 1} if shape < 0.2 else chosen)]
-    return needs

@@ -11,12 +11,9 @@ from hatch_lower.build.spread.answers import CONTENTS, HEAD, MAC, code, read_ans
 from hatch_lower.build.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
 from hatch_lower.build.spread.protocol import (
     Lack,
-    Need,
     UnitAnswer,
     UnitRequest,
     WrongAnswerError,
-    attach,
-    attached,
     new_secret,
     read_request,
     write_request,
@@ -31,13 +28,12 @@ BLOBS = (b"native code" * 99, b"", b"tensors")
 VALUE = {"native": True, "files": [1.5, None, "é"]}
 REQUEST = UnitRequest(
     name="digits/default",
-    kind="recipe",
     key=KEY,
     secret=new_secret(),
     facts={"torch": "2.13.0"},
     environment={"HF_HOME": "/models"},
     body={"model": "digits"},
-    attachments=(attach("snapshot", b"files"),),
+    snapshot=sha256_bytes(b"files"),
 )
 MADE = UnitAnswer("digits/default", KEY, "host:1", "made", (OTHER,), log=("exported",))
 
@@ -74,17 +70,6 @@ def test_what_is_no_request_is_a_value_error(data: bytes) -> None:
         read_request(data)
 
 
-def test_attachments_are_compared_with_what_the_request_says_of_them() -> None:
-    assert attached(REQUEST, [b"files"]) == {"snapshot": b"files"}
-    with pytest.raises(ValueError, match="`snapshot` came with other contents"):
-        attached(REQUEST, [b"filez"])
-    with pytest.raises(ValueError, match="0 attachments came, and not 1"):
-        attached(REQUEST, [])
-    twice = replace(REQUEST, attachments=REQUEST.attachments * 2)
-    with pytest.raises(ValueError, match="two attachments of one role"):
-        read_request(write_request(twice))
-
-
 def test_an_answer_brings_entries_that_a_store_takes(tmp_path: Path) -> None:
     data = write_answer(MADE, [entry_in(tmp_path / "worker")], REQUEST.secret)
     answer, entries = read_answer(data, REQUEST)
@@ -100,17 +85,6 @@ def test_an_answer_brings_entries_that_a_store_takes(tmp_path: Path) -> None:
 def test_blobs_that_entries_share_travel_once(tmp_path: Path) -> None:
     entries = [entry_in(tmp_path, key) for key in (KEY, OTHER)]
     assert len(write_entries(entries)) < 2 * len(write_entries(entries[:1])) - len(BLOBS[0]) // 2
-
-
-def test_an_answer_brings_what_a_needed_part_is_made_from() -> None:
-    blob = b"a partition"
-    needs = (Need(OTHER, "digits/default 1", {"backend": "null"}, sha256_bytes(blob)),)
-    answer = UnitAnswer("digits/default", KEY, "host:1", "needs", needs=needs)
-    found, entries = read_answer(write_answer(answer, (), REQUEST.secret, [blob]), REQUEST)
-    assert found == answer
-    assert entries.blob(sha256_bytes(blob)) == blob
-    with pytest.raises(WrongAnswerError, match="did not come"):
-        read_answer(write_answer(answer, (), REQUEST.secret), REQUEST)
 
 
 def test_every_flipped_bit_of_an_answer_is_refused(tmp_path: Path) -> None:
@@ -150,15 +124,12 @@ def test_an_answer_without_or_with_a_wrong_code_is_refused() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        replace(MADE, needs=(Need(KEY, "a part", {}, OTHER),)),
         replace(MADE, outcome="refused"),
         replace(MADE, lacks=(Lack("torch", "2.13.0", "2.12.0"),)),
         replace(MADE, outcome="failed"),
         replace(MADE, outcome="failed", error={"what": "a sentence"}),
         replace(MADE, outcome="lost"),
         replace(MADE, entries=("../..",)),
-        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "", {}, OTHER),)),
-        UnitAnswer("digits/default", KEY, "", "needs", needs=(Need(KEY, "a part", {}, ""),)),
     ],
 )
 def test_an_answer_that_contradicts_itself_is_refused(answer: UnitAnswer) -> None:

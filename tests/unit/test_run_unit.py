@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support.processes import is_running, wait_for
@@ -23,24 +24,17 @@ from hatch_lower.build.protocol import Answer
 from hatch_lower.build.spread import requests
 from hatch_lower.build.spread.answers import read_answer, write_answer
 from hatch_lower.build.spread.entries import Entries, entry_of, read_entries, write_entries
-from hatch_lower.build.spread.protocol import (
-    Lack,
-    UnitAnswer,
-    UnitRequest,
-    WrongAnswerError,
-    attach,
-    read_request,
-    write_request,
-)
-from hatch_lower.build.spread.recipe_unit import SNAPSHOT
-from hatch_lower.build.spread.requests import Asked, ask_again, error_of, requests_of, take_answer
+from hatch_lower.build.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, write_request
+from hatch_lower.build.spread.requests import error_of, requests_of, take_answer
 from hatch_lower.build.spread.run_unit import run_unit
-from hatch_lower.build.spread.units import Unit, find_units, recipe_units
+from hatch_lower.build.spread.snapshot import Snapshot, take_snapshot
 from hatch_lower.build.spread.workplace import PREFIX, Workplace, open_workplace
+from hatch_lower.build.units import Unit, find_units, recipe_units
 from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry
@@ -128,9 +122,15 @@ def shop(tmp_path: Path) -> BuildContext:
     return build_context(project.settings, project.view, work, store, NullReporter(), project.files)
 
 
+class Asked(NamedTuple):
+    request: UnitRequest
+    snapshot: Snapshot
+
+
 def asked_of(context: BuildContext, model: str) -> Asked:
-    (asked,) = requests_of(context, [unit_of(context, model)])
-    return asked
+    snapshot = take_snapshot(context.settings, context.view, context.files())
+    (request,) = requests_of(context, [unit_of(context, model)], snapshot)
+    return Asked(request, snapshot)
 
 
 def unit_of(context: BuildContext, model: str) -> Unit:
@@ -141,9 +141,9 @@ def answered(asked: Asked, data: bytes) -> UnitAnswer:
     return read_answer(data, asked.request)[0]
 
 
-def run(asked: Asked, request: UnitRequest | None = None, attachments: Sequence[bytes] | None = None) -> UnitAnswer:
-    sent = asked.attachments.values() if attachments is None else attachments
-    return answered(asked, run_unit(write_request(request or asked.request), *sent))
+def run(asked: Asked, request: UnitRequest | None = None, snapshot: bytes | None = None) -> UnitAnswer:
+    sent = asked.snapshot.data if snapshot is None else snapshot
+    return answered(asked, run_unit(write_request(request or asked.request), sent))
 
 
 def test_a_worker_that_is_something_else_refuses_and_says_what_it_is(shop: BuildContext, temporary: Path) -> None:
@@ -190,12 +190,13 @@ def test_a_worker_without_a_key_that_is_believed_refuses_before_it_works(
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "no key")
     assert refusal().startswith("the key for signatures: a key for signatures is not one")
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
-    assert run(asked, replace(asked.request, body={})).lacks[0].text().startswith("what was sent with the unit")
+    assert run(asked, replace(asked.request, body={})).lacks[0].text().startswith("the request and its snapshot")
 
 
 def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_recipe(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
+    def make_recipe(asked: UnitRequest, snapshot: bytes, place: Workplace) -> None:
         place.store.put(KEY, {}, "made", [b"native code"])
+        place.outbox.write_text(f"{KEY} made\n")
 
     own = new_key_pair()
     cache = replace(shop.settings.cache, public_keys=(own.public,))
@@ -203,7 +204,7 @@ def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pyte
     monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
     asked = asked_of(context, "broken")
-    answer, entries = read_answer(run_unit(write_request(asked.request), *asked.attachments.values()), asked.request)
+    answer, entries = read_answer(run_unit(write_request(asked.request), asked.snapshot.data), asked.request)
     assert take_answer(context, answer, entries) == (KEY,)
 
 
@@ -215,25 +216,24 @@ def test_weights_that_a_worker_does_not_reach_are_no_failure_of_the_model(shop: 
     assert answer.lacks[0].text().startswith(f"weights at {weights.as_uri()}: a file of weights cannot be read")
 
 
-def test_other_attachments_than_were_sent_are_refused(shop: BuildContext) -> None:
+def test_another_snapshot_than_was_sent_is_refused(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
-    wrong = [bytes(len(data)) for data in asked.attachments.values()]
-    for attachments in ((), wrong):
-        answer = run(asked, attachments=attachments)
+    for snapshot in (b"", bytes(len(asked.snapshot.data))):
+        answer = run(asked, snapshot=snapshot)
         assert answer.outcome == "refused"
-        assert "attachment" in answer.lacks[0].text()
+        text = "the request and its snapshot: the snapshot has other contents than were sent"
+        assert answer.lacks[0].text() == text
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"\0" * 512])
 def test_a_snapshot_that_is_none_is_refused(shop: BuildContext, temporary: Path, data: bytes) -> None:
     asked = asked_of(shop, "broken")
-    request = replace(asked.request, attachments=(attach(SNAPSHOT, data),))
-    answer = run(asked, request, [data])
+    answer = run(asked, replace(asked.request, snapshot=sha256_bytes(data)), data)
     if data == b"\0" * 512:  # the end of an archive without files
         assert answer.outcome in ("refused", "failed")
     else:
         assert answer.outcome == "refused"
-        assert answer.lacks[0].text().startswith("what was sent with the unit: no archive")
+        assert answer.lacks[0].text().startswith("the request and its snapshot: no archive")
     assert not list(temporary.iterdir())
 
 
@@ -241,7 +241,7 @@ def test_a_body_that_is_none_is_refused(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
     answer = run(asked, replace(asked.request, body={"project": {}}))
     assert answer.outcome == "refused"
-    assert "what was sent with the unit" in answer.lacks[0].text()
+    assert "the request and its snapshot" in answer.lacks[0].text()
 
 
 def limit_files(size: int) -> None:
@@ -252,7 +252,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     (shop.settings.root / "shop" / "large.bin").write_bytes(bytes(1 << 20))
     asked = asked_of(shop, "broken")
     with ProcessPoolExecutor(1, get_context("spawn"), limit_files, (1 << 16,)) as pool:
-        data = pool.submit(run_unit, write_request(asked.request), *asked.attachments.values()).result()
+        data = pool.submit(run_unit, write_request(asked.request), asked.snapshot.data).result()
     answer = answered(asked, data)
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
@@ -262,32 +262,29 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
 def test_an_answer_brings_what_the_build_cannot_get_elsewhere(
     shop: BuildContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, known = "ef" * 32, "01" * 32
+    sent = "ef" * 32
 
-    def make_recipe(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -> None:
-        for key in (KEY, OTHER, sent, known):
-            place.store.put(key, {}, "made", [key.encode()], shared=key != OTHER)
-        with place.outbox.open("a") as file:
-            file.write(f"{sent} sent\n")
+    def make_recipe(asked: UnitRequest, snapshot: bytes, place: Workplace) -> None:
+        for key in (KEY, OTHER, sent):
+            place.store.put(key, {}, "made", [key.encode()])
+        place.outbox.write_text(f"{KEY} made\n{sent} sent\n")
 
     monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
     asked = asked_of(shop, "broken")
-    keys = bytes.fromhex(known)
-    request = replace(asked.request, attachments=(attach("known", keys),))
     for bring_all, brought in ((True, {KEY, sent}), (False, {KEY})):
-        request = replace(request, bring_all=bring_all)
-        answer, entries = read_answer(run_unit(write_request(request), keys), request)
-        assert answer.entries == tuple(sorted([KEY, sent, known]))
+        request = replace(asked.request, bring_all=bring_all)
+        answer, entries = read_answer(run_unit(write_request(request), asked.snapshot.data), request)
+        assert answer.entries == tuple(sorted([KEY, sent]))
         assert entries.entries.keys() == brought
 
 
 def test_a_unit_that_could_not_be_kept_is_not_made(shop: BuildContext, monkeypatch: pytest.MonkeyPatch) -> None:
     report = ModelReport("broken", ModelEntry((), None, None, {}), files=(), torch="2.13.0")
 
-    def make_units(context: BuildContext, units: object, sources: object) -> list[Answer]:
+    def make_units(context: BuildContext, *arguments: object) -> list[Answer]:
         return [Answer(report, recipes={"default": KEY})]
 
-    monkeypatch.setattr("hatch_lower.build.spread.recipe_unit.make_units", make_units)
+    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_units", make_units)
     answer = run(asked_of(shop, "broken"))
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for what was made: the unit's store could not be written"
@@ -306,12 +303,12 @@ def test_a_worker_without_a_folder_for_temporary_files_refuses(
 def test_a_request_of_another_version_is_refused_if_it_says_who_asks(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
     fields = {**json.loads(write_request(asked.request)), "later": 1}
-    answer = answered(asked, run_unit(json.dumps(fields).encode()))
+    answer = answered(asked, run_unit(json.dumps(fields).encode(), b""))
     assert answer.outcome == "refused"
     assert "does not: the request: unknown key `later`" in answer.lacks[0].text()
     for data in (b"", b"{}", b"[]", b"no JSON", b'{"name": 1, "key": 2, "secret": "x"}'):
         with pytest.raises(WrongAnswerError):
-            answered(asked, run_unit(data))
+            answered(asked, run_unit(data, b""))
 
 
 def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
@@ -332,7 +329,7 @@ def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
     assert answer.outcome == "failed"
     said = [line.partition(": ")[2] for line in answer.log if "broken: " in line]
     assert said[:2] == ["environment ['SHOP_COLOUR']", "values green home of the worker project"]
-    error = error_of(asked, answer, shop.settings.root)
+    error = error_of(asked.snapshot, answer, shop.settings.root)
     assert isinstance(error, EntryPointError)
     assert error.found == "ValueError: no weights in shop"
     assert error.where.endswith(f"shop/models.py:9, on the worker {answer.worker}")
@@ -348,7 +345,7 @@ def test_a_file_that_was_not_sent_is_named_with_the_setting(shop: BuildContext) 
     asked = asked_of(shop, "reading")
     answer = run(asked)
     assert answer.outcome == "failed"
-    error = error_of(asked, answer, shop.settings.root)
+    error = error_of(asked.snapshot, answer, shop.settings.root)
     assert "'weights/small.pt'" in error.found
     assert error.hint == (
         "`weights/small.pt` is not sent to workers, for it is in no distribution of the project:"
@@ -369,7 +366,7 @@ class Sleeping:
         return [int(pid) for pid in pids] if len(pids) == 2 else []
 
     def run(self, still_wanted: Callable[[], bool]) -> UnitAnswer:
-        data = run_unit(write_request(self.asked.request), *self.asked.attachments.values(), still_wanted=still_wanted)
+        data = run_unit(write_request(self.asked.request), self.asked.snapshot.data, still_wanted=still_wanted)
         return answered(self.asked, data)
 
     def await_end(self) -> None:
@@ -419,9 +416,7 @@ def test_a_unit_that_is_killed_alone_says_so(sleeping: Sleeping, temporary: Path
 
 def test_what_a_killed_worker_has_started_ends_with_it(sleeping: Sleeping, temporary: Path) -> None:
     asked = sleeping.asked
-    worker = get_context("spawn").Process(
-        target=run_unit, args=(write_request(asked.request), *asked.attachments.values())
-    )
+    worker = get_context("spawn").Process(target=run_unit, args=(write_request(asked.request), asked.snapshot.data))
     worker.start()
     wait_for(sleeping.processes, "the model's code")
     worker.kill()
@@ -535,28 +530,11 @@ def test_a_store_that_cannot_be_written_is_the_build_s_own_error(shop: BuildCont
         take_answer(replace(shop, store=store), MADE, bundle(tmp_path / "worker", KEY, OTHER))
 
 
-def test_a_unit_is_asked_for_again_with_what_it_needs(shop: BuildContext, tmp_path: Path) -> None:
-    shop.store.put(KEY, {"kind": "other"}, "a partition", [b"blob"])
-    entry = entry_of(shop.store, KEY)
-    assert entry is not None
-    asked = asked_of(replace(shop, store=replace(shop.store, remote=Server(bundle(tmp_path / "s")))), "broken")
-    assert not asked.request.bring_all
-    again = ask_again(asked, [entry])
-    assert again.request.bring_all
-    assert again.request.secret != asked.request.secret
-    assert [each.role for each in again.request.attachments] == list(again.attachments) == [SNAPSHOT, "entries"]
-    assert again.attachments[SNAPSHOT] is asked.attachments[SNAPSHOT]
-    assert list(read_entries(again.attachments["entries"]).entries) == [KEY]
-    known = asked_of(shop, "broken")
-    assert known.attachments["known"] == bytes.fromhex(KEY)
-    assert read_request(write_request(known.request)) == known.request
-
-
 def test_a_missing_word_about_a_failure_is_an_error_too(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
     answer = UnitAnswer(asked.request.name, asked.request.key, "host:1", "refused", lacks=(Lack("x", "", "y"),))
     assert answered(asked, write_answer(answer, (), asked.request.secret)) == answer
-    assert "without a word" in str(error_of(asked, answer, shop.settings.root))
+    assert "without a word" in str(error_of(asked.snapshot, answer, shop.settings.root))
 
 
 def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_be(
@@ -574,7 +552,8 @@ def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_
     models = [replace(model, name=f"{model.name}{number}") for number in many]
     units = [replace(unit_of(shop, model.name), model=each.name) for each in models]
     context = replace(shop, settings=replace(shop.settings, models=tuple(models)))
-    sizes = {len(write_request(asked.request)) - 3 * len(asked.request.name) for asked in requests_of(context, units)}
-    (alone,) = requests_of(shop, [unit_of(shop, model.name)])
-    assert max(sizes) < 1.1 * len(write_request(alone.request))
+    snapshot = take_snapshot(shop.settings, shop.view, shop.files())
+    sizes = {len(write_request(request)) - 3 * len(request.name) for request in requests_of(context, units, snapshot)}
+    (alone,) = requests_of(shop, [unit_of(shop, model.name)], snapshot)
+    assert max(sizes) < 1.1 * len(write_request(alone))
     assert len(asked_for) == 2, "once for each call"

@@ -14,14 +14,12 @@ from support.simulated import (
     SimulatedEngine,
     makespan,
     making,
-    mixed_needs,
     mixed_units,
     scheduler_of,
     shortest_makespan,
 )
 
-from hatch_lower.build.spread.graph import Work
-from hatch_lower.build.spread.pool import LostConnectionError
+from hatch_lower.build.spread.pool import LostConnectionError, Work
 from hatch_lower.errors import CaptureError, ExecutorError
 
 EQUAL = [Work(str(number), f"unit {number}", seconds=10.0) for number in range(32)]
@@ -57,45 +55,27 @@ def test_ten_thousand_units_take_little_longer_than_they_must() -> None:
     assert makespan(works, 100) <= 1.15 * shortest_makespan(works, 100)
 
 
-def test_the_longest_chain_is_begun_first() -> None:
+def test_the_longest_unit_is_begun_first() -> None:
     begun: list[str] = []
-    needs = {"last": ["needs middle"], "middle": ["needs first"]}
 
     def make(worker: str, key: str) -> tuple[float, bytes]:
         begun.append(key)
-        return 0.5, (needs[key].pop() if needs.get(key) else "made").encode()
+        return 1.0, b"made"
 
-    works = [*(Work(name, name, 0.5) for name in "abc"), Work("last", "last", 3.0)]
-    desk = SimulatedDesk([*works, Work("middle", "middle", 3.0), Work("first", "first", 1.0)])
-    scheduler_of(SimulatedEngine(1, make), desk).run(works)
-    assert begun == ["last", "middle", "first", "middle", "last", "a", "b", "c"]
-
-
-def test_no_unit_waits_at_the_engine_where_a_chain_decides() -> None:
-    chain = [Work(str(number), "", 9.0) for number in range(20)]
-    desk = SimulatedDesk([*chain, *(short := [Work(f"short {number}", "", 1.0) for number in range(20)])])
-
-    def make(worker: str, key: str) -> tuple[float, bytes]:
-        if key.startswith("short"):
-            return 1.0, b"made"
-        before = str(int(key) - 1)
-        return (9.0, b"made") if key == "0" or before in desk.made else (0.0, f"needs {before}".encode())
-
-    engine = SimulatedEngine(4, make)
-    scheduler_of(engine, desk).run([chain[-1], *short])
-    assert engine.most_submitted == 4
-    assert engine.now() == 180.0
+    works = [Work(str(seconds), "", float(seconds)) for seconds in (1, 9, 3)] + [Work("unknown", "")]
+    scheduler_of(SimulatedEngine(1, make), SimulatedDesk()).run(works)
+    assert begun == ["9", "unknown", "3", "1"]
 
 
 def test_an_engine_that_does_not_say_how_many_workers_it_has_gets_all_that_can_be_made() -> None:
     engine = SimulatedEngine(2, making(EQUAL), known=False)
-    scheduler_of(engine, SimulatedDesk(EQUAL)).run(EQUAL)
+    scheduler_of(engine, SimulatedDesk()).run(EQUAL)
     assert engine.most_submitted == 32
 
 
 def test_as_many_again_as_there_are_workers_wait_at_the_engine_at_most() -> None:
     engine = SimulatedEngine(4, making(EQUAL))
-    scheduler_of(engine, SimulatedDesk(EQUAL)).run(EQUAL)
+    scheduler_of(engine, SimulatedDesk()).run(EQUAL)
     assert engine.most_submitted == 8
 
 
@@ -107,12 +87,11 @@ def test_as_many_again_as_there_are_workers_wait_at_the_engine_at_most() -> None
     trouble=st.floats(0, 0.2),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_fails_each_unit_is_made_once_and_after_what_it_depends_on(
+def test_each_unit_is_made_once_whatever_fails(
     seed: int, count: int, workers: int, moments: list[float], trouble: float
 ) -> None:
     works = mixed_units(count, seed)
-    needs = mixed_needs(works, seed)
-    desk = SimulatedDesk(works)
+    desk = SimulatedDesk()
     chance = random.Random(seed)
     seconds = {work.key: work.seconds or 1.0 for work in works}
 
@@ -120,8 +99,7 @@ def test_whatever_fails_each_unit_is_made_once_and_after_what_it_depends_on(
         if chance.random() < trouble:
             answer = chance.choice([b"damaged", b"refused", LostConnectionError("closed")])
             return seconds[key] * chance.random(), answer
-        missing = [other for other in needs[key] if other not in desk.made]
-        return (1.0, f"needs {' '.join(missing)}".encode()) if missing else (seconds[key], b"made")
+        return seconds[key], b"made"
 
     engine = SimulatedEngine(workers, make)
     for moment in moments:
@@ -133,9 +111,6 @@ def test_whatever_fails_each_unit_is_made_once_and_after_what_it_depends_on(
         return
     assert len(desk.made) == len(set(desk.made))
     assert {*desk.made, *given_up} == {work.key for work in works}
-    order = {key: number for number, key in enumerate(desk.made)}
-    for key in desk.made:
-        assert all(order[other] < order[key] for other in needs[key])
 
 
 def test_twenty_killed_workers_cost_no_unit() -> None:
@@ -143,23 +118,20 @@ def test_twenty_killed_workers_cost_no_unit() -> None:
     chance = random.Random(3)
     for number in range(20):
         engine.at(1.0 + 2.0 * number, lambda: engine.kill_one(chance.choice))
-    desk = SimulatedDesk(EQUAL)
+    desk = SimulatedDesk()
     assert scheduler_of(engine, desk).run(EQUAL) == {}
     assert sorted(desk.made, key=int) == [work.key for work in EQUAL]
     assert engine.closed == [False]
 
 
-def test_a_unit_that_ends_its_workers_is_given_up_with_what_needs_it() -> None:
-    works = units("bad", "good", "after")
+def test_a_unit_that_ends_its_workers_is_given_up() -> None:
+    works = units("bad", "good")
     watcher = RecordingWatcher()
-    engine = SimulatedEngine(9, lambda worker, key: (0.5, b"needs bad") if key == "after" else (5.0, b"made"))
+    engine = SimulatedEngine(9, making([Work(work.key, work.name, 5.0) for work in works]))
     for number in range(4):
         engine.at(1.0 + number, lambda: [engine.kill(worker) for worker in engine.running("bad")])
-    desk = SimulatedDesk(works)
-    assert scheduler_of(engine, desk, watcher).run(works) == {
-        "bad": "its worker was lost: killed",
-        "after": "`bad`, which it needs, was given up",
-    }
+    desk = SimulatedDesk()
+    assert scheduler_of(engine, desk, watcher).run(works) == {"bad": "its worker was lost: killed"}
     assert desk.made == ["good"]
     assert watcher.lines.count("bad again: its worker was lost: killed") == 3
 
@@ -167,15 +139,15 @@ def test_a_unit_that_ends_its_workers_is_given_up_with_what_needs_it() -> None:
 def test_a_wrong_answer_is_reported_and_made_again_by_another_worker() -> None:
     watcher = RecordingWatcher()
     engine = SimulatedEngine(2, lambda worker, key: (1.0, b"flipped" if worker == "worker-0" else b"made"))
-    desk = SimulatedDesk(works := units("one"))
+    desk, works = SimulatedDesk(), units("one")
     assert scheduler_of(engine, desk, watcher).run(works) == {}
     assert watcher.lines == ["one again: worker-0 answered wrongly: flipped", "one made on worker-1 in 1 s"]
 
 
 def test_the_only_worker_may_try_again_what_it_answered_wrongly() -> None:
-    desk = SimulatedDesk(works := units("one"))
+    desk, works = SimulatedDesk(), units("one")
     assert scheduler_of(SimulatedEngine(1, answering(one=["flipped", "flipped"])), desk).run(works) == {}
-    assert scheduler_of(SimulatedEngine(1, answering(one=["flipped"] * 3)), desk).run(works) == {
+    assert scheduler_of(SimulatedEngine(1, answering(one=["flipped"] * 4)), desk).run(works) == {
         "one": "worker-0 answered wrongly: flipped"
     }
 
@@ -188,20 +160,20 @@ def test_a_worker_that_refuses_a_unit_gets_none_of_its_group() -> None:
         return 1.0, b"refused" if worker == "worker-0" and key != "other" else b"made"
 
     works = [*(Work(str(number), str(number), group="aoti") for number in range(6)), Work("other", "other")]
-    assert scheduler_of(SimulatedEngine(2, make), SimulatedDesk(works)).run(works) == {}
+    assert scheduler_of(SimulatedEngine(2, make), SimulatedDesk()).run(works) == {}
     assert [key for worker, key in asked if worker == "worker-0" and key != "other"] in (["0"], ["0", "2"])
 
 
 def test_a_unit_that_every_worker_refuses_ends_the_build_and_says_what_each_lacks() -> None:
     engine = SimulatedEngine(2, lambda worker, key: (1.0, b"refused"))
     with pytest.raises(ExecutorError) as caught:
-        scheduler_of(engine, SimulatedDesk(works := units("one"))).run(works)
+        scheduler_of(engine, SimulatedDesk()).run(units("one"))
     assert str(caught.value) == (
         "no worker can make a unit of this build\n"
         "  where: `one`\n"
         "  found: worker-0: has no g++, where g++ 13 is wanted\n"
         "    worker-1: has no g++, where g++ 13 is wanted\n"
-        '  to do: install on the workers what this build has here, or build with `executor = "local"`'
+        '  to do: install the same on the workers as here, or build with `executor = "local"`'
     )
     assert engine.closed == [True]
 
@@ -209,7 +181,7 @@ def test_a_unit_that_every_worker_refuses_ends_the_build_and_says_what_each_lack
 def test_a_worker_that_starts_again_gets_what_all_others_refuse() -> None:
     engine = SimulatedEngine(2, lambda worker, key: (1.0, b"made" if worker.endswith("new") else b"refused"))
     engine.at(4.0, lambda: engine.kill("worker-0"))
-    desk = SimulatedDesk(works := units("one"))
+    desk, works = SimulatedDesk(), units("one")
     assert scheduler_of(engine, desk).run(works) == {}
     assert desk.made == ["one"]
 
@@ -223,7 +195,7 @@ def test_a_unit_that_fails_ends_the_build_and_what_runs() -> None:
 
     engine = SimulatedEngine(2, make)
     with pytest.raises(CaptureError, match="the model is wrong"):
-        scheduler_of(engine, SimulatedDesk(works := units("bad", "long"))).run(works)
+        scheduler_of(engine, SimulatedDesk()).run(units("bad", "long"))
     assert sorted(begun) == ["bad", "long"]
     assert engine.closed == [True]
 
@@ -236,30 +208,15 @@ def test_ctrl_c_cancels_what_runs() -> None:
 
     engine.at(15.0, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        scheduler_of(engine, SimulatedDesk(EQUAL)).run(EQUAL)
+        scheduler_of(engine, SimulatedDesk()).run(EQUAL)
     assert engine.closed == [True]
-
-
-def test_units_that_turn_out_to_be_needed_are_made_once_and_first() -> None:
-    works = units("one", "two", "part")
-    engine = SimulatedEngine(2, answering(one=["needs part"], two=["needs part"]))
-    desk = SimulatedDesk(works)
-    assert scheduler_of(engine, desk).run(works[:2]) == {}
-    assert sorted(desk.made) == ["one", "part", "two"]
-    assert desk.made[0] == "part"
-
-
-def test_units_that_need_each_other_are_given_up() -> None:
-    works = units("one", "two")
-    engine = SimulatedEngine(2, answering(one=["needs two"] * 9, two=["needs one"] * 9))
-    assert set(scheduler_of(engine, SimulatedDesk(works)).run(works)) == {"one", "two"}
 
 
 def test_an_engine_that_is_lost_is_connected_to_again() -> None:
     engine = SimulatedEngine(2, making(EQUAL))
     engine.at(15.0, engine.disconnect)
     watcher = RecordingWatcher()
-    desk = SimulatedDesk(EQUAL)
+    desk = SimulatedDesk()
     assert scheduler_of(engine, desk, watcher).run(EQUAL) == {}
     assert len(desk.made) == 32
     assert (engine.opened, engine.closed) == (2, [False, False])
@@ -275,14 +232,14 @@ def test_a_worker_is_waited_for_anew_after_the_engine_was_lost() -> None:
     engine = SimulatedEngine(2, make)
     engine.at(12.0, engine.disconnect)  # no worker takes the unit since the ninth second
     engine.at(15.0, lambda: engine.kill("worker-1"))
-    desk = SimulatedDesk(works := [Work(key, key, group=key[:1]) for key in seconds])
+    desk, works = SimulatedDesk(), [Work(key, key, group=key[:1]) for key in seconds]
     assert scheduler_of(engine, desk).run(works) == {}
     assert sorted(desk.made) == sorted(seconds)
 
 
 def test_an_engine_that_stays_away_leaves_the_rest_to_the_local_build() -> None:
     engine = SimulatedEngine(2, lambda worker, key: (1.0, LostConnectionError("gone")))
-    given_up = scheduler_of(engine, SimulatedDesk(EQUAL)).run(EQUAL)
+    given_up = scheduler_of(engine, SimulatedDesk()).run(EQUAL)
     assert set(given_up.values()) == {"the executor was lost: gone"}
     assert (len(given_up), engine.opened) == (32, 3)
 
@@ -290,7 +247,7 @@ def test_an_engine_that_stays_away_leaves_the_rest_to_the_local_build() -> None:
 def test_workers_that_cannot_run_units_end_the_build() -> None:
     engine = SimulatedEngine(2, lambda worker, key: (1.0, ModuleNotFoundError("No module named 'hatch_lower'")))
     with pytest.raises(ExecutorError) as caught:
-        scheduler_of(engine, SimulatedDesk(works := units("one"))).run(works)
+        scheduler_of(engine, SimulatedDesk()).run(units("one"))
     assert str(caught.value) == (
         "the executor's workers cannot run units\n"
         "  where: `one`\n"
@@ -314,13 +271,13 @@ class WordlessError(Exception):
 def test_what_a_worker_raised_is_said_whatever_its_text_is(raised: Exception, text: str) -> None:
     watcher = RecordingWatcher()
     engine = SimulatedEngine(1, answering(a=[raised]))
-    scheduler_of(engine, SimulatedDesk(units("a")), watcher).run(units("a"))
+    scheduler_of(engine, SimulatedDesk(), watcher).run(units("a"))
     assert f"a again: the worker raised {text}" in watcher.lines
 
 
 def test_the_rest_is_estimated_from_what_is_left_and_the_longest_chain() -> None:
     watcher = RecordingWatcher()
-    scheduler_of(SimulatedEngine(8, making(EQUAL)), SimulatedDesk(EQUAL), watcher).run(EQUAL)
+    scheduler_of(SimulatedEngine(8, making(EQUAL)), SimulatedDesk(), watcher).run(EQUAL)
     first, last = watcher.shown[0], watcher.shown[-1]
     assert (first.made, first.total, len(first.running), first.rest) == (0, 32, 16, 20.0)
     assert last.rest is not None

@@ -41,7 +41,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.canonical import SymbolNames
-from hatch_lower.exir.lowering.portable_sizes import read_expression, write_expression
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.expression import Compound, Expression, evaluate
 from hatch_lower.format.inputs import Symbol
@@ -134,15 +133,6 @@ def test_factors_that_agree_in_fifteen_digits_are_told_apart() -> None:
     texts = [SymbolNames().text(expression) for expression in near]
     assert texts[0] != texts[1]
     assert symbols().expr(near[0]) != symbols().expr(near[1])
-
-
-def test_real_numbers_and_pieces_travel() -> None:
-    for expression in (
-        TruncToInt(sympy.Float(0.1 + 0.2) * ToFloat(A)),
-        sympy.Piecewise((A, sympy.Gt(A, B)), (B + 1, True)),
-    ):
-        written = json.loads(json.dumps(write_expression(expression)))
-        assert read_expression(written, {"s77": A, "s3": B}) == expression
 
 
 def test_the_error_names_the_expression() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +14,13 @@ from support.simulated import Make, RecordingWatcher, SimulatedEngine
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.spread.answers import write_answer
-from hatch_lower.build.spread.entries import entry_of, read_entries
-from hatch_lower.build.spread.parts import ASKED
 from hatch_lower.build.spread.pool import Reply
-from hatch_lower.build.spread.protocol import (
-    ENTRIES,
-    Lack,
-    Need,
-    UnitAnswer,
-    UnitRequest,
-    WrongAnswerError,
-    read_request,
-)
+from hatch_lower.build.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, read_request
 from hatch_lower.build.spread.scheduler import Scheduler
-from hatch_lower.build.spread.spread import MOST_ASKED, UnitDesk
-from hatch_lower.build.spread.units import find_units, recipe_units
+from hatch_lower.build.spread.spread import UnitDesk
+from hatch_lower.build.units import find_units, recipe_units
 from hatch_lower.cache.entry import Keep, Record
-from hatch_lower.cache.store import Store
-from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CaptureError, ExecutorError, LowerError, ProcessError
 
 Answer = Callable[[UnitRequest, str], bytes]
@@ -172,74 +160,9 @@ def test_a_shared_cache_that_the_build_has_lost_is_relied_on_once(context: Build
     context = replace(context, store=replace(context.store, remote=Lost()))
     desk = UnitDesk(context, recipe_units(find_units(context, shared=False)))
     first, second = desk.works
-    request = read_request(desk.request(first, divisible=False)[0])
+    request = read_request(desk.request(first)[0])
     assert not request.bring_all
     with pytest.raises(WrongAnswerError, match="the shared cache does not have it"):
         desk.read(first, Reply("worker", without_its_entries(request, "worker")))
     for work in (first, second):
-        assert read_request(desk.request(work, divisible=False)[0]).bring_all
-
-
-def test_a_unit_that_needs_other_parts_each_time_is_made_without_them_in_the_end(context: BuildContext) -> None:
-    # as one whose export is another one each time, so that what was made is of no use to it
-    asked: list[str] = []
-
-    def make(worker: str, text: str) -> tuple[float, bytes]:
-        request = read_request(text.encode())
-        if request.kind == "part" or ASKED not in {attachment.role for attachment in request.attachments}:
-            return 1.0, made(request, worker)
-        asked.append(request.name)
-        data = f"{request.name} {len(asked)}".encode()
-        key = sha256_bytes(data)
-        need = Need(key, f"partition {key[:8]}", {"make": "partition"}, sha256_bytes(data))
-        answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
-        return 1.0, write_answer(answer, (), request.secret, beside=[data])
-
-    reporter = Events()
-    given_up, lines = spread(replace(context, reporter=reporter), make, workers=4)
-    assert given_up == {}
-    names = ["two_methods/default", "two_methods/portable"]
-    assert Counter(asked) == dict.fromkeys(names, MOST_ASKED)
-    assert {line.partition(" made on ")[0] for line in lines} >= set(names)
-    assert sorted(event.model for event in reporter.seen) == names
-    assert {event.detail for event in reporter.seen} == {
-        "it asked for other parts 16 times, and is made without any more"
-    }
-
-
-def test_what_was_made_before_a_unit_asks_for_parts_travels_with_it_again(
-    context: BuildContext, tmp_path: Path
-) -> None:
-    (unit,) = [unit for unit in recipe_units(find_units(context, shared=False)) if unit.recipe == "default"]
-    desk = UnitDesk(context, [unit])
-    (work,) = desk.works
-    request = read_request(desk.request(work, divisible=True)[0])
-    components = {"kind": "other"}
-    key, part = digest_of(components), sha256_bytes(b"part")
-    there = Store(tmp_path / "worker", "on", pytest.fail)
-    there.put(key, components, "made before", [b"blob"])
-    need = Need(part, "a partition", {"make": "partition"}, sha256_bytes(b"part"))
-    answer = UnitAnswer(request.name, request.key, "worker", "needs", entries=(key,), needs=(need,))
-    data = write_answer(answer, [entry for entry in [entry_of(there, key)] if entry], request.secret, [b"part"])
-    assert [each.key for each in desk.read(work, Reply("worker", data)) or ()] == [part]
-    request_again, attachments = desk.request(work, divisible=True)
-    roles = [attachment.role for attachment in read_request(request_again).attachments]
-    sent = attachments[roles.index(ENTRIES)]
-    assert isinstance(sent, bytes)
-    assert list(read_entries(sent).entries) == [key]
-
-
-def asking_though_it_may_not(request: UnitRequest, worker: str) -> bytes:
-    data = request.name.encode()
-    need = Need(sha256_bytes(data), "a partition", {"make": "partition"}, sha256_bytes(data))
-    answer = UnitAnswer(request.name, request.key, worker, "needs", needs=(need,))
-    return write_answer(answer, (), request.secret, beside=[data])
-
-
-def test_parts_that_a_unit_may_not_ask_for_are_a_wrong_answer(context: BuildContext) -> None:
-    (unit,) = [unit for unit in recipe_units(find_units(context, shared=False)) if unit.recipe == "default"]
-    desk = UnitDesk(context, [unit])
-    (work,) = desk.works
-    request, _ = desk.request(work, divisible=False)
-    with pytest.raises(WrongAnswerError, match="it asks for parts, and may not"):
-        desk.read(work, Reply("worker", asking_though_it_may_not(read_request(request), "worker")))
+        assert read_request(desk.request(work)[0]).bring_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hatch_lower.build.spread.graph import Work
+from hatch_lower.build.spread.pool import Work
 from hatch_lower.build.spread.view import Progress, UnitView, duration
 from hatch_lower.events import Event
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -27,7 +27,7 @@ from hatch_lower.backends.aoti.configuration import (
     parse_options,
 )
 from hatch_lower.backends.aoti.convolutions import may_copy
-from hatch_lower.backends.aoti.library import FILES, KERNELS, LibraryPool, Source, Sources, compile_source
+from hatch_lower.backends.aoti.library import LibraryPool
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
@@ -41,7 +41,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.format.codec import encode
 
 VERSION = "16"
@@ -68,28 +67,6 @@ class AotiBackend(BackendDetails):
         return lower_groups(edge_programs, compile_specs)
 
     @classmethod
-    def preprocess_in_steps(
-        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps
-    ) -> list[PreprocessResult]:
-        return lower_groups(edge_programs, compile_specs, find_steps)
-
-    @classmethod
-    def step_of(cls, name: str, text: str, compile_specs: Sequence[CompileSpec]) -> Step:
-        if name not in FILES:  # it becomes a path, and a word of the compiler's command
-            raise BackendError(
-                "a step of the backend `aoti` is no file of a partition",
-                where=f"{name:.200}",
-                hint=f"the files are {', '.join(FILES)}",
-            )
-        with compiling(options_from_specs(compile_specs)) as (compiler, _):
-            return step_of(compiler, Source(name, text), compiler.versions())
-
-    @classmethod
-    def run_step(cls, step: Step, compile_specs: Sequence[CompileSpec]) -> bytes:
-        with compiling(options_from_specs(compile_specs)) as (compiler, folder):
-            return compile_source(compiler, Source(step.name, step.text), folder)
-
-    @classmethod
     def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         return AotiPartitioner(parse_options(options))
 
@@ -111,7 +88,7 @@ class AotiBackend(BackendDetails):
 
 
 def lower_groups(
-    programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps | None = None
+    programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
 ) -> list[PreprocessResult]:
     # settings of inductor hold for one instruction set at a time
     places: dict[Options, list[int]] = {}
@@ -119,24 +96,17 @@ def lower_groups(
         places.setdefault(options_from_specs(specs), []).append(place)
     results_by_place: dict[int, PreprocessResult] = {}
     for options, group in places.items():
-        results = compile_partitions([programs[place] for place in group], options, find_steps)
+        results = compile_partitions([programs[place] for place in group], options)
         results_by_place |= zip(group, results, strict=True)
     return [results_by_place[place] for place in range(len(programs))]
 
 
-def compile_partitions(
-    programs: Sequence[ExportedProgram], options: Options, find_steps: FindSteps | None = None
-) -> list[PreprocessResult]:
-    with compiling(options) as (compiler, folder):
-        lowered: Iterable[tuple[AotiCopy, Generated]] = generate_all(programs, options)
-        made: Mapping[Source, bytes] = {}
-        if find_steps is not None:
-            lowered = list(lowered)
-            made = find_objects(compiler, [generated for _, generated in lowered], options, find_steps)
-        with LibraryPool(compiler, folder, made) as pool:
-            # inductor lowers one program while the compiler works on those before it
-            waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
-            return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
+def compile_partitions(programs: Sequence[ExportedProgram], options: Options) -> list[PreprocessResult]:
+    with compiling(options) as (compiler, folder), LibraryPool(compiler, folder) as pool:
+        # inductor lowers one program while the compiler works on those before it
+        lowered = generate_all(programs, options)
+        waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
+        return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
 
 
 @contextmanager
@@ -154,22 +124,6 @@ def generate_all(programs: Sequence[ExportedProgram], options: Options) -> Itera
         copied = AotiCopy(program, multiplies=options.isa.multiplies, prepacks=options.prepacks)
         generated = generate(copied)
         yield copied, with_timers(generated) if options.timers else generated
-
-
-def find_objects(
-    compiler: Compiler, written: Sequence[Generated], options: Options, find_steps: FindSteps
-) -> dict[Source, bytes]:
-    """Return the objects that other machines have compiled."""
-    sources = Sources()
-    files = list(dict.fromkeys(file for generated in written for file in sources.of(generated)))
-    versions = compiler.versions()
-    found = find_steps([step_of(compiler, file, versions) for file in files], options.to_specs())
-    return {file: data for file, data in zip(files, found, strict=True) if data is not None}
-
-
-def step_of(compiler: Compiler, source: Source, versions: Mapping[str, str]) -> Step:
-    command = compiler.relocatable_command(source.name, "object", optimize=source.name == KERNELS)
-    return Step(source.name, source.text, {**versions, "command": " ".join(command)})
 
 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:

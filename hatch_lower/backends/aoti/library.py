@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,6 @@ __asm__(
 PRINT = re.compile(r"std::cerr\b[^;]*;")
 
 WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
-FILES = (INTERFACE, WRAPPER, KERNELS)
 
 
 class Source(NamedTuple):
@@ -76,13 +75,12 @@ Object = tuple[str, Future[None]]  # a file, and the compilation that makes it
 
 
 class LibraryPool:
-    """Compiles partitions as they arrive, while inductor's settings are pinned; objects in `made` are there already."""
+    """Compiles partitions as they arrive, while inductor's settings are pinned."""
 
-    def __init__(self, compiler: Compiler, folder: Path, made: Mapping[Source, bytes] = {}) -> None:
+    def __init__(self, compiler: Compiler, folder: Path) -> None:
         self._compiler = compiler
         self._folder = folder
         (folder / EXPORTS).write_text(EXPORTED)
-        self._made = made
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold a worker of theirs
         self._results: dict[str, Future[bytes]] = {}
@@ -117,26 +115,14 @@ class LibraryPool:
 
     def _compile(self, place: str, source: Source) -> Object:
         target = place + source.name.removesuffix(".cpp") + ".o"
-        made = self._made.get(source)
-        if made is not None:
-            (self._folder / target).write_bytes(made)
-            done: Future[None] = Future()
-            done.set_result(None)
-        else:
-            done = self._objects.submit(self._compiler.run, *compilation(self._compiler, source, self._folder / place))
-        return target, done
+        command, folder = compilation(self._compiler, source, self._folder / place)
+        return target, self._objects.submit(self._compiler.run, command, folder)
 
     def _link(self, objects: list[Object], command: list[str], target: str) -> bytes:
         for _, done in objects:
             done.result()
         self._compiler.run(command, self._folder)
         return (self._folder / target).read_bytes()
-
-
-def compile_source(compiler: Compiler, source: Source, folder: Path) -> bytes:
-    command, _ = compilation(compiler, source, folder)
-    compiler.run(command, folder)
-    return (folder / command[-1]).read_bytes()
 
 
 def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[str], Path]:

@@ -72,15 +72,6 @@ class Compiler:
             target,
         ]
 
-    def relocatable_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
-        """Return the words of `compile_command` as they are on every machine: without where torch and Python lie."""
-        _, *words = self.compile_command(source, target, optimize=optimize)
-        folders = self._folders(self._options(compile_only=True, min_optimize=not optimize))
-        # those within others first
-        for folder, name in sorted(folders.items(), key=lambda item: -len(item[0])):
-            words = [word.replace(folder, f"{{{name}}}") for word in words]
-        return words
-
     def link_command(self, objects: list[str], target: str) -> list[str]:
         options = self._options(compile_only=False, min_optimize=False)
         return [

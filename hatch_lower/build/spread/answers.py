@@ -16,7 +16,7 @@ what signatures are for.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from hatch_lower.build.spread.entries import LENGTH_BYTES, Entries, Entry, read_entries, write_entries
 from hatch_lower.build.spread.protocol import UnitAnswer, UnitRequest, WrongAnswerError, read_json
@@ -29,10 +29,10 @@ MAC = len(HEAD) + DIGEST_BYTES
 CONTENTS = MAC + DIGEST_BYTES
 
 
-def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str, beside: Iterable[bytes] = ()) -> bytes:
-    """Return an answer with the entries that it brings; `beside` are the blobs of what it needs."""
+def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str) -> bytes:
+    """Return an answer with its entries."""
     text = canonical_json(encode(answer))
-    bundle = write_entries(entries, beside)
+    bundle = write_entries(entries)
     length = len(text).to_bytes(LENGTH_BYTES, "big")
     return b"".join([HEAD, mark(secret), code(secret, length, text, bundle), length, text, bundle])
 
@@ -57,8 +57,6 @@ def read_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]
     entries = read_entries(whole[end:])
     if unnamed := entries.entries.keys() - set(answer.entries):
         raise WrongAnswerError(f"it brings the entry {min(unnamed)[:16]}… and does not name it")
-    for need in answer.needs:
-        entries.blob(need.blob)
     return answer, entries
 
 

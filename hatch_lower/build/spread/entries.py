@@ -10,7 +10,7 @@ blobs        each once, in the order of the index
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from hatch_lower.cache.remote.envelope import (
 )
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys
 from hatch_lower.cache.store import Store
-from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
+from hatch_lower.canonical import canonical_json, read_file
 from hatch_lower.format.codec import encode
 from hatch_lower.format.values import Digest, Natural
 from hatch_lower.frozen import Frozen
@@ -65,12 +65,6 @@ class Entries(Frozen):
     def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
         return False
 
-    def blob(self, digest: str) -> bytes:
-        data = self.blobs.get(digest)
-        if data is None or sha256_bytes(data) != digest:
-            raise WrongAnswerError(f"the bytes {digest[:16]}… did not come, or have other contents")
-        return bytes(data)
-
     def _take(self, key: str, keep: Keep) -> Record:
         entry, signature = self.entries[key]
         if not is_own_key(key, entry.components):
@@ -99,10 +93,9 @@ def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> E
     return Entry(write_envelope(shared_entry(key, record, blobs), signing_key), blobs)
 
 
-def write_entries(entries: Collection[Entry], beside: Iterable[bytes] = ()) -> bytes:
-    """Return entries as bytes; `beside` are blobs that no entry refers to."""
+def write_entries(entries: Collection[Entry]) -> bytes:
     paths = {digest: path for entry in entries for digest, path in entry.blobs.items()}
-    blobs = {digest: read_file(path) for digest, path in paths.items()} | {sha256_bytes(data): data for data in beside}
+    blobs = {digest: read_file(path) for digest, path in paths.items()}
     sizes = tuple((digest, len(data)) for digest, data in blobs.items())
     index = canonical_json(encode(Index(tuple(len(entry.envelope) for entry in entries), sizes)))
     length = len(index).to_bytes(LENGTH_BYTES, "big")

@@ -1,35 +1,33 @@
-"""What the scheduler asks of an engine: to run units on workers, one future for each.
+"""The scheduler's view of an engine: workers that run units, and a future for each submitted unit.
 
-An engine's own exceptions end in its module: a future's exception is one of those here, or what the worker raised.
+An engine's own exceptions end in its module. A future's exception is one of the exceptions below, or an exception that
+the worker raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+# `run_unit`, which a worker calls with a request and its snapshot; the worker's process imports the function by name
+RunUnit: TypeAlias = Callable[..., bytes]
 
 
-class RunUnit(Protocol):
-    """What a worker does with a request; its process imports it by its name."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A unit as the scheduler knows it. A build may have thousands."""
 
-    def __call__(
-        self, request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = ..., worker: str = ...
-    ) -> bytes: ...
-
-
-class Shared:
-    """An attachment that many units have: it is sent to a worker once, and is the same one if it is the same object."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    key: str
+    name: str
+    seconds: float | None = None  # the estimated time; `None` if unknown
+    group: str = ""  # a worker that refuses one unit of a group refuses the whole group
 
 
 class Reply(NamedTuple):
-    """What has come back from a worker, and the engine's name of it: the answer itself may be anybody's."""
+    """A worker's answer in bytes, and the engine's name of the worker. The bytes are not trusted."""
 
     worker: str
     data: bytes
@@ -40,40 +38,37 @@ class LostWorkerError(Exception):
 
     def __init__(self, reason: str, worker: str = "", times: int = 1) -> None:
         super().__init__(reason)
-        self.worker = worker  # empty where the engine does not say
-        self.times = times  # workers that were lost: an engine may have tried again by itself
+        self.worker = worker  # empty if the engine does not name the worker
+        self.times = times  # lost workers: the engine may have retried by itself
 
 
 class UnreadableError(Exception):
-    """A worker raised or returned what cannot be read here."""
+    """A worker raised or returned an object that cannot be unpickled here."""
 
 
 class LostConnectionError(Exception):
-    """The engine cannot be reached any more; nothing that runs there will be heard of."""
+    """The engine cannot be reached any more, and its running units will not answer."""
 
 
 class NoWorkerError(Exception):
-    """Every worker that there is was to be avoided."""
+    """All present workers are to be avoided."""
 
 
 class Pool(Protocol):
-    """Workers of an engine.
+    """The workers of an engine."""
 
-    A future's exception is a `LostWorkerError`, a `LostConnectionError`, or what the worker raised.
-    """
-
-    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
-        """Run a unit on a worker that is not one of `avoid`, if the engine can choose."""
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
+        """Run a unit on a worker outside of `avoid`, if the engine can choose; raise `NoWorkerError` without any."""
 
     def size(self) -> int | None:
-        """Return how many units the workers that there are now can run at once; `None` if nobody knows."""
+        """Return the number of units that the present workers can run at once; `None` if unknown."""
 
     def close(self, *, cancel: bool) -> None:
-        """Let the engine go; with `cancel`, end what runs there."""
+        """Release the engine; `cancel` ends the running units."""
 
 
 def reply_of(result: object) -> Reply:
-    """Return what has come back, which may be anything: an answer is bytes, and what is none is empty."""
+    """Return a worker's result as a reply. A malformed result becomes an empty answer."""
     worker, data = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     return Reply(worker if isinstance(worker, str) else "a worker", data if type(data) is bytes else b"")
 
@@ -81,7 +76,7 @@ def reply_of(result: object) -> Reply:
 def reply_future(
     future: Future[Any], explain: Callable[[BaseException], BaseException], known: Callable[[Any], Reply] = reply_of
 ) -> Future[Reply]:
-    """Return a future of what has come back; `explain` gives a pool's exception for the engine's, `known` a reply."""
+    """Return the future of a reply. `explain` translates the engine's exceptions, `known` its results."""
     reply: Future[Reply] = Future()
 
     def take(done: Future[Any]) -> None:
@@ -90,7 +85,7 @@ def reply_future(
             value = None if error is not None else known(done.result())
         except Exception as damage:
             error, value = damage, None
-        with suppress(InvalidStateError):  # cancelled here meanwhile
+        with suppress(InvalidStateError):  # the reply was cancelled meanwhile
             if error is not None:
                 reply.set_exception(explain(error))
             elif value is not None:

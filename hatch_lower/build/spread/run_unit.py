@@ -19,35 +19,27 @@ from pathlib import Path
 
 from hatch_lower import __version__
 from hatch_lower.build.child_exit import KilledError, cut
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.make_units import make_units, narrowed
+from hatch_lower.build.sources import urls_of
 from hatch_lower.build.spread.answers import write_answer
-from hatch_lower.build.spread.entries import Entry, entry_of, read_entries
+from hatch_lower.build.spread.entries import Entry, entry_of
 from hatch_lower.build.spread.facts import compare_facts, facts_here
-from hatch_lower.build.spread.parts import run_part
-from hatch_lower.build.spread.protocol import (
-    ENTRIES,
-    KNOWN,
-    Lack,
-    LacksError,
-    NeedsError,
-    UnitAnswer,
-    UnitRequest,
-    WrongAnswerError,
-    attached,
-    read_keys,
-    read_request,
-)
-from hatch_lower.build.spread.recipe_unit import TREE, make_recipe
-from hatch_lower.build.spread.snapshot import ABOVE, PROJECT
-from hatch_lower.build.spread.workplace import PREFIX, open_workplace
+from hatch_lower.build.spread.protocol import SENT, Lack, LacksError, UnitAnswer, UnitBody, UnitRequest, read_request
+from hatch_lower.build.spread.snapshot import ABOVE, PROJECT, HostileArchiveError, relocated, unpack
+from hatch_lower.build.spread.workplace import PREFIX, Workplace, open_workplace
 from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.remote.policy import own_key
 from hatch_lower.cache.remote.signing import SigningKey
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.requirements import OWN_NAME
-from hatch_lower.errors import CacheError, LowerError, ProcessError
+from hatch_lower.errors import CacheError, FetchError, LowerError, ProcessError, ProgramError, size_text
 from hatch_lower.events import Event, finished_line
+from hatch_lower.format.codec import decode
 
+TREE = "tree"  # the folder in which the snapshot is unpacked
 MOST_LINES = 400  # of a log, the last ones
 
 
@@ -82,7 +74,7 @@ class Log:
 
 
 def run_unit(
-    request: bytes, *attachments: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
+    request: bytes, snapshot: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
 ) -> bytes:
     """Make a unit and return the answer; whatever goes wrong is an answer too.
 
@@ -96,8 +88,8 @@ def run_unit(
     log = Log()
     blank = UnitAnswer(asked.name, asked.key, worker, "made")
 
-    def finish(answer: UnitAnswer, entries: Sequence[Entry] = (), beside: Sequence[bytes] = ()) -> bytes:
-        return write_answer(replace(answer, log=log.lines()), entries, asked.secret, beside)
+    def finish(answer: UnitAnswer, entries: Sequence[Entry] = ()) -> bytes:
+        return write_answer(replace(answer, log=log.lines()), entries, asked.secret)
 
     def poll() -> None:
         if not still_wanted():
@@ -106,10 +98,8 @@ def run_unit(
     try:
         with held_folder(PREFIX) as folder:
             log.hide(folder)
-            keys, entries, needed = make_unit(asked, attachments, folder, log, poll)
-            if needed is None:
-                return finish(replace(blank, entries=keys), entries)
-            return finish(replace(blank, outcome="needs", entries=keys, needs=needed.needs), entries, needed.beside)
+            keys, entries = make_unit(asked, snapshot, folder, log, poll)
+            return finish(replace(blank, entries=keys), entries)
     except LacksError as error:
         lacks = tuple(replace(lack, found=log.without_paths(lack.found)) for lack in error.lacks)
         return finish(replace(blank, outcome="refused", lacks=lacks))
@@ -122,33 +112,50 @@ def run_unit(
 
 
 def make_unit(
-    asked: UnitRequest, attachments: Sequence[bytes], folder: Path, log: Log, poll: Callable[[], None]
-) -> tuple[tuple[str, ...], list[Entry], NeedsError | None]:
-    """Return the keys of what a unit came to, those entries that the build cannot get otherwise, and its needs."""
-    try:
-        given = attached(asked, attachments)
-        taken = read_entries(given[ENTRIES]) if ENTRIES in given else None
-        known = frozenset(read_keys(given.get(KNOWN, b"")))
-    except (ValueError, WrongAnswerError) as error:
-        raise LacksError(Lack("what was sent with the unit", "", str(error))) from error
+    asked: UnitRequest, snapshot: bytes, folder: Path, log: Log, poll: Callable[[], None]
+) -> tuple[tuple[str, ...], list[Entry]]:
+    """Return the keys of a unit's results, and the entries that the build cannot get from a shared cache."""
+    if sha256_bytes(snapshot) != asked.snapshot:
+        raise LacksError(Lack(SENT, "", "the snapshot has other contents than were sent"))
     place = open_workplace(folder, asked, log, poll)
     found = facts_here(asked.facts, place.environment, StatCache(folder / "stats.json"))
     if lacks := compare_facts(asked.facts, found):
         raise LacksError(*lacks)
     signing_key = key_to_sign_with(asked)
     poll()
-    if taken is not None:
-        for key in taken.entries:
-            replace(place.store, remote=taken).find(key)
-    needed = None
-    try:
-        (make_recipe if asked.kind == "recipe" else run_part)(asked, given, place)
-    except NeedsError as error:
-        needed = error
+    make_recipe(asked, snapshot, place)
     notes = read_outbox(place.outbox)
-    wanted = [key for key, state in notes.items() if asked.bring_all or state == "made"]
-    entries = (entry_of(place.store, key, signing_key) for key in sorted(wanted) if key not in known)
-    return tuple(sorted(notes)), [entry for entry in entries if entry is not None], needed
+    wanted = sorted(key for key, state in notes.items() if asked.bring_all or state == "made")
+    entries = (entry_of(place.store, key, signing_key) for key in wanted)
+    return tuple(sorted(notes)), [entry for entry in entries if entry is not None]
+
+
+def make_recipe(request: UnitRequest, snapshot: bytes, place: Workplace) -> None:
+    """Make a recipe; raise a `LacksError` if another worker may be able to."""
+    tree = place.folder / TREE
+    try:
+        body: UnitBody = decode(UnitBody, request.body, "the unit")
+        tree.mkdir()
+        settings, view = relocated(body.project, tree)
+        unpack(snapshot, tree)
+        settings.root.mkdir(parents=True, exist_ok=True)
+    except (ProgramError, HostileArchiveError) as error:
+        raise LacksError(Lack(SENT, "", str(error))) from error
+    except OSError as error:
+        room = f"room for {size_text(len(snapshot))} of files"
+        raise LacksError(Lack(room, "", error.strerror or str(error))) from error
+    sources = {}
+    context = BuildContext(settings, view, place.work, place.store, place.reporter, place.environment)
+    if urls := urls_of(narrowed(settings, [body.unit]).models):
+        from hatch_lower.build.weight_sources import obtain_sources
+
+        try:
+            sources = obtain_sources(context, urls)
+        except FetchError as error:  # this machine may not reach what another one does
+            raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
+    for answer in make_units(context, [body.unit], sources, place.outbox, place.poll):
+        if any(place.store.find_record(key) is None for key in answer.recipes.values()):
+            raise LacksError(Lack("room for what was made", "", "the unit's store could not be written"))
 
 
 def key_to_sign_with(asked: UnitRequest) -> SigningKey | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hatch_lower.build.spread.graph import Work
+from hatch_lower.build.spread.pool import Work
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 

@@ -9,17 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hatch_lower.build.context import BuildContext
 from hatch_lower.build.environment import PASSED, child_environment, matches
 from hatch_lower.build.inputs.machine import cpu_capability
 from hatch_lower.build.inputs.preload import built_library
-from hatch_lower.build.project_view import ProjectView
-from hatch_lower.build.protocol import Asking
 from hatch_lower.build.spread.protocol import UnitRequest
 from hatch_lower.cache.directory import WRITING, choose_directory
-from hatch_lower.cache.outbox import Outbox
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError
 from hatch_lower.events import Reporter, notes_of
 from hatch_lower.frozen import Frozen
@@ -30,41 +25,24 @@ TEMPORARY = frozenset({"TMPDIR", "TMP", "TEMP"})
 
 class Workplace(Frozen):
     folder: Path
+    work: Path  # for the build
     store: Store  # what is put there, and may be shared, is the unit's result
     outbox: Path  # says what that is
     reporter: Reporter
     environment: Mapping[str, str]  # of child processes
     poll: Callable[[], None]  # called while they run: what it raises ends them
 
-    @property
-    def work(self) -> Path:
-        return self.folder / "work"
-
-    def context(self, settings: Settings, view: ProjectView, store: Store, asking: Asking | None) -> BuildContext:
-        return BuildContext(
-            settings,
-            view,
-            self.work,
-            store,
-            self.reporter,
-            self.environment,
-            self.outbox,
-            asking=asking,
-            poll=self.poll,
-        )
-
 
 def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
     cache = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HATCH_LOWER_CACHE": "on"}
-    outbox = folder / "outbox"
-    store = open_store({**os.environ, **cache}, notes_of(reporter, "cache", request.name), Outbox(outbox, None))
+    store = open_store({**os.environ, **cache}, notes_of(reporter, "cache", request.name))
     work = folder / "work"
     work.mkdir()
     sent = {name: value for name, value in request.environment.items() if not is_own(name)}
     given = {**os.environ, **cache, **sent}
     environment = child_environment(given, tuple(sent), sys.path, work / "temporary", cpu_capability())
     lend_library(store, environment)
-    return Workplace(folder, store, outbox, reporter, environment, poll)
+    return Workplace(folder, work, store, folder / "outbox", reporter, environment, poll)
 
 
 def lend_library(store: Store, environment: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import extract, localise
 from hatch_lower.exir.lowering.leave_out import Places, mark_left_out, without_left_out
 from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
-from hatch_lower.exir.lowering.preprocess import Ask, Request, Response, preprocess_all
+from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
 
@@ -87,7 +87,6 @@ def lower_methods(
     *,
     store: Store | None = None,
     validate: bool = True,
-    ask: Ask | None = None,
     left_out: Mapping[str, Places] = {},
 ) -> dict[str, Lowered]:
     """Lower all methods of a model with one partitioner each; methods without one are returned as they are."""
@@ -107,7 +106,7 @@ def lower_methods(
         make_request(method, partition.spec, backends[partition.spec.backend_id], program)
         for method, partition, program in extracted
     ]
-    responses = preprocess_all(requests, store, ask)
+    responses = preprocess_all(requests, store)
     modules = {
         partition: make_module(program, request, response)
         for (_, partition, program), request, response in zip(extracted, requests, responses, strict=True)

@@ -22,7 +22,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.backend.steps import FindSteps, Step
 from hatch_lower.format.delegates import BLOB_SUFFIX
 
 __all__ = ["BackendDetails", "CompileSpec", "DebugHandleMap", "ExportedProgram", "PreprocessResult", "Target"]
@@ -113,28 +112,6 @@ class BackendDetails(ABC):
         is cached by itself.
         """
         return [cls.preprocess(program, specs) for program, specs in zip(edge_programs, compile_specs, strict=True)]
-
-    @classmethod
-    def preprocess_in_steps(
-        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]], find_steps: FindSteps
-    ) -> list[PreprocessResult]:
-        """As `preprocess_many`, where other machines can make steps of it; the results must be the same to the byte.
-
-        Override it with `step_of` and `run_step`, and call `find_steps` once for all partitions of the same options,
-        before any step is carried out: it may raise an exception, which must pass. What it does not return is made
-        here. It is only called in builds that are spread over several machines.
-        """
-        return cls.preprocess_many(edge_programs, compile_specs)
-
-    @classmethod
-    def step_of(cls, name: str, text: str, compile_specs: Sequence[CompileSpec]) -> Step:
-        """Return the step of a name and a text as this machine would carry it out."""
-        raise NotImplementedError(f"{cls.__name__} has no steps")
-
-    @classmethod
-    def run_step(cls, step: Step, compile_specs: Sequence[CompileSpec]) -> bytes:
-        """Carry out a step of this machine; the result depends on the step alone."""
-        raise NotImplementedError(f"{cls.__name__} has no steps")
 
     @classmethod
     def preprocess_multimethod(

@@ -16,7 +16,6 @@ from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.convert import Wanted, to_edge
 from hatch_lower.exir.lowering.leave_out import Places, number_places
-from hatch_lower.exir.lowering.preprocess import Ask
 from hatch_lower.exir.lowering.wishes import Wishes, any_of, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
 from hatch_lower.frozen import Frozen
@@ -70,7 +69,6 @@ def lower_exported(
     needs_delegates: bool = False,
     store: Store | None = None,
     steps: Steps | None = None,
-    ask: Ask | None = None,
     before: LoweredMethods | None = None,
 ) -> LoweredMethods:
     """Lower all methods of a model."""
@@ -96,7 +94,7 @@ def lower_exported(
     edge = edge if before is None else dict(before.edge)
     methods = {method: Lowered(program) for method, program in edge.items()}
     for turn in turns:
-        lowered = take_turn(turn, programs_of(methods), steps, store, ask)
+        lowered = take_turn(turn, programs_of(methods), steps, store)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
     if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not
         for method, result in methods.items():
@@ -106,13 +104,13 @@ def lower_exported(
 
 
 def take_turn(
-    turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps, store: Store | None, ask: Ask | None
+    turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps, store: Store | None
 ) -> Mapping[str, Lowered]:
     while True:
         left_out = steps.left_out(turn)
         try:
             with steps.turn(turn) as tell:
-                lowered = lower_methods(programs, turn.partitioners, store=store, ask=ask, left_out=left_out)
+                lowered = lower_methods(programs, turn.partitioners, store=store, left_out=left_out)
                 tell(lowered)
         except BackendError as error:
             if not steps.leaves_out(turn, programs, error):

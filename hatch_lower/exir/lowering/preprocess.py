@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from inspect import getattr_static
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -23,10 +22,8 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import AnswerError, OperationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.backend.registry import code_of
-from hatch_lower.exir.backend.steps import Step
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
@@ -35,11 +32,7 @@ from hatch_lower.exir.lowering.blame import place_operation
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
-from hatch_lower.exir.lowering.stored_steps import find_steps
 from hatch_lower.frozen import Frozen
-
-# as `FindSteps`, of the backend that is named first
-FindStepsFor: TypeAlias = Callable[[str, Sequence[Step], Sequence[CompileSpec]], Sequence[bytes | None]]
 
 
 class Request(Frozen):
@@ -68,30 +61,18 @@ class Response(Frozen):
     key: str = ""  # where it is stored
 
 
-class Ask(Protocol):
-    """Is told what would be made here, and may have it made elsewhere: it raises what ends this build for now."""
-
-    def partitions(self, groups: Mapping[str, Group]) -> None: ...
-
-    def steps(self, backend_id: str, specs: Sequence[CompileSpec], steps: Mapping[str, Step]) -> None: ...
-
-
-def preprocess_all(requests: Sequence[Request], store: Store | None, ask: Ask | None = None) -> list[Response]:
+def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
     """Lower partitions: equal ones once, or all of a backend that lowers them jointly."""
-    # whatever `ask` raises passes through; a wrong answer is a `BackendError`, a frozen cache without a result a
-    # `CacheError`
+    # a wrong answer is a `BackendError`, a frozen cache without a result a `CacheError`
     groups, places = groups_of(requests)
     results = {} if store is None else read_groups(store, groups)
     missing = {key: group for key, group in groups.items() if key not in results}
-    if missing and ask is not None:
-        ask.partitions(missing)
     if missing:
         with nullcontext() if store is None else store.locked(missing):
             if store is not None:  # another build may have made some while this one waited
                 results |= read_groups(store, missing)
             missing = {key: group for key, group in missing.items() if key not in results}
-            find = None if ask is None or store is None else partial(find_steps, store, ask.steps)
-            for key, made in call_backends(missing, find):
+            for key, made in call_backends(missing):
                 refuse_changed_weights(missing[key])
                 refuse_unknown_handles(missing[key], made)
                 results[key] = made
@@ -139,15 +120,13 @@ def read_groups(store: Store, groups: Mapping[str, Group]) -> dict[str, list[Pre
     return {key: results for key, results in stored.items() if results is not None}
 
 
-def call_backends(
-    groups: Mapping[str, Group], find: FindStepsFor | None = None
-) -> Iterator[tuple[str, list[PreprocessResult]]]:
+def call_backends(groups: Mapping[str, Group]) -> Iterator[tuple[str, list[PreprocessResult]]]:
     # those of one backend in one call: it may lower several at a time
     by_backend: dict[str, dict[str, Group]] = {}
     for key, group in groups.items():
         by_backend.setdefault(group.requests[0].spec.backend_id, {})[key] = group
     for together in by_backend.values():
-        results = iter(call_backend([request for group in together.values() for request in group.requests], find))
+        results = iter(call_backend([request for group in together.values() for request in group.requests]))
         for key, group in together.items():
             yield key, [next(results) for _ in group.requests]
 
@@ -215,7 +194,7 @@ def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
         return os.urandom(16).hex()
 
 
-def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) -> list[PreprocessResult]:
+def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     specs = [request.spec.compile_specs for request in requests]
     programs = [
@@ -224,11 +203,7 @@ def call_backend(requests: Sequence[Request], find: FindStepsFor | None = None) 
     ]
     if not lowers_jointly(backend):
         try:
-            results: Any = (
-                backend.preprocess_many(programs, specs)
-                if find is None
-                else backend.preprocess_in_steps(programs, specs, partial(find, backend_id))
-            )
+            results: Any = backend.preprocess_many(programs, specs)
         except OperationError as error:
             pairs = zip(requests, programs, strict=True)
             place_operation(error, ((each.method, given, each.local, each.owner) for each, given in pairs))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -45,43 +44,6 @@ FUNCTIONS: Mapping[str, type[sympy.Basic]] = {
     for name, value in vars(functions).items()
     if isinstance(value, type) and issubclass(value, sympy.Basic) and inspect.getmodule(value) is functions
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SymbolFacts:
-    """What torch knows of a symbol beside its name."""
-
-    hint: int | None  # the example's size
-    bounds: ValueRanges[sympy.Expr] | None
-    size_like: bool  # not of an input, and taken to be a size
-
-
-def known_facts(environment: Any, symbol: sympy.Symbol) -> SymbolFacts:
-    """Return what the environment of a symbolic value (`value.node.shape_env`) knows of a symbol."""
-    hint = environment.backed_var_to_val.get(symbol)
-    bounds = environment.var_to_range.get(symbol)
-    return SymbolFacts(None if hint is None else int(hint), bounds, symbol in environment.size_like)
-
-
-def environment_of(symbols: Iterable[tuple[sympy.Symbol, SymbolFacts]]) -> Any:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    environment: Any = ShapeEnv()
-    for symbol, facts in symbols:
-        if facts.hint is not None:
-            environment.backed_var_to_val[symbol] = sympy.Integer(facts.hint)
-        if facts.bounds is not None:
-            environment.var_to_range[symbol] = facts.bounds
-        if facts.size_like:
-            environment.size_like.add(symbol)
-    return environment
-
-
-def symbolic(expression: sympy.Basic, environment: Any, kind: type, hint: Any) -> Any:
-    from torch.fx.experimental.sym_node import SymNode
-
-    classes: Mapping[type, Any] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
-    return classes[kind](SymNode(expression, environment, kind, hint))
 
 
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, InvalidStateError
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from hatch_lower.build.spread.pool import (
     NoWorkerError,
     Reply,
     RunUnit,
-    Shared,
     reply_future,
 )
 from hatch_lower.cache.locks import make_held
@@ -41,23 +40,14 @@ END_SECONDS = 5.0  # that jobs which are cancelled have to end
 
 def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
     try:
-        factory = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise ExecutorError(
-            f"the factory of the executor `{name}` cannot be imported",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
-            hint="name a module that can be imported where the build runs, and a function in it; a build in an isolated"
-            " environment needs its distribution in `build-system.requires`",
-        ) from error
-    try:
-        executor = factory()
+        executor = pkgutil.resolve_name(name)()
     except Exception as error:
         raise ExecutorError(
-            f"the factory of the executor `{name}` failed",
+            f"the executor `{name}` cannot be made",
             where=where,
             found=f"{type(error).__name__}: {error}",
-            hint="it is called without arguments",
+            hint="name a function without arguments in a module that can be imported where the build runs; an isolated"
+            " build needs its distribution in `build-system.requires`",
         ) from error
     if not isinstance(executor, Executor | type) and callable(getattr(executor, "submit", None)):
         executor = JobExecutor(executor)
@@ -79,13 +69,12 @@ class AnyPool:
         self._wanted = work / f"wanted-{uuid.uuid4().hex}"
         self._held = make_held(self._wanted)
 
-    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
         size = self.size()
         if len(avoid) >= (MOST_AVOIDED if size is None else min(size, MOST_AVOIDED)):
             raise NoWorkerError
-        given = [each.data if isinstance(each, Shared) else each for each in attachments]
         try:
-            future = self._executor.submit(run_anywhere, self._run_unit, str(self._wanted), request, *given)
+            future = self._executor.submit(run_anywhere, self._run_unit, str(self._wanted), request, snapshot)
         except (BrokenExecutor, RuntimeError) as error:
             raise LostConnectionError(str(error)) from error
         self._running.add(future)
@@ -115,9 +104,9 @@ def explain(error: BaseException) -> BaseException:
     return error
 
 
-def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
+def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
     name = f"{socket.gethostname()}:{os.getpid()}"
-    return name, run_unit(request, *attachments, still_wanted=watch_file(Path(wanted)), worker=name)
+    return name, run_unit(request, snapshot, still_wanted=watch_file(Path(wanted)), worker=name)
 
 
 def watch_file(path: Path) -> Callable[[], bool]:
@@ -127,57 +116,47 @@ def watch_file(path: Path) -> Callable[[], bool]:
 
 def is_held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = path.open("rb")
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 
 class JobExecutor(Executor):
-    """Makes an executor of Python's of an object whose `submit` returns jobs with `done`, `result` and `cancel`."""
+    """An executor of Python for an object whose `submit` returns jobs with `done`, `result` and `cancel`."""
 
     def __init__(self, jobs: Any) -> None:
         self._jobs = jobs
-        self._running: dict[Future[Any], Any] = {}  # and those that are cancelled, until their jobs are over
-        self._cancelled: set[Future[Any]] = set()
+        self._running: dict[Future[Any], Any] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="jobs", daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        job = self._jobs.submit(function, *arguments, **named)
         future: Future[Any] = Future()
-        self._running[future] = job
+        self._running[future] = self._jobs.submit(function, *arguments, **named)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stop asking; jobs that run are cancelled, and have a moment to end."""
+        """Cancel the running jobs, and give them a moment to end."""
         self._closed.set()
         self._thread.join()
-        for future in self._running:
-            self._cancel(future)
         deadline = time.monotonic() + END_SECONDS
+        for job in self._running.values():
+            with contextlib.suppress(Exception):  # it may be over
+                job.cancel()
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and not all(job.done() for job in self._running.values()):
                 time.sleep(ASK_SECONDS)
 
-    def _cancel(self, future: Future[Any]) -> None:
-        if future not in self._cancelled:
-            self._cancelled.add(future)
-            with contextlib.suppress(Exception):  # it may be over
-                self._running[future].cancel()
-
     def _ask(self) -> None:
         while not self._closed.wait(ASK_SECONDS):
             for future, job in self._running.copy().items():
-                if future.cancelled():
-                    self._cancel(future)
                 if is_settled(future, job):
                     del self._running[future]
 

@@ -12,8 +12,6 @@ from hatch_lower.build.spread.pool import Pool, RunUnit
 from hatch_lower.config.tables import EXECUTOR
 from hatch_lower.errors import ExecutorError
 
-ENGINE = re.compile(r"(?P<engine>dask|ray)(:(?P<address>\S+))?")
-
 
 def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:
     """Return what opens an executor; the name is checked now.
@@ -28,12 +26,12 @@ def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) ->
             found=f"`{name}`",
             hint=f"write {EXECUTOR['words']}; a factory returns a `concurrent.futures.Executor`",
         )
-    match = ENGINE.fullmatch(name)
-    if match is None:
+    engine, _, address = name.partition(":")
+    if engine not in ("dask", "ray"):
         from hatch_lower.build.spread.executors.any import open_any
 
         return lambda: open_any(name, work, where, run_unit)
-    return lambda: open_engine(match["engine"], match["address"] or "", jobs, where, run_unit)
+    return lambda: open_engine(engine, address, jobs, where, run_unit)
 
 
 def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:

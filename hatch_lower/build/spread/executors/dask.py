@@ -9,9 +9,8 @@ import contextlib
 import functools
 import logging
 import pkgutil
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -23,7 +22,6 @@ from hatch_lower.build.spread.pool import (
     NoWorkerError,
     Reply,
     RunUnit,
-    Shared,
     UnreadableError,
     reply_future,
 )
@@ -32,13 +30,12 @@ from hatch_lower.errors import ExecutorError
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 LOGS = ("distributed", "distributed.client")
-SIZE_SECONDS = 1.0  # how long it is believed which workers there are
 # A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
 # that it has no hatch-lower, or an older one, is an error like others. Dask waits for ever for a result that cannot be
 # pickled there or unpickled here, so what is no answer is sent as an empty one.
 TASK = (
     "(lambda name, data: (f'{name}', data if type(data) is bytes else b''))"
-    f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, attachments))"
+    f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, snapshot))"
 )
 
 
@@ -100,23 +97,22 @@ class DaskPool:
         self._client = client
         self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
-        self._share = functools.cache(lambda shared: no_warnings(client.submit, bytes, shared.data, pure=False))
-        self._running: dict[Future[Any], frozenset[str]] = {}  # and the workers that may run it; none for all
-        self._threads: dict[str, int] = {}  # by worker
-        self._looked = float("-inf")
+        self._share = functools.cache(lambda snapshot: no_warnings(client.submit, bytes, snapshot, pure=False))
+        self._running: set[Future[Any]] = set()
 
-    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
-        allowed = frozenset(self._workers().keys() - avoid) if avoid else frozenset()
-        if avoid and not allowed and self._threads:
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
+        workers = self._workers() if avoid else {}
+        allowed = sorted(workers.keys() - avoid)
+        if workers and not allowed:
             raise NoWorkerError
         with self._connected():
-            given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
-            workers = sorted(allowed) or None
-            names = {"function": name_of(self._run_unit), "request": request, "attachments": given}
+            # if all allowed workers are gone when the unit's turn comes, Dask takes any worker
+            options = {"workers": allowed, "allow_other_workers": True} if allowed else {}
+            names = {"function": name_of(self._run_unit), "request": request, "snapshot": self._share(snapshot)}
             # it warns of large arguments
-            future = no_warnings(self._executor.submit, eval, TASK, names, workers=workers)
-        self._running[future] = allowed
-        future.add_done_callback(self._running.pop)
+            future = no_warnings(self._executor.submit, eval, TASK, names, **options)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
         return reply_future(future, self._explain)
 
     def size(self) -> int:
@@ -131,14 +127,9 @@ class DaskPool:
         self._opened.close()
 
     def _workers(self) -> dict[str, int]:
-        if time.monotonic() - self._looked > SIZE_SECONDS:
-            with self._connected():
-                self._threads = dict(self._client.nthreads())
-            self._looked = time.monotonic()
-            for future, allowed in list(self._running.items()):
-                if allowed and not allowed & self._threads.keys():
-                    future.cancel()  # all that may run it are gone, and Dask would wait for them
-        return self._threads
+        """Return the number of threads by worker."""
+        with self._connected():
+            return dict(self._client.nthreads())
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -169,7 +160,7 @@ def name_of(run_unit: Any) -> str:
     return f"{run_unit.__module__}:{run_unit.__qualname__}"
 
 
-def run_on_dask(function: str, request: bytes, attachments: Sequence[bytes]) -> tuple[str, bytes]:
+def run_on_dask(function: str, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
     """Make a unit on a worker; as soon as the worker is told that nobody wants it, it ends."""
     worker = distributed.get_worker()
     key = worker.get_current_task()
@@ -179,4 +170,4 @@ def run_on_dask(function: str, request: bytes, attachments: Sequence[bytes]) -> 
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    return worker.address, run_unit(request, *attachments, still_wanted=still_wanted, worker=worker.address)
+    return worker.address, run_unit(request, snapshot, still_wanted=still_wanted, worker=worker.address)

@@ -8,9 +8,8 @@ import os
 import signal
 import socket
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,24 +23,13 @@ from hatch_lower.build.spread.pool import (
     NoWorkerError,
     Reply,
     RunUnit,
-    Shared,
     UnreadableError,
     reply_future,
-    reply_of,
 )
 from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0
-SIZE_SECONDS = 1.0  # how long it is believed which nodes there are
 LEFT_BEHIND = "PYTHONBREAKPOINT"  # a variable that Ray sets in the process that starts it
-LOST = (
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.ObjectLostError,
-    ray.exceptions.OutOfMemoryError,
-    ray.exceptions.TaskCancelledError,
-    ray.exceptions.LocalRayletDiedError,
-)
 UNREADABLE = (ray.exceptions.UnserializableException, ray.exceptions.RaySystemError)
 
 
@@ -105,30 +93,25 @@ class RayPool:
         self._run_unit = run_unit
         self._leave = leave  # what the connection is closed with
         self._task = ray.remote(run_on_ray)
-        self._share = functools.cache(lambda shared: ray.put(shared.data))
+        self._share = functools.cache(ray.put)
         self._running: dict[Future[Any], Any] = {}
-        self._nodes: dict[str, int] = {}  # processors by node
-        self._names: dict[str, str] = {}  # of nodes
-        self._looked = float("-inf")
-        self._look()
 
-    def submit(self, request: bytes, attachments: Sequence[bytes | Shared], avoid: frozenset[str]) -> Future[Reply]:
+    def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
+        nodes = self._look()
+        # Ray's own retries have no limit where the memory is too small, and avoid no node
         options: dict[str, object] = {"num_cpus": 1, "max_retries": 0}
         if avoid:
-            allowed = [node for node in self._look() if self._names[node] not in avoid]
+            allowed = [node for node in nodes if not any(node_mark(node) in name for name in avoid)]
             if not allowed:
                 raise NoWorkerError
             # if that node is gone when the unit's turn comes, any node is better than none
-            node = min(allowed, key=lambda name: (-self._nodes[name], name))
+            node = min(allowed, key=lambda name: (-nodes[name], name))
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
-        if not ray.is_initialized():
-            raise LostConnectionError("this process is no driver of Ray any more")
-        given = [self._share(each) if isinstance(each, Shared) else each for each in attachments]
-        reference = self._task.options(**options).remote(self._run_unit, request, *given)
+        reference = self._task.options(**options).remote(self._run_unit, request, self._share(snapshot))
         future: Future[Any] = reference.future()
         self._running[future] = reference
         future.add_done_callback(self._running.pop)
-        return reply_future(future, explain, self._known)
+        return reply_future(future, explain)
 
     def size(self) -> int:
         return sum(self._look().values())
@@ -141,19 +124,11 @@ class RayPool:
             self._share.cache_clear()
         self._leave()
 
-    def _known(self, result: object) -> Reply:
-        reply = reply_of(result)
-        return reply._replace(worker=self._names.get(reply.worker, reply.worker))
-
     def _look(self) -> dict[str, int]:
-        if time.monotonic() - self._looked > SIZE_SECONDS:
-            if not ray.is_initialized():
-                raise LostConnectionError("this process is no driver of Ray any more")
-            nodes = [node for node in ray.nodes() if node["Alive"]]
-            self._nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
-            self._names |= {node["NodeID"]: node_name(node["NodeManagerHostname"], node["NodeID"]) for node in nodes}
-            self._looked = time.monotonic()
-        return self._nodes
+        """Return the number of processors by node."""
+        if not ray.is_initialized():
+            raise LostConnectionError("this process is no driver of Ray any more")
+        return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
 
 
 def explain(error: BaseException) -> BaseException:
@@ -162,18 +137,18 @@ def explain(error: BaseException) -> BaseException:
         return cause if isinstance(cause, BaseException) else error
     if isinstance(error, UNREADABLE):
         return UnreadableError(str(error).strip().partition("\n")[0])
-    if isinstance(error, LOST):
+    if isinstance(error, ray.exceptions.RayError):
         return LostWorkerError(str(error).strip().partition("\n")[0])
     if isinstance(error, ConnectionError):
         return LostConnectionError(str(error))
     return error
 
 
-def run_on_ray(run_unit: RunUnit, request: bytes, *attachments: bytes) -> tuple[str, bytes]:
-    """Make a unit on a worker, which Ray interrupts if nobody wants it any more."""
-    node = ray.get_runtime_context().get_node_id()
-    return node, run_unit(request, *attachments, worker=node_name(socket.gethostname(), node))
+def run_on_ray(run_unit: RunUnit, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
+    """Make a unit on a worker; Ray interrupts it when the build cancels it."""
+    name = f"{socket.gethostname()} {node_mark(ray.get_runtime_context().get_node_id())}"
+    return name, run_unit(request, snapshot, worker=name)
 
 
-def node_name(host: str, node: str) -> str:
-    return f"{host} (node {node[:8]})"
+def node_mark(node: str) -> str:
+    return f"(node {node[:8]})"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.executor import export_models
+from hatch_lower.build.executor import UnitExport, export_models
 from hatch_lower.build.protocol import Answer
 from hatch_lower.build.sources import urls_of
-from hatch_lower.build.spread.units import Unit, find_units, unit_name
+from hatch_lower.build.units import Unit, find_units, unit_name
 from hatch_lower.build.weight_sources import obtain_sources
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import CacheError
@@ -37,13 +38,20 @@ def missing_units(context: BuildContext, names: Collection[str], *, shared: bool
     return [unit for unit in find_units(context, shared=shared) if unit.name in names and not unit.cached]
 
 
-def make_units(context: BuildContext, units: Sequence[Unit], sources: Mapping[str, LocalSource] = {}) -> list[Answer]:
-    """Export each model of some units once, and make the units; each answer has the keys of the records there are."""
+def make_units(
+    context: BuildContext,
+    units: Sequence[Unit],
+    sources: Mapping[str, LocalSource] = {},
+    outbox: Path | None = None,
+    poll: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Export each model of some units once, and make the units; each answer has the keys of the kept records."""
     keys: dict[str, dict[str, Mapping[str, object]]] = {}
     for unit in units:
         keys.setdefault(unit.model, {})[unit.recipe] = unit.components
     settings = narrowed(context.settings, units)
-    return export_models(replace(context, settings=settings), settings.models, {}, "recipe", sources, units=keys)
+    export = UnitExport(keys, outbox, poll)
+    return export_models(replace(context, settings=settings), settings.models, {}, "recipe", sources, units=export)
 
 
 def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
