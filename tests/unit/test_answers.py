@@ -105,7 +105,7 @@ def test_an_answer_that_is_cut_off_is_refused(end: int) -> None:
 def test_another_unit_s_answer_is_refused() -> None:
     other = replace(REQUEST, name="digits/small", key=OTHER, secret=new_secret())
     theirs = write_answer(replace(MADE, name="digits/small", key=OTHER), (), other.secret)
-    with pytest.raises(WrongAnswerError, match="the answer to another request"):
+    with pytest.raises(WrongAnswerError, match="the answer belongs to another request"):
         read_answer(theirs, REQUEST)
     # of a worker that puts the wrong result under the right secret
     with pytest.raises(WrongAnswerError, match="about another unit, `digits/small`"):
@@ -139,7 +139,7 @@ def test_an_answer_that_contradicts_itself_is_refused(answer: UnitAnswer) -> Non
 
 def test_an_entry_that_the_answer_does_not_name_is_refused(tmp_path: Path) -> None:
     data = write_answer(replace(MADE, entries=()), [entry_in(tmp_path)], REQUEST.secret)
-    with pytest.raises(WrongAnswerError, match="and does not name it"):
+    with pytest.raises(WrongAnswerError, match="without its key"):
         read_answer(data, REQUEST)
 
 

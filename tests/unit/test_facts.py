@@ -69,7 +69,7 @@ def test_a_worker_says_what_it_has_otherwise_and_what_it_has_not() -> None:
     ]
     assert compare_facts(wanted, wanted) == ()
     more = compare_facts({"instruction sets": "avx"}, {"instruction sets": "avx avx2"})
-    assert [lack.text() for lack in more] == ["has instruction sets avx2, where none of these is wanted"]
+    assert [lack.text() for lack in more] == ["has instruction sets avx2, where no such set is wanted"]
 
 
 def test_facts_import_no_torch(modules_after: Callable[[str], set[str]]) -> None:

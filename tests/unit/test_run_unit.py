@@ -287,7 +287,7 @@ def test_a_unit_that_could_not_be_kept_is_not_made(shop: BuildContext, monkeypat
     monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_units", make_units)
     answer = run(asked_of(shop, "broken"))
     assert answer.outcome == "refused"
-    assert answer.lacks[0].text() == "room for what was made: the unit's store could not be written"
+    assert answer.lacks[0].text() == "room for the results: the unit's store could not be written"
 
 
 def test_a_worker_without_a_folder_for_temporary_files_refuses(
@@ -526,7 +526,7 @@ def test_an_unsigned_entry_is_refused_where_the_project_has_public_keys(
 def test_a_store_that_cannot_be_written_is_the_build_s_own_error(shop: BuildContext, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "v1", "on", lambda line: None)
-    with pytest.raises(CacheError, match="what a worker has made cannot be kept"):
+    with pytest.raises(CacheError, match="the results of a worker cannot be kept"):
         take_answer(replace(shop, store=store), MADE, bundle(tmp_path / "worker", KEY, OTHER))
 
 

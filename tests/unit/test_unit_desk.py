@@ -89,11 +89,11 @@ def spread(context: BuildContext, make: Make, workers: int = 2) -> tuple[dict[st
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (flipped, "it is not as its worker wrote it"),
-        (of_another_unit, "it is about another unit, `other/default`"),
-        (of_another_build, "it is the answer to another request, or damaged"),
+        (flipped, "the answer was changed"),
+        (of_another_unit, "the answer is about another unit, `other/default`"),
+        (of_another_build, "the answer belongs to another request, or is damaged"),
         (without_its_entries, "its entry "),
-        (lambda request, worker: b"", "it is no answer"),
+        (lambda request, worker: b"", "the bytes are no answer"),
     ],
 )
 def test_a_wrong_answer_is_reported_and_the_unit_made_by_another_worker(

@@ -1,4 +1,4 @@
-"""A build whose units are made elsewhere: what is sent there, what comes back, and who decides what is made where.
+"""Units of a build on other machines: requests and answers, the scheduler, and the engines.
 
-Nothing here lowers a model in another way than a local build does, and a local build imports nothing of it.
+A worker lowers a model in the same child process as a local build. A local build imports nothing of this package.
 """

@@ -1,16 +1,16 @@
 """A worker's answer as bytes.
 
 ```text
-a line       what this is
-32 bytes     sha256 that follows from the request's secret: of which request this is the answer
-32 bytes     HMAC-SHA256 of all that follows, by that secret
+a line       the format's name
+32 bytes     sha256 that depends on the request's secret: names the request of the answer
+32 bytes     HMAC-SHA256 of all following bytes, by the secret
 8 bytes      length of the answer, big-endian
 answer       `UnitAnswer`, canonical JSON
-entries      as `entries.py` writes them
+entries      in the format of `entries.py`
 ```
 
-Who changes a bit, or mixes up two units, does not know the secret. It says nothing about who made the entries: that is
-what signatures are for.
+A transport that changes a bit, or mixes up two units, does not know the secret. The code does not prove who made the
+entries: that is the purpose of signatures.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str) ->
 
 
 def read_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]:
-    """Return the answer to a request, and the entries that came with it; a `WrongAnswerError` for any other bytes."""
+    """Read the answer to a request and the entries in the answer; raise `WrongAnswerError` for any other bytes."""
     whole = memoryview(data)
     if len(whole) < CONTENTS + LENGTH_BYTES or whole[: len(HEAD)] != HEAD:
-        raise WrongAnswerError("it is no answer")
+        raise WrongAnswerError("the bytes are no answer")
     if whole[len(HEAD) : MAC] != mark(request.secret):
-        raise WrongAnswerError("it is the answer to another request, or damaged")
+        raise WrongAnswerError("the answer belongs to another request, or is damaged")
     if not hmac.compare_digest(whole[MAC:CONTENTS], code(request.secret, whole[CONTENTS:])):
-        raise WrongAnswerError("it is not as its worker wrote it: its authentication code is wrong")
+        raise WrongAnswerError("the answer was changed: its authentication code is wrong")
     start = CONTENTS + LENGTH_BYTES
     end = start + int.from_bytes(whole[CONTENTS:start], "big")
     try:
         answer: UnitAnswer = read_json(UnitAnswer, bytes(whole[start:end]), "the answer")
     except ValueError as error:
-        raise WrongAnswerError(f"it cannot be read: {error}") from error
+        raise WrongAnswerError(f"the answer cannot be read: {error}") from error
     if (answer.name, answer.key) != (request.name, request.key):
-        raise WrongAnswerError(f"it is about another unit, `{answer.name}`")
+        raise WrongAnswerError(f"the answer is about another unit, `{answer.name}`")
     entries = read_entries(whole[end:])
     if unnamed := entries.entries.keys() - set(answer.entries):
-        raise WrongAnswerError(f"it brings the entry {min(unnamed)[:16]}… and does not name it")
+        raise WrongAnswerError(f"the answer brings the entry {min(unnamed)[:16]}… without its key")
     return answer, entries
 
 

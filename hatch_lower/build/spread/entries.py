@@ -1,9 +1,9 @@
-"""Entries of a cache as bytes: what a unit came to, and what it needs of earlier ones.
+"""Entries of a cache as bytes: the results of a unit.
 
 ```text
 8 bytes      length of the index, big-endian
 index        {"envelopes": [size, …], "blobs": [[sha256, size], …]}, canonical JSON
-envelopes    as in a shared cache (`cache/remote/envelope.py`), signed or not
+envelopes    as in a shared cache (`cache/remote/envelope.py`), signed or unsigned
 blobs        each once, in the order of the index
 ```
 """
@@ -48,12 +48,12 @@ class Index(Frozen):
 
 
 class Entries(Frozen):
-    """Entries that came, as a cache that a store may ask for what it lacks; it keeps nothing."""
+    """Read-only cache over the entries that a worker returned."""
 
     entries: Mapping[str, tuple[SharedEntry, Signature | None]]  # by key
-    blobs: Mapping[str, memoryview]  # by the digests that they are said to have
-    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # one of these, if there are any, must have signed
-    refused: dict[str, str] = field(default_factory=dict, compare=False)  # key, and why its entry was not taken
+    blobs: Mapping[str, memoryview]  # by their alleged digests
+    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # if not empty, a trusted key must have signed
+    refused: dict[str, str] = field(default_factory=dict, compare=False)  # by key: the reason for the refusal
 
     def fetch(self, key: str, keep: Keep) -> Record | None:
         try:
@@ -85,7 +85,7 @@ class Entries(Frozen):
 
 
 def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> Entry | None:
-    """Return a store's entry of a key, to be sent; `None` if it has none."""
+    """Return a store's entry for the wire; `None` if the store lacks the key."""
     record = store.find_record(key)
     if record is None:
         return None
@@ -103,7 +103,9 @@ def write_entries(entries: Collection[Entry]) -> bytes:
 
 
 def read_entries(data: bytes | memoryview) -> Entries:
-    """Return what `write_entries` wrote, or raise a `WrongAnswerError`; blobs are checked when a store takes them."""
+    """Read the bytes of `write_entries`, or raise `WrongAnswerError`. The store that takes the blobs checks their
+    digests.
+    """
     whole = memoryview(data)
     start = LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "big")
     if start > len(whole):
@@ -119,9 +121,9 @@ def read_entries(data: bytes | memoryview) -> Entries:
         try:
             entry, signature = read_envelope(bytes(whole[start : start + size]))
         except ValueError as error:
-            raise WrongAnswerError(f"it brings {error}") from error
+            raise WrongAnswerError(f"the answer brings {error}") from error
         if entry.key in entries:
-            raise WrongAnswerError(f"it brings the entry {entry.key[:16]}… twice")
+            raise WrongAnswerError(f"the answer brings the entry {entry.key[:16]}… twice")
         entries[entry.key] = entry, signature
         start += size
     blobs: dict[str, memoryview] = {}

@@ -1,7 +1,7 @@
-"""What a worker is: all that decides which results are equal to this build's, as far as it is known without torch.
+"""Facts about a worker: the versions and properties that decide whether its results equal the results of the build.
 
-A worker that is something else would make other results under other keys, which the build would not find. So it says
-what it has not, and the unit goes elsewhere.
+A worker with other facts would make results under other keys, which the build would not find. So the worker refuses
+with a list of its lacks, and another worker gets the unit. All facts are found without torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hatch_lower.build.spread.protocol import Facts, Lack
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.config.requirements import OWN_NAME, own_requirements
 
-# names for readers of what `machine_facts` tells
+# the facts' names for readers, by the names of `machine_facts`
 MACHINE = {"system": "system", "machine": "machine", "libc": "C library", "cpu": "instruction sets", "python": "Python"}
 SETS = MACHINE["cpu"]
-# Backends that run the C++ compiler. What others run, they say in their fingerprints, which are in the keys
+# backends that run the C++ compiler; other backends name their tools in fingerprints, which are in the keys
 COMPILING = frozenset({"aoti"})
 COMPILERS = ("g++", "clang++")
 COMPILER, LINKER = "C++ compiler", "linker"
-SECONDS = 20.0  # that a compiler may take to say its version
+SECONDS = 20.0  # the time limit of a compiler that prints its version
 
 
 def facts_wanted(backends: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the facts on which units depend that use some backends."""
+    """Return the names of the facts on which units with these backends depend."""
     compilers = (COMPILER, LINKER) if COMPILING.intersection(backends) else ()
     return (*MACHINE.values(), OWN_NAME, *sorted(distributions_of(backends)), *compilers)
 
 
 def facts_here(names: Collection[str], environment: Mapping[str, str], stats: StatCache) -> Facts:
-    """Return what this machine is for a child process in an environment; facts that it has not are left out."""
+    """Return the facts of this machine for a child process with an environment; missing facts are left out."""
     known = {MACHINE[name]: text for name, text in machine_facts().items()}
     known[SETS] = " ".join(sorted(ALIKE)) if set(known[SETS].split()) >= ALIKE else known[SETS]
     known[OWN_NAME] = f"{__version__} (code {own_digest(stats)[:16]})"
@@ -49,7 +49,7 @@ def facts_here(names: Collection[str], environment: Mapping[str, str], stats: St
 
 
 def compare_facts(wanted: Facts, found: Facts) -> tuple[Lack, ...]:
-    """Return what a worker has not, or has otherwise; what was not wanted does not matter."""
+    """Return the wanted facts that the worker lacks or that differ there."""
     return tuple(
         lack_of_sets(text, found.get(name, "")) if name == SETS else Lack(name, text, found.get(name, ""))
         for name, text in wanted.items()
@@ -58,13 +58,15 @@ def compare_facts(wanted: Facts, found: Facts) -> tuple[Lack, ...]:
 
 
 def lack_of_sets(wanted: str, found: str) -> Lack:
-    # there are dozens: those that differ say more than all
+    # a processor has dozens: the differing sets say more than the whole list
     fewer, more = set(wanted.split()) - set(found.split()), set(found.split()) - set(wanted.split())
-    return Lack(SETS, " ".join(sorted(fewer)) or "none of these", " ".join(sorted(more)))
+    return Lack(SETS, " ".join(sorted(fewer)) or "no such set", " ".join(sorted(more)))
 
 
 def distributions_of(backends: Iterable[str]) -> set[str]:
-    """Return the names of torch, of what brings the backends, and of the libraries that their extras name."""
+    """Return the names of torch, of the distributions with these backends, and of the libraries in the backends'
+    extras.
+    """
     names = {"torch"}
     points = importlib.metadata.entry_points(group=BACKEND_GROUP)
     for backend in backends:
@@ -94,7 +96,7 @@ def compiler_facts(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_line(command: list[str], environment: Mapping[str, str]) -> str:
-    """Return the first line that a program prints, without the folder in which it lies."""
+    """Return the first line of a program's output, without the program's folder."""
     try:
         done = subprocess.run(
             command,

@@ -63,7 +63,8 @@ class UnitRequest(Frozen):
     environment: Mapping[str, str]  # exactly the variables that `pass-env` names
     body: Mapping[str, object]  # a `UnitBody`
     snapshot: Digest  # sha256 of the archive beside the request
-    signers: tuple[str, ...] = ()  # ids of keys; a returned entry must be signed by one of these; empty: no signature
+    # ids of keys, one of which must have signed each returned entry; empty: no signature needed
+    signers: tuple[str, ...] = ()
     bring_all: bool = True  # whether the answer also brings entries that the worker sent to a shared cache
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import CacheError, LowerError, ProcessError, error_from_json
 from hatch_lower.format.codec import encode
 
-UNIT = "unit"  # the kind of an entry that says what an export read for a recipe
+UNIT = "unit"  # the kind of an entry with the recorded inputs of a recipe
 QUOTED = re.compile(r"""['"`]([^'"`\n]+)['"`]|([^\s'"`]+)""")
 
 
@@ -34,7 +34,7 @@ def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapsh
     models = {model.name: model for model in settings.models}
     environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
     for unit in units:
-        # without the other models: else the requests grow with the square of their number
+        # without the other models: otherwise the requests grow with the square of their number
         model = replace(models[unit.model], recipes=(unit.recipe,))
         project = replace(snapshot.project, settings=replace(snapshot.project.settings, models=(model,)))
         yield UnitRequest(
@@ -51,7 +51,7 @@ def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapsh
 
 
 def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
-    """Return for each recipe what a worker must be; it is looked up once, for there may be thousands of units."""
+    """Return the required facts for each recipe, each set found once: there may be thousands of units."""
     stats = open_stats(context.store)
     chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]
     names = {recipe.name: facts_wanted([choice.name for choice in recipe.backends]) for recipe in chosen}
@@ -60,7 +60,7 @@ def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts
 
 
 def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> tuple[str, ...]:
-    """Put an answer's entries into the build's store, which must be read and written; return the keys of new ones."""
+    """Put an answer's entries into the build's store, which must be readable and writable; return the new keys."""
     store = context.store
     taking = replace(store, remote=replace(entries, trusted=signers_of(context)))
     new = []
@@ -71,7 +71,7 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
         value = (taking if brought else store).find(key)
         if not store.writes:
             raise CacheError(
-                "what a worker has made cannot be kept",
+                "the results of a worker cannot be kept",
                 where=str(store.directory),
                 found="the cache cannot be written",
                 hint="make room there, or name another directory in `HATCH_LOWER_CACHE_DIR`",
@@ -79,7 +79,7 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
         if value is None and not brought:
             raise WrongAnswerError(f"its entry {key[:16]}… is not taken: the shared cache does not have it")
         if value is None:
-            reason = entries.refused.get(key, "it is not what it says")
+            reason = entries.refused.get(key, "its contents have another digest")
             raise WrongAnswerError(f"its entry {key[:16]}… is not taken: {reason}")
         if brought:
             store.share(key)
@@ -90,7 +90,7 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
 
 
 def signers_of(context: BuildContext) -> VerifyingKeys:
-    """Return the keys by one of which entries must be signed; none if they need not be."""
+    """Return the keys that must sign entries; empty if no signature is needed."""
     environment = context.environment
     if environment.get(UNSIGNED, "") == "1":
         return VerifyingKeys()
@@ -98,7 +98,7 @@ def signers_of(context: BuildContext) -> VerifyingKeys:
 
 
 def remember_read(context: BuildContext, unit: str, key: str) -> None:
-    """If an entry says what an export has read for a unit, note it as if the export had run here."""
+    """If an entry has the recorded inputs of a unit, keep the inputs as if the export had run here."""
     store = context.store
     record = store.find_record(key)
     if record is None or record["components"].get("kind") != UNIT:
@@ -112,7 +112,7 @@ def remember_read(context: BuildContext, unit: str, key: str) -> None:
 
 
 def error_of(snapshot: Snapshot, answer: UnitAnswer, root: Path) -> LowerError:
-    """Return the error with which a unit has failed; a file that the worker did not have is named."""
+    """Return the error of a failed unit. The hint names a file that was not sent to the worker."""
     told = answer.error or ProcessError("a worker failed without a word", where=answer.name).to_json()
     error = error_from_json(dict(told))
     names = (quoted or plain.rstrip(".,;:)") for quoted, plain in QUOTED.findall(f"{error.what} {error.found}"))

@@ -1,8 +1,8 @@
-"""What a worker runs: it makes one unit in a folder of its own, and answers, whatever becomes of it.
+"""The worker's side: make a unit in a folder of its own, and answer.
 
-The unit is made by the same child process as in a local build. Of the build that asks, it gets the project's files and
-the variables that `pass-env` names; all else is the worker's. What it makes goes into a store in the folder, from there
-into the answer, and is gone with the folder.
+The same child process as in a local build makes the unit. The worker gets the project's files and the variables that
+`pass-env` names; everything else is the worker's own. The results go into a store in the folder, from there into the
+answer, and are removed with the folder.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from hatch_lower.events import Event, finished_line
 from hatch_lower.format.codec import decode
 
 TREE = "tree"  # the folder in which the snapshot is unpacked
-MOST_LINES = 400  # of a log, the last ones
+MOST_LINES = 400  # of a log: older lines are dropped
 
 
 class UnwantedError(Exception):
-    """Nobody waits for the unit any more."""
+    """The build does not wait for the unit any more."""
 
 
 class Log:
-    """What is said while a unit is made, in lines, without the paths of this machine."""
+    """The lines of a unit's log, without the paths of this machine."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
         self._folder: Path | None = None
 
     def hide(self, folder: Path) -> None:
-        """From now on write what is in the project's folder relative to it, and nothing of a unit's folder."""
+        """From now on write paths in the project's folder relative to the project, and hide the unit's folder."""
         self._folder = folder
 
     def report(self, event: Event) -> None:
@@ -76,9 +76,10 @@ class Log:
 def run_unit(
     request: bytes, snapshot: bytes, still_wanted: Callable[[], bool] = lambda: True, worker: str = ""
 ) -> bytes:
-    """Make a unit and return the answer; whatever goes wrong is an answer too.
+    """Make a unit and return the answer; failures are answers too.
 
-    `still_wanted` is asked meanwhile: as soon as it is not, all that runs ends. `worker` is the engine's name for this.
+    `still_wanted` is called repeatedly: when the result is false, all processes of the unit end. `worker` is the
+    engine's name of this worker.
     """
     worker = worker or f"{socket.gethostname()}:{os.getpid()}"
     try:
@@ -103,7 +104,7 @@ def run_unit(
     except LacksError as error:
         lacks = tuple(replace(lack, found=log.without_paths(lack.found)) for lack in error.lacks)
         return finish(replace(blank, outcome="refused", lacks=lacks))
-    except OSError as error:  # what is the matter with this machine need not be with another one
+    except OSError as error:  # a trouble of this machine, which another worker may not have
         found = log.without_paths(f"{error.strerror or error} {error.filename or ''}").strip()
         return finish(replace(blank, outcome="refused", lacks=(Lack("the folder of a unit", "", found),)))
     except Exception as error:
@@ -151,17 +152,17 @@ def make_recipe(request: UnitRequest, snapshot: bytes, place: Workplace) -> None
 
         try:
             sources = obtain_sources(context, urls)
-        except FetchError as error:  # this machine may not reach what another one does
+        except FetchError as error:  # another worker may reach the server
             raise LacksError(Lack(f"weights at {error.where}", "", f"{error.what}: {error.found}")) from error
     for answer in make_units(context, [body.unit], sources, place.outbox, place.poll):
         if any(place.store.find_record(key) is None for key in answer.recipes.values()):
-            raise LacksError(Lack("room for what was made", "", "the unit's store could not be written"))
+            raise LacksError(Lack("room for the results", "", "the unit's store could not be written"))
 
 
 def key_to_sign_with(asked: UnitRequest) -> SigningKey | None:
     try:
         own = own_key(os.environ)
-    except CacheError as error:  # no such key, or nothing that signs with it
+    except CacheError as error:  # an invalid key, or no library to sign with
         raise LacksError(Lack("the key for signatures", "", f"{error.what}: {error.found}")) from error
     found = "" if own is None else own.key_id()
     if asked.signers and found not in asked.signers:
@@ -183,7 +184,7 @@ def told_error(asked: UnitRequest, error: Exception) -> LowerError:
 
 
 def answer_unread(request: bytes, worker: str, error: ValueError) -> bytes:
-    """Return the answer to what this version cannot read, if it can be seen who asks; else nothing, which is none."""
+    """Refuse a request that this version cannot read; return no bytes if name, key or secret cannot be read."""
     lack = Lack(f"a {OWN_NAME} that reads the request", "", f"{OWN_NAME} {__version__} does not: {error}")
     try:
         fields = json.loads(request)

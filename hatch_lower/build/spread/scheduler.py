@@ -1,4 +1,5 @@
-"""A loop over the futures of an engine: submit units, read answers, retry. It knows no engine, no model and no torch.
+"""A loop over the futures of an engine: submit units, read answers, retry. The loop knows no engine, no model, no
+torch.
 
 A unit whose worker is lost, or whose answer is wrong, is made again on another worker. After several failures the unit
 is given up, and left to the local build. A unit that fails ends the build, and so does a unit that all workers refuse.
@@ -20,10 +21,10 @@ from hatch_lower.build.spread.protocol import LacksError, WrongAnswerError
 from hatch_lower.build.spread.view import Progress, UnitView
 from hatch_lower.errors import ExecutorError
 
-MOST_FAILED = 4  # lost workers and wrong answers of one unit, which may be the cause; or exceptions
-MOST_REFUSED_AGAIN = 8  # refusals of one unit by workers that were to be avoided: the engine cannot choose
+MOST_FAILED = 4  # lost workers and wrong answers of a unit, which may be the cause itself; or exceptions
+MOST_REFUSED_AGAIN = 8  # refusals of a unit by workers that were to be avoided: the engine cannot choose
 MOST_CONNECTIONS = 3  # connections to an engine without a unit made between
-PATIENCE_SECONDS = 5.0  # the wait for a worker that does not refuse: one may be about to start
+PATIENCE_SECONDS = 5.0  # the wait for a worker that does not refuse: a worker may be about to start
 LONGEST_TEXT = 400  # characters of a worker's exception
 TICK_SECONDS = 0.5  # between two looks at the number of workers
 
@@ -87,7 +88,7 @@ class Scheduler:
     def run(self, works: Sequence[Work]) -> dict[str, str]:
         """Have units made; return the keys of the units that were given up, with the reasons."""
         known = [work.seconds for work in works if work.seconds is not None]
-        usual = sum(known) / len(known) if known else 1.0  # a unit of unknown length is taken for an average one
+        usual = sum(known) / len(known) if known else 1.0  # unknown lengths count as the average
         self._total, self._estimated = len(works), bool(known)
         for number, work in enumerate(works):
             self._push(State(work, usual if work.seconds is None else work.seconds, number))
@@ -164,7 +165,7 @@ class Scheduler:
                     self._push(state)
                     return
                 self._refuse(state)
-                self._give_up(state, "every worker refused it or answered wrongly")
+                self._give_up(state, "every worker refused the unit or answered wrongly")
                 continue
             state.began = self._clock.now()
             self._unserved.pop(group, None)
@@ -222,10 +223,10 @@ class Scheduler:
         enough = state.refused_again >= MOST_REFUSED_AGAIN
         if enough:
             self._refuse(state)
-        self._try_again(state, f"{worker} refused it: {lacks}", enough=enough)
+        self._try_again(state, f"{worker} refused: {lacks}", enough=enough)
 
     def _refuse(self, state: State) -> None:
-        """Raise the error of a unit that all workers refuse, unless a worker was lost with it or answered wrongly."""
+        """Raise the error of a unit that all workers refuse, except after a lost worker or a wrong answer."""
         if state.avoid or not (refused := self._refused.get(state.work.group)):
             return
         raise ExecutorError(

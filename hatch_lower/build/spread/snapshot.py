@@ -1,7 +1,7 @@
-"""The project's files as one archive, so that a worker sees what the build here sees.
+"""The project's files as an archive, so that a worker sees the same files as the build.
 
-Equal files give equal bytes, which an engine sends to each worker once. All paths keep their places relative to each
-other: what lies beside the project lies beside it on the worker too, and no path of this machine is in the archive.
+Equal files give equal bytes, which an engine sends to each worker once. All paths keep their relative places: a file
+beside the project lies beside the project on the worker too, and the archive holds no path of this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.frozen import Frozen
 
-PROJECT, ABOVE = "project", "above"  # the project's folder in the archive, and each of the folders that hold it there
+PROJECT, ABOVE = "project", "above"  # the project's folder in the archive, and the name of each folder above
 
 
 class Relocated(Frozen):
@@ -39,16 +39,16 @@ class Snapshot(Frozen):
 
 
 class HostileArchiveError(Exception):
-    """An archive that no build writes; the text says why."""
+    """An archive that no build writes; the text is the reason."""
 
 
 def take_snapshot(settings: Settings, view: ProjectView, files: Iterable[Path]) -> Snapshot:
-    """Return an archive of files, and settings and view as they are where it is unpacked."""
+    """Return an archive of files, and settings and view with the paths of the unpacked archive."""
     chosen = sorted(set(files))
     places = [*chosen, *view.import_roots, *(target for _, target in view.links)]
     relative = {path: os.path.relpath(path, settings.root) for path in (*places, settings.root)}
     steps = max(PurePosixPath(path).parts.count("..") for path in relative.values())
-    project = PurePosixPath(*[ABOVE] * steps, PROJECT)  # with as many folders above it as paths lead out of it
+    project = PurePosixPath(*[ABOVE] * steps, PROJECT)  # with as many folders above as the paths climb
 
     def place(path: Path) -> Path:
         return Path(os.path.normpath(project / relative[path]))
@@ -65,7 +65,7 @@ def write_archive(members: dict[str, Path]) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in sorted(members.items()):
             try:
-                data = path.read_bytes()  # whatever a link leads to is sent
+                data = path.read_bytes()  # a link is sent as its target
                 executable = path.stat().st_mode & 0o100
             except OSError as error:
                 raise PackageError(
@@ -81,7 +81,7 @@ def write_archive(members: dict[str, Path]) -> bytes:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Write the files of an archive below an empty folder; a `HostileArchiveError` if it holds anything else."""
+    """Write the files of an archive below an empty folder; raise `HostileArchiveError` for any other member."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:

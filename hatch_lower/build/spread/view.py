@@ -1,4 +1,4 @@
-"""What a build shows of units that are made elsewhere: one live view of all, or lines where there is no terminal."""
+"""The display of units on workers: a live view on a terminal, elsewhere lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hatch_lower.build.spread.pool import Work
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 
-LONGEST = 4  # units of the live view: those that run for longest
-QUIET_SECONDS = 30.0  # how long nothing is said where lines are shown
+LONGEST = 4  # units in the live view: the longest running
+QUIET_SECONDS = 30.0  # between two lines without a terminal
 
 
 class Progress(Frozen):
@@ -18,7 +18,7 @@ class Progress(Frozen):
     given_up: int  # and left to the local build
     total: int
     running: Sequence[tuple[Work, float]]  # and for how many seconds
-    rest: float | None  # seconds that are left, estimated; `None` if nothing is known
+    rest: float | None  # the estimate of the remaining seconds; `None` if unknown
     workers: int | None  # that there are; `None` if nobody knows
 
 
@@ -48,7 +48,7 @@ class UnitView:
         text = f"{progress.made} of {progress.total} units made, {len(progress.running)} submitted, {waiting} waiting"
         if progress.given_up:
             text += f", {progress.given_up} left to this build"
-        if progress.workers == 0:  # a cluster that grows on demand gets some, and another one may never
+        if progress.workers == 0:  # a cluster that grows on demand will get workers; another cluster may stay empty
             text += ", no worker is there"
         elif progress.rest is not None:
             text += f", about {duration(progress.rest)} left"

@@ -1,4 +1,4 @@
-"""Where a worker makes a unit: a folder that goes with the unit, a store in it, and the variables of its processes."""
+"""The place where a worker makes a unit: a temporary folder with a store, and the variables of the child processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TEMPORARY = frozenset({"TMPDIR", "TMP", "TEMP"})
 class Workplace(Frozen):
     folder: Path
     work: Path  # for the build
-    store: Store  # what is put there, and may be shared, is the unit's result
-    outbox: Path  # says what that is
+    store: Store  # its shareable entries are the unit's results
+    outbox: Path  # lists the results
     reporter: Reporter
     environment: Mapping[str, str]  # of child processes
-    poll: Callable[[], None]  # called while they run: what it raises ends them
+    poll: Callable[[], None]  # called while child processes run: its exception ends the processes
 
 
 def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
@@ -46,8 +46,8 @@ def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll:
 
 
 def lend_library(store: Store, environment: Mapping[str, str]) -> None:
-    """Give a unit's store the library that records what exports read, which takes a second to compile."""
-    # it is all that stays on a worker: one file in the cache of its user
+    """Give a unit's store the library that records reads, because a compilation takes a second."""
+    # the only file that stays on a worker, in its user's cache
     with contextlib.suppress(OSError, LowerError):
         directory, mode = choose_directory(os.environ, lambda line: None)
         library = built_library(directory.parent, environment) if mode in WRITING else None
@@ -58,7 +58,7 @@ def lend_library(store: Store, environment: Mapping[str, str]) -> None:
 
 
 def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables that go to workers: those that `pass-env` names, but for those of each machine itself."""
+    """Return the variables for workers: named by `pass-env`, without the variables that belong to a machine."""
     return {name: value for name, value in environment.items() if matches(name, pass_env) and not is_own(name)}
 
 

@@ -1,10 +1,10 @@
-"""Any `concurrent.futures.Executor`, which a function of the user's returns.
+"""Any `concurrent.futures.Executor`, from a function of the user.
 
-Such executors cannot end what runs. So a unit is given the path of a file which is there while the build is: a worker
-that has once seen the file ends as soon as it is gone, or nobody holds it. Where workers do not share the file system,
-what runs when a build is cancelled is finished and thrown away.
+These executors cannot end running units. So each unit gets the path of a file that exists, locked, as long as the build
+runs: a worker that has seen the file ends the unit as soon as the file is gone or unlocked. Without a common file
+system, the running units of a cancelled build are finished, and their answers are dropped.
 
-Executors of jobs, such as submitit's for Slurm, call nobody: the jobs that they return are asked whether they are done.
+Executors of jobs, such as submitit's for Slurm, call no callbacks: a thread polls the jobs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hatch_lower.build.spread.pool import (
 from hatch_lower.cache.locks import make_held
 from hatch_lower.errors import ExecutorError
 
-MOST_AVOIDED = 8  # workers that may refuse a unit: nobody knows how many there are
-ASK_SECONDS = 0.2  # between two rounds of asking jobs
-END_SECONDS = 5.0  # that jobs which are cancelled have to end
+MOST_AVOIDED = 8  # refusing workers of a unit: the number of workers is unknown
+ASK_SECONDS = 0.2  # between two polls of the jobs
+END_SECONDS = 5.0  # the time for cancelled jobs to end
 
 
 def open_any(name: str, work: Path, where: str, run_unit: RunUnit) -> AnyPool:
@@ -82,7 +82,7 @@ class AnyPool:
         return reply_future(future, explain)
 
     def size(self) -> int | None:
-        """Return what executors of Python, and those made like them, have as an attribute."""
+        """Return `_max_workers`, which Python's executors and similar executors have."""
         size = getattr(self._executor, "_max_workers", None)
         return size if isinstance(size, int) and size > 0 else None
 
@@ -110,7 +110,7 @@ def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, snapshot: bytes
 
 
 def watch_file(path: Path) -> Callable[[], bool]:
-    """Return what says whether somebody still holds a file, if that can be seen from here."""
+    """Return a function for whether a file is still held by a process, if the file is visible from here."""
     return (lambda: is_held(path)) if is_held(path) else (lambda: True)
 
 
@@ -148,7 +148,7 @@ class JobExecutor(Executor):
         self._thread.join()
         deadline = time.monotonic() + END_SECONDS
         for job in self._running.values():
-            with contextlib.suppress(Exception):  # it may be over
+            with contextlib.suppress(Exception):  # the job may be over
                 job.cancel()
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and not all(job.done() for job in self._running.values()):
@@ -162,8 +162,8 @@ class JobExecutor(Executor):
 
 
 def is_settled(future: Future[Any], job: Any) -> bool:
-    """Give a future what its job came to, if that is over."""
-    with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
+    """If a job is over, set its future; return whether the job is over."""
+    with contextlib.suppress(InvalidStateError):  # the future was cancelled meanwhile
         try:
             if not job.done():
                 return False
@@ -174,9 +174,9 @@ def is_settled(future: Future[Any], job: Any) -> bool:
 
 
 def reason_of(text: str) -> Exception:
-    """Return what a job's error means: what its function raised, of which it has the traceback, or that it is lost."""
+    """Return the exception of a failed job: its function's exception, read from the traceback, or a lost worker."""
     head, traced, frames = text.partition("Traceback (most recent call last)")
     if not traced:
         return LostWorkerError(head.strip().partition("\n")[0])
     raised = (line for line in frames.splitlines()[1:] if line and not line[0].isspace())
-    return RuntimeError(next(raised, "it does not say what"))
+    return RuntimeError(next(raised, "an unknown exception"))

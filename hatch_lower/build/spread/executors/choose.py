@@ -1,4 +1,4 @@
-"""The executor that a build has been given, by name."""
+"""The choice of an executor by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hatch_lower.errors import ExecutorError
 
 
 def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:
-    """Return what opens an executor; the name is checked now.
+    """Check an executor's name, and return a function that opens the executor.
 
-    `setting` is the executor that the settings name, `jobs` how many workers a cluster of this build's own gets.
+    `setting` is the executor of the settings, `jobs` the number of workers of a cluster for this build alone.
     """
     where = "`executor`" if name == setting else f"the variable `{VARIABLE}`"
     if re.fullmatch(EXECUTOR["pattern"], name) is None:

@@ -1,6 +1,6 @@
-"""Dask: a scheduler at an address, or a cluster that is started for one build.
+"""Dask: a scheduler at an address, or a cluster for this build alone.
 
-What all units need is a task of its own, not scattered data: Dask makes that again where a worker is lost.
+The snapshot for all units is a task of its own, not scattered data: Dask repeats the task where a worker is lost.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hatch_lower.errors import ExecutorError
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 LOGS = ("distributed", "distributed.client")
-# A worker that cannot unpickle a task ends, and Dask waits for another one. So what it unpickles is Python's own, and
-# that it has no hatch-lower, or an older one, is an error like others. Dask waits for ever for a result that cannot be
-# pickled there or unpickled here, so what is no answer is sent as an empty one.
+# A worker that cannot unpickle a task ends, and Dask waits for another worker. So the task holds objects of Python
+# alone, and a worker without hatch-lower, or with an older version, answers with an exception. Dask waits for ever for
+# a result that cannot be pickled there or unpickled here. So a malformed answer is sent as an empty answer.
 TASK = (
     "(lambda name, data: (f'{name}', data if type(data) is bytes else b''))"
     f"(*__import__('importlib').import_module({__name__!r}).run_on_dask(function, request, snapshot))"
@@ -40,7 +40,7 @@ TASK = (
 
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPool:
-    """Connect to a scheduler; without an address to the one that Dask's own settings name, or to one's own."""
+    """Connect to a scheduler: at the address, or at the address in Dask's configuration, or of a new cluster."""
     import dask
 
     address = address or dask.config.get("scheduler-address", "") or ""
@@ -67,7 +67,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let Dask not speak of what the build meets by itself."""
+    """Silence Dask's log about events that the build handles itself."""
     before = {log: log.level for log in map(logging.getLogger, LOGS)}
     for log in before:
         log.setLevel(logging.CRITICAL)
@@ -109,7 +109,7 @@ class DaskPool:
             # if all allowed workers are gone when the unit's turn comes, Dask takes any worker
             options = {"workers": allowed, "allow_other_workers": True} if allowed else {}
             names = {"function": name_of(self._run_unit), "request": request, "snapshot": self._share(snapshot)}
-            # it warns of large arguments
+            # Dask warns of large arguments
             future = no_warnings(self._executor.submit, eval, TASK, names, **options)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
@@ -144,14 +144,14 @@ class DaskPool:
         if isinstance(error, distributed.KilledWorker):
             worker = getattr(error.last_worker, "address", "")
             times = int(getattr(error, "allowed_failures", 0)) + 1
-            # Dask counts what waited on a worker with what ran there
+            # Dask also counts workers that had the unit only in their queue
             return LostWorkerError(f"{times} workers that had it ended", worker, 2)
         if isinstance(error, CancelledError | OSError):
             if self._client.status != "running":
                 return LostConnectionError("its scheduler does not answer")
             lost = "its task was cancelled" if isinstance(error, CancelledError) else f"{type(error).__name__}: {error}"
             return LostWorkerError(lost)
-        if error.args and isinstance(error.args[0], bytes):  # an exception as it was pickled
+        if error.args and isinstance(error.args[0], bytes):  # a pickled exception
             return UnreadableError("an exception of a class that is not here")
         return error
 
@@ -161,7 +161,7 @@ def name_of(run_unit: Any) -> str:
 
 
 def run_on_dask(function: str, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
-    """Make a unit on a worker; as soon as the worker is told that nobody wants it, it ends."""
+    """Make a unit on a worker; the unit ends when the scheduler drops the task."""
     worker = distributed.get_worker()
     key = worker.get_current_task()
     run_unit: RunUnit = pkgutil.resolve_name(function)

@@ -1,4 +1,4 @@
-"""Ray: a cluster at an address, or one that is started for one build."""
+"""Ray: a cluster at an address, or a cluster for this build alone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from hatch_lower.build.spread.pool import (
 from hatch_lower.errors import ExecutorError
 
 CONNECT_SECONDS = 10.0
-LEFT_BEHIND = "PYTHONBREAKPOINT"  # a variable that Ray sets in the process that starts it
+LEFT_BEHIND = "PYTHONBREAKPOINT"  # Ray sets the variable in the process that starts a cluster
 UNREADABLE = (ray.exceptions.UnserializableException, ray.exceptions.RaySystemError)
 
 
 def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool:
-    """Connect to a cluster; without an address to the one that Ray's own settings name, or to one's own."""
-    others = ray.is_initialized()  # whoever called this build has a connection, which stays
+    """Connect to a cluster: at the address, or at the address in Ray's configuration, or start a cluster."""
+    others = ray.is_initialized()  # the caller of this build has a connection, which stays
     if others and not address:
         return RayPool(run_unit, lambda: None)
     address = address or os.environ.get("RAY_ADDRESS", "")
@@ -50,7 +50,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
         await_port(address)
         options: dict[str, object] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
-    except Exception as error:  # Ray raises that itself if a node does not start in time
+    except Exception as error:  # of any class, if a node does not start in time
         if not others:
             leave()
         raise ExecutorError(
@@ -64,7 +64,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> RayPool
 
 
 def remember_process() -> Callable[[], None]:
-    """Return what undoes how Ray changes this process: later builds in it have that variable in their keys."""
+    """Return a function that undoes Ray's changes of this process: later builds have the variable in their keys."""
     value = os.environ.get(LEFT_BEHIND)
     handler = signal.getsignal(signal.SIGTERM)
 
@@ -91,7 +91,7 @@ def await_port(address: str) -> None:
 class RayPool:
     def __init__(self, run_unit: RunUnit, leave: Callable[[], None]) -> None:
         self._run_unit = run_unit
-        self._leave = leave  # what the connection is closed with
+        self._leave = leave  # closes the connection
         self._task = ray.remote(run_on_ray)
         self._share = functools.cache(ray.put)
         self._running: dict[Future[Any], Any] = {}
@@ -104,7 +104,7 @@ class RayPool:
             allowed = [node for node in nodes if not any(node_mark(node) in name for name in avoid)]
             if not allowed:
                 raise NoWorkerError
-            # if that node is gone when the unit's turn comes, any node is better than none
+            # if the node is gone when the unit's turn comes, Ray takes any node
             node = min(allowed, key=lambda name: (-nodes[name], name))
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
         reference = self._task.options(**options).remote(self._run_unit, request, self._share(snapshot))
@@ -145,7 +145,7 @@ def explain(error: BaseException) -> BaseException:
 
 
 def run_on_ray(run_unit: RunUnit, request: bytes, snapshot: bytes) -> tuple[str, bytes]:
-    """Make a unit on a worker; Ray interrupts it when the build cancels it."""
+    """Make a unit on a worker; Ray interrupts the unit when the build cancels."""
     name = f"{socket.gethostname()} {node_mark(ray.get_runtime_context().get_node_id())}"
     return name, run_unit(request, snapshot, worker=name)
 
