@@ -303,7 +303,7 @@ def test_a_variable_that_a_build_does_not_pass_on(project: Callable[[str], Proje
     expected = """the export asked for variables that are set for this build, and that a build does not pass on
   where: model `tiny`
   found: `HIDDEN`
-  to do: write `pass-env = ["HIDDEN"]` in the hook's table, or unset what the model is to do without"""
+  to do: write `pass-env = ["HIDDEN"]` in the hook's table, or unset variables that the model does not need"""
     tiny.wheel()
     shutil.rmtree(tiny.dist)
     for cache in ("on", "off"):  # in the cache is the result of a build without the variable

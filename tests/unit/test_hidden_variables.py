@@ -74,7 +74,8 @@ def test_the_error_has_the_line_for_the_table(reads: Recorder, tmp_path: Path) -
         "the export asked for variables that are set for this build, and that a build does not pass on\n"
         "  where: model `digits`\n"
         "  found: `HIDDEN`\n"
-        '  to do: write `pass-env = ["HF_*", "HIDDEN"]` in the hook\'s table, or unset what the model is to do without'
+        '  to do: write `pass-env = ["HF_*", "HIDDEN"]` in the hook\'s table,'
+        " or unset variables that the model does not need"
     )
 
 

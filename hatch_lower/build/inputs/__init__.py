@@ -1,1 +1,1 @@
-"""What an export read: watched in the child process, checked before the next build in the parent."""
+"""The inputs of an export: recorded in the child process, compared in the parent before the next build."""

@@ -1,8 +1,8 @@
-"""Python's audit events: files, folders, modules, processes and the network, as notes.
+"""Notes from Python's audit events: files, folders, modules, processes and the network.
 
-`CLibrary` is for the functions of the C library that `ctypes` can reach past the preloaded library: that stands before
-them where a program finds them by name among all that is loaded, but whoever asks the C library itself gets the
-function behind.
+`CLibrary` covers functions of the C library that `ctypes` can reach past the preloaded library. The preloaded library
+comes first when a program looks a name up among all loaded libraries, but a look-up in the C library itself finds the
+original function.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hatch_lower.build.inputs.notes import PATHS, Notes
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
-NO_FOLDER = -1  # what events have in place of a folder's descriptor if there is none
+NO_FOLDER = -1  # the place of a folder's descriptor in an event without a folder
 NAME = "libc.so.6"
-# What the preloaded library does not stand before, and what reads can be made with
+# functions that the preloaded library does not wrap, and that can read
 NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
-# What tells of libraries that are loaded, which are inputs already: torch with CUDA asks for it when it is imported
+# Functions about loaded libraries, which are inputs already: torch with CUDA calls them at import
 OF_LOADED = frozenset({"dlerror", "dlinfo"})
 
 
 class AuditEvents:
-    """Takes notes of audit events while it is active."""
+    """Takes notes of audit events while active."""
 
     def __init__(self, notes: Notes) -> None:
         self.active = False
@@ -70,10 +70,10 @@ class AuditEvents:
 
     def _on_open(self, path: object, mode: object, flags: int, *_: object) -> None:
         access = flags & ACCESS
-        # `os.open` may be given the folder to which its path is relative, of which its event does not tell
+        # `os.open` can take a folder to which its path is relative, but the event does not name the folder
         doubtful = mode is None and isinstance(path, str | bytes | os.PathLike) and not os.path.isabs(path)
-        # The library's own note comes after the call: of a new file that is opened to append it cannot tell that it
-        # was empty. This one comes first.
+        # The library's own note comes after the call, and cannot say that a new file for appending was empty. This note
+        # comes first.
         creates = flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path)
         if creates or (flags & os.O_TRUNC and not doubtful):
             self._notes.note_written(path)
@@ -99,20 +99,20 @@ class AuditEvents:
             self._notes.note_change(events.REMOVED, path)
 
     def _on_rename(self, source: object, target: object, *folders: int) -> None:
-        if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # else it fails
+        if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # otherwise the call fails
             self._notes.note(events.READ, source)
             self._notes.note_change(events.REMOVED, source)
             self._notes.note_written(target)
 
     def _on_link(self, source: object, target: object, *folders: int) -> None:
-        if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # else it fails
+        if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # otherwise the call fails
             self._notes.note(events.READ, source)
             self._notes.note_change(events.WRITTEN, target)
-            if self._notes.log is None:  # else the library notes it
+            if self._notes.log is None:  # otherwise the library takes the note
                 self._notes.note_change(events.HARD_LINKED, source)
 
     def _on_dlopen(self, name: object, *_: object) -> None:
-        if "/" in text_of(name):  # others are found in the list of mapped libraries
+        if "/" in text_of(name):  # the list of mapped libraries has libraries without a path
             self._notes.note(events.READ, name)
 
     def _on_dlsym(self, library: object, name: object) -> None:
@@ -194,7 +194,7 @@ class CLibrary:
         self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
 
     def is_unseen(self, library: object, name: object) -> bool:
-        """Return whether calls of what was asked for leave no note, though they may read something."""
+        """Return whether the function may read without a note."""
         symbol = name.encode() if isinstance(name, str) else name
         handle = library if isinstance(library, int) else getattr(library, "_handle", None)
         if not isinstance(symbol, bytes) or not handle or symbol.startswith((b"Py", b"_Py")):
@@ -210,7 +210,7 @@ class CLibrary:
 
 
 def handle_of(name: str) -> int:
-    """Return the handle of a library; 0 where there is none."""
+    """Return the handle of a library; 0 if the library is missing."""
     try:
         return int(ctypes.PyDLL(name)._handle)
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether what an export read is still the same, and what is not, in words."""
+"""The comparison of recorded inputs with the present state, and the changes in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hatch_lower.frozen import Frozen
 
 
 class Change(Frozen):
-    """An input that is not what it was; a path as `subject` is located."""
+    """A changed input; a path as `subject` is located."""
 
     kind: str
     subject: str
@@ -18,12 +18,12 @@ class Change(Frozen):
     after: str
 
     def text(self) -> str:
-        """Return what changed in a few words, for a table: `digits/model.py`, `torch 2.13.0 → 2.14.0`."""
+        """Return the change in a few words, for a table: `digits/model.py`, `torch 2.13.0 → 2.14.0`."""
         return TEXTS[self.kind](self)
 
 
 def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
-    """Yield what is not as it was recorded, what tells most first; each input is looked at when it is its turn."""
+    """Yield the changes of recorded inputs, the most telling first; each input is examined when its turn comes."""
     yield from (Change("unknown", reason, "", "") for reason in sorted(inputs.unknown))
     yield from compare("distribution", inputs.distributions, present.distribution)
     yield from compare("file", inputs.files, present.file)
@@ -51,7 +51,7 @@ def owners_in(place: str) -> tuple[str, ...]:
 
 
 def shown(located: str) -> str:
-    """Return a located path for people: relative to the project where it is in it."""
+    """Return a located path for people: relative to the project if inside."""
     root, _, rest = located.partition("/")
     if root == "project":
         return rest or "the project's folder"

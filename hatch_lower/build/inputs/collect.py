@@ -1,16 +1,17 @@
-"""What was observed of an export, as recorded inputs: located, told apart from noise, and hashed.
+"""From observations of an export to recorded inputs: located, without noise, and hashed.
 
-Left out is what a record holds already in another way, and what the process made itself:
+Inputs that are recorded in another way, and files that the process made itself, are left out:
 
-- Files of installed distributions stand for their version and RECORD. Metadata is no input because it was read (who
-  asks for entry points reads that of every distribution), unless it is the project's own; a distribution that was asked
-  for by name is.
-- A look below an entry of the search path that found nothing, for the import system tries many names: `modules` and
-  `importable` tell where each module is found.
-- A folder that leads to one of the roots, for it is there wherever the project is built.
+- Files of installed distributions are represented by version and RECORD. A read of metadata alone makes no input (a
+search for entry points reads the metadata of every distribution), except of the project's own metadata; a distribution
+that was looked up by name is an input.
+- A failed look below an entry of the search path, for the import system tries many names: `modules` and `importable`
+record where each module is found.
+- A folder on the path to a root, because the folder exists wherever the project is built.
 
-What therefore escapes: another distribution that puts a module, a data file or an entry point where an earlier build
-found none, if the model's code takes whatever is installed; a file in `site-packages` edited by hand.
+Therefore these changes escape: another distribution that adds a module, a data file or an entry point where an earlier
+build found no file, if the model's code takes all installed distributions; a file in `site-packages` that was edited by
+hand.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GRAIN_NS = 20_000_000  # a file system's clock may be behind by a tick of the ke
 COARSE_GRAIN_NS = 2_000_000_000
 SECOND_NS = 1_000_000_000
 METADATA = (".dist-info", ".egg-info")
-NOTHING = State(0, 0, 0, 0, 0, 0)  # what is at a path where nothing is
+NOTHING = State(0, 0, 0, 0, 0, 0)  # the state of a path without a file
 
 
 def collect(
@@ -53,10 +54,10 @@ def collect(
     stats: StatCache,
     project: Mapping[str, str] = {},
 ) -> RecordedInputs:
-    """Return what was observed as recorded inputs; whatever has changed since `began_ns` is a reason to doubt them."""
+    """Return observations as recorded inputs; a change since `began_ns` makes the inputs doubtful."""
     present = Present(roots, observations.environment, secret, stats, project)
     collector = Collector(observations, roots, present, began_ns)
-    # in this order: looks leave out files whose contents are known, and what `importable` tells of
+    # the order matters: looks leave out files with known contents, and names that `importable` records
     asked = observations.asked
     collector.add_files((*asked.opened, *observations.loaded))
     for glob in globs:
@@ -91,7 +92,7 @@ class Collector:
     owners: Owners = field(init=False)
     # entries of the search path into which distributions are installed, with a final slash
     installed: tuple[str, ...] = field(init=False)
-    not_files: list[str] = field(default_factory=list)  # what was opened and is a folder, special, or not there
+    not_files: list[str] = field(default_factory=list)  # opened paths that are folders, special files or missing
     inputs: RecordedInputs = field(default_factory=no_inputs)
     absent: set[str] = field(default_factory=set)
     reasons: set[str] = field(default_factory=set)
@@ -107,7 +108,7 @@ class Collector:
         for path in paths:
             source = source_of(path)
             if is_metadata(source) and os.path.basename(source) == "METADATA" and self.roots.locate(source) is None:
-                self.inputs.distributions.update(self.present.project)  # it was laid out for the build
+                self.inputs.distributions.update(self.present.project)  # a build laid the metadata out
             if source in self.observations.made or is_metadata(source) or source == interpreter:
                 continue
             owner = self.owners.owner(source)
@@ -123,8 +124,8 @@ class Collector:
             elif os.path.exists(source) and not os.path.isdir(source):
                 self.doubt(located, "is no regular file")
             elif source not in loaded:
-                self.not_files.append(source)  # a look at what is there comes later
-            elif not any(map(os.path.isfile, parents(source))):  # else it is in an archive
+                self.not_files.append(source)  # looked at later
+            elif not any(map(os.path.isfile, parents(source))):  # otherwise the path is in an archive
                 self.doubt(located, "was removed while the export ran")
 
     def add_file(self, path: str, located: str) -> None:
@@ -170,7 +171,7 @@ class Collector:
                     self.doubt(located)
 
     def was_another(self, path: str, look: str) -> bool:
-        """Return whether something else was at a path when it was looked at; `look` is what is there now."""
+        """Return whether a path had another file when it was looked at; `look` is the present state."""
         states = (State.read(text).kind() if text else ABSENT for text in self.observations.asked.states.get(path, ()))
         return any(kind != "other" and kind != look.partition(LINK)[0] for kind in states)
 
@@ -186,7 +187,7 @@ class Collector:
                     self.doubt(located)
 
     def is_initial(self, located: str) -> bool:
-        """Return whether the import system tries a path in every package: `importable` tells of those."""
+        """Return whether the import system tries the path in every package: `importable` records these names."""
         folder, _, name = located.rpartition("/")
         stem, _, suffix = name.partition(".")
         return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.inputs.importable
@@ -253,7 +254,7 @@ class Collector:
             located = self.roots.locate(path) if "/" in path else None
             if (located is None and "/" in path) or os.path.realpath(path) == os.path.realpath(sys.executable):
                 continue
-            # by name where `PATH` finds the same one: another machine has it in another place
+            # recorded by name if `PATH` finds the same file: another machine has the command in another folder
             if located is None or self.present.tool(name) == self.present.file(located):
                 self.inputs.tools[name] = self.present.tool(name)
             else:
@@ -268,17 +269,18 @@ class Collector:
 
     def is_same(self, before: State, after: State) -> bool:
         """Return whether nobody wrote a file between two looks."""
-        if before[:2] in self.observations.linked:  # one more name changes this time and nothing else
+        if before[:2] in self.observations.linked:  # another hard link changes this time alone
             before = before._replace(changed=after.changed)
         return before == after
 
     def was_exchanged(self, folder: str, status: os.stat_result) -> bool:
-        """Return whether another folder was at a path when it was listed."""
+        """Return whether a path had another folder when the folder was listed."""
         states = [State.read(text) for text in self.observations.asked.states.get(folder, ()) if text]
         return any(stat.S_ISDIR(state.mode) and state[:2] != (status.st_dev, status.st_ino) for state in states)
 
     def is_young(self, status: os.stat_result) -> bool:
-        # Anyone can set the time of modification: one in the future says nothing. Nobody can set that of change.
+        # Anyone can set the time of modification: a time in the future proves nothing. Nobody can set the time of
+        # change.
         now = time.time_ns()
         times = [(status.st_mtime_ns, now)]
         if (status.st_dev, status.st_ino) not in self.observations.linked:

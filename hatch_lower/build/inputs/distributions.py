@@ -1,7 +1,7 @@
-"""Installed distributions, from the names of their folders: `torch-2.13.0.dist-info` says most of what is needed.
+"""Installed distributions, from the names of their folders: `torch-2.13.0.dist-info` has name and version.
 
-Every build finds them, so nothing is imported and no metadata is read for it. Which distribution a file belongs to is
-read from RECORDs, and only in the process that exports.
+Every build lists the distributions, so the code imports no module and reads no metadata. Only the process that exports
+reads RECORDs, to find the owner of a file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hatch_lower.canonical import sha256_bytes
 
 SEPARATORS = re.compile(r"[-_.]+")
 PYTHON_TAG = re.compile(r"-py\d[\d.]*$")
-# Files that stand for a distribution's contents: the first that it has. An `.egg-info` can be a file itself.
+# Files that represent a distribution's contents: the first that exists. An `.egg-info` can be a file itself.
 RECORDS = ("RECORD", "METADATA", "PKG-INFO")
 
 
 class Distribution(NamedTuple):
-    """An installed distribution, as the name of its folder has it."""
+    """An installed distribution, from the name of its folder."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ def distribution_in(entry: str, name: str) -> Distribution | None:
 
 
 def mark_of_distribution(distribution: Distribution | None, stats: StatCache) -> str:
-    """Return `<version> <digest of RECORD>`, the same wherever one wheel is installed; empty if it is not."""
+    """Return `<version> <digest of RECORD>`, equal wherever the same wheel is installed; empty if not installed."""
     if distribution is None:
         return ""
     paths = (*(f"{distribution.information}/{name}" for name in RECORDS), distribution.information)
@@ -66,13 +66,13 @@ def mark_of_distribution(distribution: Distribution | None, stats: StatCache) ->
 
 
 def marks_of_project(name: str, version: str, metadata: str) -> Mapping[str, str]:
-    """Return the project's own normalised name, and what is recorded of it where its metadata was read."""
+    """Return the project's own normalized name, and the mark that is recorded when its metadata is read."""
     return {SEPARATORS.sub("-", name).lower(): f"{version} {sha256_bytes(metadata.encode())}"}
 
 
 def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
-    """Return each installed file's absolute path and the name of the distribution that installed it."""
-    # every RECORD is read: a build of what is known cannot afford that, so only the process of an export comes here
+    """Return, for each installed file's absolute path, the name of its distribution."""
+    # Every RECORD is read: too slow for a build of known models, so only the process of an export calls this function.
     owners: dict[str, str] = {}
     for distribution in distributions:
         paths: list[str] = []
@@ -91,7 +91,7 @@ def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
 class Owners:
     """The owners of installed files; the lists are read when the first file is asked for."""
 
-    # An editable install owns nothing but its metadata: the files that it leads to are read where they are edited.
+    # An editable install owns only its metadata: its source files are read where they are edited.
 
     def __init__(self, distributions: Mapping[str, Distribution], entries: Sequence[str]) -> None:
         self._distributions = distributions
@@ -120,6 +120,6 @@ class Owners:
         return folders
 
     def _spelled(self, path: str) -> list[str]:
-        """Return a path, and what it is called below the search path's entries if those are links."""
+        """Return a path, and its spellings through links among the search path's entries."""
         others = [entry + path[len(real) :] for real, entry in self._spellings if path.startswith(real)]
         return [path, *others]

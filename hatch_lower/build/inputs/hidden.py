@@ -1,4 +1,4 @@
-"""Variables that are set for whoever builds and are hidden from the model, which would be built without a word."""
+"""Variables of the user that are hidden from the model: an unnoticed read would change the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuse_hidden(
         "the export asked for variables that are set for this build, and that a build does not pass on",
         where=f"model `{model}`",
         found=", ".join(f"`{name}`" for name in names) + ("" if cause is None else f"; then {failure_text(cause)}"),
-        hint=f"write `pass-env = [{listed}]` in the hook's table, or unset what the model is to do without",
+        hint=f"write `pass-env = [{listed}]` in the hook's table, or unset variables that the model does not need",
     ) from cause
 
 

@@ -1,8 +1,8 @@
-"""The events of one export in their order, and what follows from them: what was read, and what was only made.
+"""The events of an export in order, and the conclusions: the files that were read, and the files that were only made.
 
-With the preloaded library all events are records in its log: what the C library is asked for, here and in child
-processes (`preload.c` lists those kinds), and what only the recorder knows (`Notes`). Without it the recorder keeps a
-list of the same events. A record is a kind, the state of what was found, and a path or another text.
+With the preloaded library all events are records in its log: calls of the C library, here and in child processes
+(`preload.c` lists the kinds), and facts of the recorder alone (`Notes`). Without the library the recorder keeps a list
+of the same events. A record is a kind, the state of the found file, and a path or another text.
 """
 
 from __future__ import annotations
@@ -24,74 +24,75 @@ VARIABLE, NETWORK, BOUND = "V", "N", "U"
 # Kinds that only the recorder notes
 LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
 FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
-# Kinds that it notes in place of the library, too
+# kinds that the recorder also notes without the library
 READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
 OTHER_KINDS = frozenset({VARIABLE, NETWORK, INCOMPLETE, BOUND, VARIABLE_SET})  # their text is no path
 LOOKS = frozenset({MISSING, LOOKED, LINK, DENIED})
 LISTINGS = frozenset({LISTED, LISTED_BY_PROGRAM, LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE})
 CHANGES = frozenset({WRITTEN, UPDATED, FOLDER_MADE, REMOVED})
 PATH_KINDS = LOOKS | LISTINGS | CHANGES | {READ, EXECUTED, PROCESS, TIMED, HARD_LINKED}
-# How the system calls what a descriptor stands for where it is no file; programs look for files of that name
+# the system's names of descriptors without a file; programs look for files with these names
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
-# Kinds that count wherever they stand in the log: what was written, and which processes there were
+# kinds that count at any place in the log: written files, and processes
 KEPT_KINDS = frozenset({WRITTEN, PROCESS})
 
 
 class Record(NamedTuple):
     kind: str
-    text: str  # a path, or what else was asked for
-    state: str = ""  # what was found there, as `State.read` reads it, where the event tells it
+    text: str  # a path, or another name
+    state: str = ""  # the state of the found file, in the form of `State.read`, if the event has a state
     target: str = ""  # the path that a link led to
 
 
 class Observed(Frozen):
-    """What was noted, each in the order of its first occurrence."""
+    """The notes of an export, each kind in the order of its first occurrence."""
 
-    # Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
+    # Paths are absolute, without `.` and double slashes; `..` stays, because its meaning changes behind a link.
 
-    # Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
-    # anything else created them here. A folder opened like a file is among them.
+    # Files whose earlier contents could be read: opened for reading, or for writing without truncation, before another
+    # event created the file. A folder that is opened like a file counts.
     opened: tuple[str, ...] = ()
     written: tuple[str, ...] = ()  # files and folders that were created, emptied, changed or renamed here
     missing: tuple[str, ...] = ()  # paths that were looked for and were not there
-    # paths of which only kind, size, times or permissions were asked, or that were refused for what they are
+    # paths whose kind, size, times or permissions alone were asked, or that were refused for their kind
     looked_at: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()  # paths of which it was asked where they lead: by `readlink` or `realpath`
+    links: tuple[str, ...] = ()  # paths whose link targets were asked: by `readlink` or `realpath`
     listed: tuple[str, ...] = ()  # folders whose names were read
-    # those that a program read which was started by the recorded one, whatever that read itself
+    # folders that a subprocess of the recorded program read
     listed_by_programs: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()  # paths that could not be opened or looked at for lack of permission
-    variables: tuple[str, ...] = ()  # names given to `getenv`, but for those that the process had set before
+    # names that were passed to `getenv`, except variables that the process had set before
+    variables: tuple[str, ...] = ()
     executed: tuple[str, ...] = ()  # programs that were started
     processes: tuple[str, ...] = ()  # executables of the processes that the library was in
-    # addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
-    # that a recorded process had opened before
+    # addresses and names of connections, messages, listeners and look-ups, except sockets on this machine that a
+    # recorded process had opened before
     network: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = ()  # why this is not all that was asked for; empty if it is
-    timed: tuple[str, ...] = ()  # paths of which the time was asked
-    linked: tuple[str, ...] = ()  # states of files that were given one more name: a hard link
-    # path → what was found there when it was opened or looked at, as `State.read` reads it; each state once, and an
-    # empty one where nothing was
+    incomplete: tuple[str, ...] = ()  # the reasons why the notes are incomplete; empty if complete
+    timed: tuple[str, ...] = ()  # paths whose times were asked
+    linked: tuple[str, ...] = ()  # states of files that got another hard link
+    # by path: the states at opens and looks, in the form of `State.read`; each state once, an empty text for a missing
+    # file
     states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folders_made: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()  # files that were there before and were removed or renamed
-    # Who listed a folder, where the recorder knows it
+    # the callers that listed a folder, if the recorder knows the caller
     listed_by_import: tuple[str, ...] = ()
     listed_by_metadata: tuple[str, ...] = ()
     listed_by_code: tuple[str, ...] = ()
 
     def made(self) -> frozenset[str]:
-        """Return what was written before it was read: no input, whoever reads it later."""
+        """Return paths that were written before the first read: no inputs in any later read."""
         return frozenset(self.written) - frozenset(self.opened)
 
 
 def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
-    """Return what a log says between two positions; a damaged or missing one says that it is incomplete."""
-    # of what stands before `begin` only the kinds count that say something of all that follows
+    """Return the notes of a log between two positions; a damaged or missing log is incomplete."""
+    # before `begin` only the kinds count that matter for later records
     reasons: list[str] = []
     data = b""
     try:
-        if path.stat().st_mode & stat.S_ISVTX:  # the library has no other way left to say so
+        if path.stat().st_mode & stat.S_ISVTX:  # the library's only remaining way to report
             reasons.append("something could not be written into the log")
         data = path.read_bytes()[:end]
     except OSError as error:
@@ -107,7 +108,7 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
 
 
 def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
-    """Return what follows from events in their order; `reasons` say what else is known to be missing."""
+    """Return the conclusions from events in order; `reasons` are known gaps."""
     kinds: dict[str, dict[str, None]] = {kind: {} for kind in sorted(PATH_KINDS | OTHER_KINDS)}
     incomplete = dict.fromkeys(reasons)
     opened: dict[str, None] = {}
@@ -125,7 +126,8 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
         named = plain(text) if kind in PATH_KINDS else text
         if kind == MISSING and text.endswith("/"):  # a file was looked for like a folder
             kind = LOOKED
-        # what the export made is no input, and what it set is no variable of its surroundings: the first event decides
+        # files that the export made are no inputs, and variables that the export set are no variables of its
+        # surroundings: the first event decides
         if kind in (READ, UPDATED) and named not in written:
             opened[named] = None
         elif kind == REMOVED and named not in written:
@@ -136,7 +138,7 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
             continue
         made = named in written and named not in opened
         if made and kind in LOOKS:
-            continue  # what the export made tells nothing of what was there before
+            continue  # a file of the export proves nothing about earlier files
         if target:
             targets.setdefault(plain(target), []).append(named)
         if state and kind == HARD_LINKED:
@@ -232,7 +234,7 @@ def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
 
 
 def interpreter_of(program: Path) -> Path:
-    """Return the program that the kernel starts: of a script the one in its first line."""
+    """Return the program that the kernel starts: for a script, the program in its first line."""
     for _ in range(5):  # as many as the kernel follows
         with program.open("rb") as file:
             line = file.readline(4096)

@@ -1,6 +1,6 @@
-"""What every stored result depends on beside its inputs: the machine, the interpreter, and this package's own code.
+"""Conditions of every stored result beside its inputs: the machine, the interpreter, and this package's own code.
 
-All of it is found out without torch.
+All facts are found without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CODE = (".c", ".json", ".py")
 
 
 def machine_facts() -> Mapping[str, str]:
-    """Return `system`, `machine`, `libc`, `cpu` and `python`, on all of which a stored result depends."""
+    """Return `system`, `machine`, `libc`, `cpu` and `python`, on which every stored result depends."""
     system = os.uname()
     return {
         "system": system.sysname,
@@ -35,7 +35,7 @@ def machine_facts() -> Mapping[str, str]:
 
 
 def libc_version() -> str:
-    """Return `glibc 2.36`; nothing for another C library."""
+    """Return `glibc 2.36`; empty for another C library."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (AttributeError, OSError, ValueError):
@@ -53,7 +53,7 @@ def cpu_capability(path: Path = CPU_INFORMATION) -> str:
 
 
 def first_processor(path: Path) -> bytes:
-    # the kernel writes a block when it is read, and there may be hundreds
+    # the kernel produces a block at each read, and there may be hundreds
     block = b""
     try:
         with path.open("rb", buffering=0) as file:
@@ -65,7 +65,7 @@ def first_processor(path: Path) -> bytes:
 
 
 def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
-    """Return the digest of what is installed: of its RECORD, or of every file where it runs from a source tree."""
+    """Return the digest of the installed package: of its RECORD, or of every file in a source tree."""
     try:
         record = stats.digest_of_record(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
     except OSError:

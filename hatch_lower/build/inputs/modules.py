@@ -1,7 +1,7 @@
-"""Which modules can be imported, from listings of folders: Python's own rules without its import system.
+"""Importable modules in listings of folders: Python's own rules, without the import system.
 
-The import system lists whole folders. Of such a listing only the importable names matter: a README beside a module is
-no input, a module that hides another is.
+The import system lists whole folders. Only the importable names of a listing matter: a README beside a module is no
+input, a module that hides another module is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INITIAL = tuple(f"__init__{suffix}" for suffix in SUFFIX_RANKS)
 
 
 class Listing(NamedTuple):
-    names: Sequence[str]  # all of them, sorted, without `__pycache__`
+    names: Sequence[str]  # sorted, without `__pycache__`
     # name that can be imported → suffix of the file that would be taken, or `/` for a folder alone
     modules: dict[str, str]
     folders: frozenset[str]  # links to folders too
@@ -40,7 +40,7 @@ def list_folder(path: str) -> Listing | None:
                 suffix = f".{rest}"
                 if not dot and name in folders:
                     modules.setdefault(name, FOLDER)
-                elif stem and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):  # without a stem it is hidden
+                elif stem and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):  # a name without a stem is hidden
                     modules[stem] = suffix
     except OSError:
         return None
@@ -56,12 +56,12 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def rank_of(suffix: str) -> int:
-    # the lower, the earlier the import system tries it; a folder comes last, as what is no module at all
+    # the lower the rank, the earlier the import system tries the suffix; a folder comes last, as it is no module
     return SUFFIX_RANKS.get(suffix, len(SUFFIX_RANKS))
 
 
 def list_archive(path: str) -> Listing | None:
-    """Return what is at the top of a zip archive of modules, or `None` if it is not one."""
+    """Return the top level of a zip archive of modules; `None` for another file."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
@@ -79,9 +79,9 @@ def list_archive(path: str) -> Listing | None:
 
 
 def importable_kinds(path: str, listing: Listing, *, namespaces: bool) -> list[str]:
-    """Return what can be imported from a folder, sorted: each name and the kind of file that would be taken."""
-    # In an entry of the search path, folders without `__init__` are not counted: they hide nothing there, and each
-    # top-level name that was asked for is an input of its own.
+    """Return the importable names of a folder, sorted: each name, and the kind of file that an import takes."""
+    # In an entry of the search path, folders without `__init__` do not count: they hide no module there, and each top-
+    # level name that was looked for is an input of its own.
     kinds = []
     for name, suffix in listing.modules.items():
         if name in listing.folders and is_package(f"{path}/{name}"):
@@ -100,7 +100,7 @@ def is_built_in(name: str) -> bool:
 
 
 def places_of(name: str, entries: Sequence[str], list_entry: Callable[[str], Listing | None]) -> list[tuple[str, str]]:
-    """Return where a top-level module is found: entry and path; several for a namespace package, none if nowhere."""
+    """Return the places of a top-level module: entry and path; several for a namespace package, no place if missing."""
     portions = []
     for entry in entries:
         listing = list_entry(entry)

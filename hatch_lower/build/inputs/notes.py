@@ -1,4 +1,4 @@
-"""The recorder's own notes of what a process asks for, by absolute path, and how not to take any for a while."""
+"""The recorder's own notes of reads, by absolute path, and pauses without notes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hatch_lower.build.inputs.preload import RecordingSwitch
 from hatch_lower.cache.stats import State
 
 PATHS = (str, bytes, os.PathLike)
-# The functions themselves: those of `os` may be exchanged for ones that take notes
+# the original functions: a recorder may exchange the functions of `os` for stand-ins
 plain_lstat, plain_stat = os.lstat, os.stat
 WITH_STATE = (events.READ, events.LOOKED, events.HARD_LINKED, events.LISTED_BY_IMPORT, events.LISTED_BY_CODE)
 
@@ -27,7 +27,7 @@ class Pauses(threading.local):
 
 
 class Notes:
-    """What was noted: events, in the preloaded library's log where there is one, and facts that have no order."""
+    """The notes: events, in the preloaded library's log if there is a library, and facts without an order."""
 
     def __init__(self, log: Path | None) -> None:
         self._switch = RecordingSwitch()
@@ -38,7 +38,7 @@ class Notes:
         self._ended: int | None = None
         self._pauses = 0
         self._pauses_here = Pauses()
-        self.scanned: set[str] = set()  # folders that were listed by `os.scandir`, whose entries tell times
+        self.scanned: set[str] = set()  # folders that `os.scandir` listed, whose entries have times
         self.sockets: set[str] = set()  # addresses of sockets of this machine that this process opened
         self.distributions: set[str] = set()
         self.modules: set[str] = set()
@@ -46,7 +46,7 @@ class Notes:
 
     def begin(self) -> None:
         self._began = self._log_size()
-        self._switch.forget()  # else what was noted before would be missing in what follows
+        self._switch.forget()  # otherwise the next log would lack the earlier notes
 
     def end(self) -> None:
         self._ended = self._log_size()
@@ -57,12 +57,12 @@ class Notes:
 
     @property
     def paused(self) -> bool:
-        """Whether this thread takes no notes but of what is written; the preloaded library then does not, either."""
+        """Whether this thread notes only writes; the preloaded library follows."""
         return self._pauses > 0 or self._pauses_here.count > 0
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
-        """Take no notes of what the recorder itself looks at, in this thread."""
+        """Take no notes of the recorder's own reads, in this thread."""
         self._pauses_here.count += 1
         try:
             with self._switch.quiet():
@@ -72,7 +72,7 @@ class Notes:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Take no notes in any thread, but of what is written."""
+        """Note only writes, in all threads."""
         self._pauses += 1
         try:
             with self._switch.quiet(everywhere=True):
@@ -81,7 +81,7 @@ class Notes:
             self._pauses -= 1
 
     def absolute(self, path: object) -> str:
-        """Return a path, or that of a descriptor, as absolute text; empty for what is none."""
+        """Return a path, or a descriptor's path, as absolute text; empty for other values."""
         try:
             if isinstance(path, int):
                 target = os.readlink(f"/proc/self/fd/{path}")
@@ -91,7 +91,7 @@ class Notes:
             return ""
         if ".." not in text.split("/") and not text.startswith("/proc/self/fd/"):
             return os.path.normpath(text) if text else ""
-        with self.silent():  # behind a link it means something else
+        with self.silent():  # `..` has another meaning behind a link
             return os.path.realpath(text)
 
     def is_there(self, path: object) -> bool:
@@ -115,7 +115,7 @@ class Notes:
             self.note_change(kind, path)
 
     def note_change(self, kind: str, path: object) -> None:
-        """Note that the process writes or removes something; whoever looks at it later looks at no input."""
+        """Note that the process writes or removes a file: a later read is no input."""
         if text := self.absolute(path):
             self._add(kind, text)
 
@@ -141,7 +141,7 @@ class Notes:
 
     def _add(self, kind: str, text: str) -> None:
         if kind in (events.READ, events.LOOKED) and not self.is_there(text):
-            kind = events.MISSING  # what is made after that is no input
+            kind = events.MISSING  # a file that is made later is no input
         if self.log is not None:
             self._switch.note(kind, text)
             return
@@ -152,7 +152,7 @@ class Notes:
 
 
 def state_of(path: str, kind: str) -> str:
-    """Return the state of what is at a path; empty if nothing is, or nobody may know."""
+    """Return the state of a path; empty if missing or not permitted."""
     look = plain_lstat if kind == events.HARD_LINKED else plain_stat
     try:
         return State.of(look(path)).text()

@@ -1,12 +1,12 @@
-"""The preloaded library: native code and child processes say what they look at, too.
+"""The preloaded library: notes of native code and child processes.
 
-Python's audit events miss what C, C++ and Rust read, every `stat`, and other processes. `preload.c` is compiled once
-into the cache and loaded with `LD_PRELOAD`; it writes a log (`log`). Without a C compiler or the GNU C library there is
-no such library, and an export whose reads the audit events do not cover cannot be reused.
+Python's audit events miss the reads of C, C++ and Rust, every `stat`, and other processes. `preload.c` is compiled once
+into the cache and loaded with `LD_PRELOAD`; the library writes a log (`log`). Without a C compiler or the GNU C library
+there is no library, and an export with reads that the audit events do not cover cannot be reused.
 
-What escapes it: system calls that do not go through the C library (some Go programs, io_uring), programs without it
-(`unrecorded_programs` finds them), what the C library itself opens (locale, time zone, name service, shared memory),
-variables read from `environ` without `getenv`, and what is no file: clocks, random numbers, the processor.
+The library misses: system calls past the C library (some Go programs, io_uring), programs without the C library (found
+by `unrecorded_programs`), files that the C library itself opens (locale, time zone, name service, shared memory),
+variables read from `environ` without `getenv`, and reads without a file: clocks, random numbers, the processor.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ RECORD = "HATCH_LOWER_RECORD"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-fPIC", "-shared")
 SECONDS_TO_COMPILE = 120
-UNFINISHED = "unfinished-"  # folders of those who compile it
+UNFINISHED = "unfinished-"  # folders of processes that compile the library
 SEPARATORS = frozenset(": \t\n$")  # characters that a path in `LD_PRELOAD` cannot have
 
 
 def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the command of a C compiler, the one that `CC` names first, or `None` if there is none."""
+    """Return the command of a C compiler, first the command in `CC`; `None` without a compiler."""
     try:
         named = shlex.split(environment.get("CC", ""))
     except ValueError:  # a quotation without an end
@@ -51,8 +51,8 @@ def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def built_library(cache_folder: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the library for this machine, compiled and tried when it is first asked for; `None` where it cannot be."""
-    # It is called by its sha256 too: a library that somebody exchanged would see what they like.
+    """Return the library for this machine, compiled and tried at the first call; `None` if that fails."""
+    # The file's name has its sha256: somebody who exchanged the library could hide reads.
     folder = cache_folder.absolute() / "v1" / "preload"
     library_version = libc_version() if sys.platform == "linux" else ""
     compiler = find_compiler(environment)
@@ -64,7 +64,8 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
         path = next((path for path in sorted(folder.glob(f"{name}-*.so")) if is_own(path) and is_whole(path)), None)
         if path is None:
             for new_folder in (cache_folder, folder.parent, folder):
-                new_folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # which is not the mode of those above it
+                # `mkdir` gives the mode to the last folder alone
+                new_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with held_folder(UNFINISHED, folder) as temporary:
                 made = temporary / "preload.so"
                 command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ldl"]
@@ -102,26 +103,26 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def try_library(library: Path, environment: Mapping[str, str]) -> None:
-    """Start an interpreter with the library; raise `ValueError` if it did not see what it should."""
+    """Start an interpreter with the library; raise `ValueError` if its log lacks an expected event."""
     log = library.with_suffix(".log")
     command = [sys.executable, "-I", "-S", "-c", f"open({str(SOURCE)!r}).close()"]
     run(command, {**environment, **preload_environment(library, log, environment)})
     observed = read_log(log)
     if observed.incomplete or str(SOURCE) not in observed.opened:
-        raise ValueError("the preloaded library does not see what is opened")
+        raise ValueError("the preloaded library does not see opened files")
 
 
 def preload_environment(library: Path, log: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that put the library into a process and those that it starts."""
+    """Return the variables that load the library into a process and its subprocesses."""
     preloaded = environment.get("LD_PRELOAD", "")
     return {"LD_PRELOAD": f"{library}:{preloaded}" if preloaded else str(library), RECORD: str(log.absolute())}
 
 
 class RecordingSwitch:
-    """Steers the preloaded library in this process; where it is not there, this does nothing."""
+    """Controls the preloaded library in this process; without the library, all calls do nothing."""
 
-    # A process notes nothing twice, so what the recorder itself looks at must not be noted at all: cut out of the log
-    # afterwards, it would be missing when the model's code looks at it later.
+    # A process notes an event once. So the recorder's own reads must not be noted: cut out of the log afterwards, they
+    # would be missing when the model's code reads the same files later.
 
     def __init__(self) -> None:
         library = ctypes.PyDLL(None) if sys.platform == "linux" else None
@@ -133,7 +134,7 @@ class RecordingSwitch:
 
     @contextlib.contextmanager
     def quiet(self, *, everywhere: bool = False) -> Iterator[None]:
-        """Note only what is written, and processes, inside: of this thread, or `everywhere` in this process."""
+        """Inside the block, note only writes and processes: of this thread, or `everywhere` in this process."""
         self._step(1, everywhere)
         try:
             yield
@@ -145,12 +146,12 @@ class RecordingSwitch:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
     def note(self, kind: str, text: str) -> None:
-        """Note in the log what the library cannot know by itself; `kind` is one of `log`."""
-        # no path has a zero byte in it, but what is asked for may have one
+        """Write a fact into the log that the library cannot know; `kind` is a kind of `log`."""
+        # no path has a zero byte, but a name that was asked for may have one
         if self._library is not None and "\0" not in text:
             self._library.hatch_lower_note(ord(kind), os.fsencode(text))
 
     def forget(self) -> None:
-        """Note again from here on what was noted before: for a log of which only the rest is read."""
+        """Note repeated events again from now on: for a log whose earlier part is not read."""
         if self._library is not None:
             self._library.hatch_lower_forget()

@@ -1,4 +1,4 @@
-"""What is there now, in the words of `RecordedInputs`: the recording and its check ask the same questions here.
+"""The present state, in the terms of `RecordedInputs`: the recording and the comparison ask the same questions here.
 
 Every answer is found once. The same object checks all stored results of a build.
 """
@@ -30,8 +30,8 @@ from hatch_lower.cache.stats import StatCache, State
 from hatch_lower.canonical import sha256_bytes
 
 PORTIONS = " + "  # between the places of a namespace package
-LINK = " through "  # between what is at a path and where the link leads that is there
-# Where modules are that this package itself gives to the export: its own, and those made for the build
+LINK = " through "  # between the state of a link's path and the link's target
+# the place of modules that this package gives to the export: its own modules, and modules made for the build
 PROVIDED = "hatch-lower"
 Subject = ParamSpec("Subject")
 
@@ -50,14 +50,14 @@ def remembered(method: Callable[Concatenate[Present, Subject], str]) -> Callable
 
 @dataclass(eq=False, repr=False)
 class Present:
-    """What the inputs of an export are at the moment."""
+    """The present inputs of an export."""
 
     roots: Roots
     environment: Mapping[str, str]
     secret: bytes
     stats: StatCache
-    project: Mapping[str, str] = field(default_factory=dict)  # what `marks_of_project` returned
-    hidden: frozenset[str] = frozenset()  # variables that are set for whoever builds, and not passed on
+    project: Mapping[str, str] = field(default_factory=dict)  # the result of `marks_of_project`
+    hidden: frozenset[str] = frozenset()  # variables of the user that are not passed on
 
     def __post_init__(self) -> None:
         self._entries = tuple(map(str, self.roots.search_path))
@@ -77,7 +77,7 @@ class Present:
 
     @remembered
     def look(self, located: str) -> str:
-        """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
+        """Return `file 123`, `folder` or `other`, with a link's target; empty if the path is missing."""
         path, status = self.roots.find(located), self._ask(located, os.lstat)
         if path is None or status is None:
             return ABSENT
@@ -120,7 +120,7 @@ class Present:
 
     @remembered
     def distribution(self, name: str) -> str:
-        """Return `<version> <digest of RECORD>`; of the project itself, what is recorded of its metadata first."""
+        """Return `<version> <digest of RECORD>`; for the project itself, the recorded mark of its metadata first."""
         installed = mark_of_distribution(self.distributions.get(name), self.stats)
         return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
 
@@ -128,7 +128,7 @@ class Present:
         return mark_of(self.secret, name, self.environment.get(name))
 
     def asked_variables(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what is recorded of variables, without globs, and with those that match one and were not set."""
+        """Return the recorded variables without globs, and the set variables that match a glob."""
         return {
             **{name: mark for name, mark in recorded.items() if "*" not in name},
             **dict.fromkeys(new_variables(recorded, self.environment), ABSENT),
@@ -159,7 +159,7 @@ class Present:
     def _place(self, entry: str, path: str, owners: tuple[str, ...]) -> str:
         if entry in self._library:
             return "python"
-        # a distribution counts as a whole, by its RECORD: where it lies says nothing more
+        # a distribution counts as a whole, by its RECORD: the folder adds no information
         for owner in owners:
             distribution = self.distributions.get(owner)
             if distribution is not None and distribution.entry == entry:
@@ -175,7 +175,7 @@ def list_entry(path: str) -> Listing | None:
 
 
 def files_matching(root: Path, glob: str) -> set[Path]:
-    # a folder that matches stands for all that is in it
+    # a folder that matches stands for all files below
     return {below for match in root.glob(glob) for below in (match, *match.rglob("*")) if below.is_file()}
 
 

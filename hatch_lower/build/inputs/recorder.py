@@ -1,14 +1,14 @@
-"""What the child process asks of its surroundings while it exports a model.
+"""The recorder of a child process: all reads of an export.
 
-Python's audit events tell of files that are opened, folders that are listed, processes and the network (`audit`);
-`os.environ` and a few functions are exchanged for ones that take notes (`pipeline/environment_reads`, `stand_ins`); the
-preloaded library tells the rest, in this process and in those that it starts (`preload`, `log`).
+Python's audit events report opened files, listed folders, processes and the network (`audit`). `os.environ` and a few
+functions are exchanged for stand-ins that take notes (`pipeline/environment_reads`, `stand_ins`). The preloaded library
+reports the rest, in this process and its subprocesses (`preload`, `log`).
 
-What still escapes: system calls that do not go through the C library; clocks and random numbers of the system; what was
-read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code of this process
-lists that the import system listed, too. Without the library also: a reason to doubt that is found in a fork, what
-native code opens, other than safetensors' and torch's own, or looks at, and its `getenv`; there every subprocess is a
-reason to doubt the recording.
+The recorder misses: system calls past the C library; clocks and random numbers of the system; reads before the recorder
+started (`.pth` files, `sitecustomize`), except modules; folders that native code of this process lists and the import
+system listed, too. Without the library the recorder also misses: a reason to doubt that is found in a fork; files that
+native code opens, except through safetensors and torch, or looks at; and `getenv` in native code. There every
+subprocess is a reason to doubt the recording.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
 
 class Observations(Frozen):
-    """What was asked for, by absolute path."""
+    """The reads of an export, by absolute path."""
 
     asked: Observed
     loaded: tuple[str, ...]  # files from which modules and native libraries were loaded
-    # folders that were listed, but for those that the import system or a reader of metadata listed
+    # listed folders, except by the import system or a reader of metadata
     listed: tuple[str, ...]
     listed_by_import: tuple[str, ...]
-    made: frozenset[str]  # files and folders that the process wrote or created before it read them
+    made: frozenset[str]  # files and folders that the process wrote or created before the first read
     modules: tuple[str, ...]  # top-level modules that were imported or looked for, sorted
     distributions: tuple[str, ...]  # normalised names of distributions that were asked for by name, sorted
     environment: Mapping[str, str]  # all variables as they were in the beginning
-    variables: Mapping[str, bool]  # variables that were read → whether the project's own code read them
+    variables: Mapping[str, bool]  # by variable: whether the project's own code read the variable
     deciding: frozenset[str]  # variables that may decide about the model
-    globs: Mapping[str, bool]  # globs of which all variables were asked for → whether the project's own code asked
+    # by glob whose variables were all read: whether the project's own code read the variables
+    globs: Mapping[str, bool]
     handed_on: bool  # whether a recorded process was started, which may read any variable
     unknown: tuple[str, ...]  # reasons why this is not everything, sorted
-    timed: tuple[str, ...]  # paths of which the time was asked
-    # device and inode of each file that was given one more name, which changes its time of change
+    timed: tuple[str, ...]  # paths whose times were asked
+    # device and inode of each file with a new hard link, which changes its time of change
     linked: frozenset[tuple[int, int]]
 
 
@@ -89,7 +90,7 @@ def folders_of_finders() -> list[str]:
 
 
 class Recorder:
-    """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed."""
+    """Takes notes from `start` to `stop`; once in a process, because an audit hook cannot be removed."""
 
     def __init__(self, project_roots: Sequence[Path], log: Path | None) -> None:
         self._roots = tuple(
@@ -135,8 +136,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Take no notes of what is read inside, nor let processes that are started inside write any."""
-        # what is written inside is noted all the same: whoever reads it later reads no input
+        """Inside the block, take no notes of reads, nor let new subprocesses take notes."""
+        # writes inside the block are noted all the same: a later read is no input
         active, self._environment.active = self._environment.active, False
         with self._notes.unwatched():
             hidden = {name: os.environ[name] for name in RECORDING_VARIABLES if name in os.environ}
@@ -158,8 +159,8 @@ class Recorder:
             # without the library nobody tells which entries of a listed folder were looked at
             entries = entries_of(notes.scanned) if notes.log is None else asked.looked_at
         # The import system and readers of metadata are recorded in another way, so their listings are taken out. A
-        # program that this one started may have listed the same folder for its names; that counts where it is the
-        # project's own, for every interpreter lists the others on its way.
+        # subprocess may have listed the same folder for its names; the listing counts if the folder is the project's
+        # own, because every interpreter lists the other folders on its way.
         by_import = dict.fromkeys([*asked.listed_by_import, *folders_of_finders()])
         not_by_code = by_import.keys() | set(asked.listed_by_metadata)
         by_programs = {path for path in asked.listed_by_programs if self.is_own(f"{path}/")}
@@ -175,7 +176,7 @@ class Recorder:
             modules=tuple(sorted(notes.modules | modules)),
             distributions=tuple(sorted(notes.distributions)),
             environment=self._initial,
-            # `os.environ` says whose code read a variable; `getenv` of native code is nobody's own
+            # `os.environ` names the code that read a variable; `getenv` of native code has no owner
             variables={**dict.fromkeys(asked.variables, False), **environment.names},
             deciding=frozenset(environment.deciding),
             globs=environment.globs,
@@ -189,7 +190,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def variables_watched(self) -> Iterator[None]:
-        """Note nothing but which variables are asked for inside."""
+        """Inside the block, note only the names of variables."""
         self._environment.start()
         try:
             yield
@@ -218,7 +219,7 @@ class Recorder:
 
 
 class NotingFinder:
-    """A finder that finds nothing: it hears of every module that is looked for, also by `importlib.util.find_spec`."""
+    """A finder that finds no module: the import system asks for every module, also in `importlib.util.find_spec`."""
 
     def __init__(self, modules: set[str]) -> None:
         self._modules = modules
@@ -237,7 +238,7 @@ def entries_of(folders: set[str]) -> list[str]:
 
 
 def preloaded_by_others(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `LD_PRELOAD` without the library that records, which is the first where there is one."""
+    """Return `LD_PRELOAD` without the recording library, which is the first entry."""
     libraries = variables.get("LD_PRELOAD", "")
     if "HATCH_LOWER_RECORD" in variables:
         libraries = libraries.partition(":")[2]

@@ -1,14 +1,14 @@
-"""Paths that mean the same on another machine: below the project, an import path, or the home folder.
+"""Paths with the same meaning on another machine: below the project, an import path, or the home folder.
 
 | located | is |
 |---|---|
-| `project`, `project/<posix>` | the project's folder, or below it |
-| `site/<posix>` | below another entry of the search path; the first entry that has it counts |
-| `home`, `home/<posix>` | the home folder, or below it |
+| `project`, `project/<posix>` | the project's folder, or below |
+| `site/<posix>` | below another entry of the search path; the first entry with the path counts |
+| `home`, `home/<posix>` | the home folder, or below |
 | `/…` | anywhere else |
 
-A root that is reached through a symbolic link is known by its real path too. What is below a root is located by the
-path that was used: where a link below it leads, the contents say.
+A root behind a symbolic link is also known by its real path. A path below a root is located by its spelling: the
+contents show the target of a link below the root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 SITE_NAMES = ("site-packages", "dist-packages")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 MEMORY_FOLDER = "/dev/shm"
-# Semaphores, and memory that processes share, of Python, torch and OpenMP. Whatever else is there may be an input.
+# Semaphores, and memory that processes share, of Python, torch and OpenMP. All other files in the folder may be inputs.
 SHARED_MEMORY = re.compile(
     rf"{MEMORY_FOLDER}/(?:sem\.(?:mp|loky)-\w+|psm_[0-9a-f]+|torch_\d+_\d+_\d+|__KMP_REGISTERED_LIB_\d+(?:_\d+)?)"
 )
@@ -33,20 +33,20 @@ class Roots:
         self.project = project
         self.search_path = tuple(dict.fromkeys(search_path))
         self.home = home
-        self.ignored = ignored  # folders of the build itself; what a link in them leads to can be an input
+        self.ignored = ignored  # folders of the build itself; the target of a link inside can be an input
         self._home = spellings(home)
         library = standard_library()
         kinds: dict[str, str] = {}
         for folder in (*SYSTEM_FOLDERS, OWN_PACKAGE, *library):
             kinds.update(dict.fromkeys(spellings(folder), "nothing"))
-        kinds[MEMORY_FOLDER] = "elsewhere"  # files like others, and data sets are kept there
+        kinds[MEMORY_FOLDER] = "elsewhere"  # ordinary files: users keep data sets here
         for folder in library:
             kinds.update({f"{prefix}/{name}": "elsewhere" for prefix in spellings(folder) for name in SITE_NAMES})
         for passing in ignored:
             kinds.update(dict.fromkeys(spellings(passing), "ignored"))
         kinds.update(dict.fromkeys(spellings(project), "project"))
         for entry in self.search_path:
-            if entry.name in SITE_NAMES:  # an environment in the project's folder, or in a temporary one
+            if entry.name in SITE_NAMES:  # an environment in the project's folder, or in a temporary folder
                 kinds.update(dict.fromkeys(spellings(entry), "site"))
         # the deepest counts; which entries are sites is only known once the other kinds are in order
         self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
@@ -57,8 +57,8 @@ class Roots:
         self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
 
     def locate(self, path: str | os.PathLike[str]) -> str | None:
-        """Return what a path is called wherever the project is built, or `None` if it is no input."""
-        # `find` must lead back: what an earlier entry of the search path hides is located by its absolute path.
+        """Return a path's name on all machines, or `None` if the path is no input."""
+        # `find` must lead back: a path that an earlier entry of the search path hides is located by its absolute path.
         text = os.fspath(path)
         text = os.path.realpath(text) if ".." in text.split("/") else os.path.abspath(text)
         if "/__pycache__/" in f"{text}/":
@@ -82,7 +82,7 @@ class Roots:
         return text
 
     def find(self, located: str) -> Path | None:
-        """Return where a located path is here, whether anything is there or not; `None` if no import path has it."""
+        """Return the path of a located name here, existing or missing; `None` if no import path has the name."""
         root, _, rest = located.partition("/")
         if root == "project":
             return self.project / rest

@@ -1,14 +1,14 @@
-"""Functions and classes that are exchanged, while a recorder runs, for ones that take a note and then do the same.
+"""Stand-ins for functions and classes that raise no audit event: a stand-in takes a note and calls the original.
 
-They are what raises no audit event: native readers of safetensors and of torch, the look-up of a distribution by name,
-the search for a native library, and without the preloaded library `os.stat` and its kin. Who asks for the time of a
-file is told by these as well, for `os.stat` is asked by everyone who wants to know what is at a path: a call counts if
-it is made by other code than the standard library's, or through a function of the standard library that gives times.
-`os.stat(path)` and `os.path.getmtime(path)` count, `os.path.exists(path)` does not.
+The originals are native readers of safetensors and torch, the look-up of a distribution by name, the search for a
+native library, and without the preloaded library `os.stat` and related functions. Reads of a file's times are found
+here as well, because all code that looks at a path calls `os.stat`: a call counts if code outside of the standard
+library makes the call, or calls a function of the standard library that returns times. `os.stat(path)` and
+`os.path.getmtime(path)` count, `os.path.exists(path)` does not.
 
-Reads of the clock and of the system's random numbers are noted, and are no inputs: they are never again what they were.
-A model that is made from them is another one in each export, and stays the same while its export is not needed. Most
-code that asks for the time prints it, so nothing follows from it but a line of the build.
+Reads of the clock and of the system's random numbers are noted, but are no inputs: the same value never returns. A
+model that is made from a clock differs in each export, and stays the same while no export is needed. Most code that
+asks for the time prints the time, so the only consequence is a line of the build.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Function = Callable[..., Any]
 Note = Callable[[object], None]
 Wrap = Callable[[Any], object]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
-# Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`
+# functions of the standard library that return times to their callers: of `os.path`, and methods of `Path`
 GETTERS = frozenset({"getctime", "getmtime", "lstat", "stat"})
-PATHS = "pathlib"  # the module whose other methods call `Path.stat` to see what is there
+PATHS = "pathlib"  # the module whose other methods call `Path.stat` to look at a path
 COMPARES_TIMES = "filecmp.py"
 FROZEN = "<frozen "
 LIBRARY = tuple(f"{folder}/" for folder in standard_library())
 LOADERS_LIST = "/etc/ld.so.cache"  # of the libraries that the dynamic linker knows
 CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
 RANDOM: tuple[tuple[ModuleType, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
-# Modules that ask the system for random numbers on behalf of others; NumPy's generators without a seed do so too
+# modules that ask the system for random numbers on behalf of other code; NumPy's generators without a seed do the same
 BETWEEN = frozenset({"random", "secrets", "uuid"})
 
 
@@ -47,7 +47,7 @@ class Exchanged:
         self._originals: list[tuple[object, str, object]] = []
 
     def put(self, owner: object, name: str, wrap: Wrap) -> None:
-        """Exchange an attribute for what `wrap` makes of it, if its owner has it."""
+        """Exchange an attribute for the result of `wrap`, if its owner has the attribute."""
         if hasattr(owner, name):
             self._originals.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, wrap(getattr(owner, name)))
@@ -55,14 +55,14 @@ class Exchanged:
     def restore(self) -> None:
         while self._originals:
             owner, name, original = self._originals.pop()
-            if original is None:  # it was inherited
+            if original is None:  # inherited
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
 
 
 class NotingType(type):
-    """The class of a stand-in for a native class that cannot be derived from: calling it notes the first argument."""
+    """The class of a stand-in for a native class without subclasses: a call notes the first argument."""
 
     _original: type
     _note: Note
@@ -115,7 +115,7 @@ def wrap_safetensors(exchanged: Exchanged, note: Note) -> None:
 
 
 def wrap_torch(exchanged: Exchanged, note: Note) -> None:
-    """Watch the readers that torch has in C++; `torch.load` maps its file with one of them."""
+    """Watch the C++ readers of torch; `torch.load` maps its file with a C++ reader."""
     torch = sys.modules["torch"]
     exchanged.put(torch, "from_file", lambda original: noting_function(original, note))
     exchanged.put(torch.UntypedStorage, "from_file", lambda original: staticmethod(noting_function(original, note)))
@@ -130,7 +130,7 @@ def wrap_looks(exchanged: Exchanged, note: Note) -> None:
 
 
 def exchange(exchanged: Exchanged, name: str, wrap: Wrap) -> None:
-    """Exchange a function of `os`; what it can do, as `os.supports_fd` and its kin say, its stand-in can do."""
+    """Exchange a function of `os`; the stand-in has the same abilities in `os.supports_fd` and related sets."""
     original = getattr(os, name)
     exchanged.put(os, name, wrap)
     for supported in (os.supports_dir_fd, os.supports_follow_symlinks, os.supports_fd, os.supports_effective_ids):
@@ -139,7 +139,9 @@ def exchange(exchanged: Exchanged, name: str, wrap: Wrap) -> None:
 
 
 def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
-    """Watch which distributions are asked for by name; `importlib.metadata.version` and its kin do it in one place."""
+    """Watch look-ups of distributions by name, in the method that `importlib.metadata.version` and related functions
+    call.
+    """
     from importlib.metadata import Distribution
 
     exchanged.put(Distribution, "from_name", lambda original: staticmethod(noting_function(original, note)))
@@ -147,7 +149,7 @@ def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
 
 def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], AbstractContextManager[None]]) -> None:
     """Watch `ctypes.util.find_library`, by which CUDA's modules find libraries when torch imports them."""
-    # it starts a program that is linked statically, so that nobody can watch it, and that lists what is in one file
+    # the function starts a statically linked program, which cannot be watched, and which lists the contents of a file
     import ctypes.util
 
     def wrap(original: Function) -> Function:
@@ -162,7 +164,7 @@ def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], A
 
 
 def wrap_forks(exchanged: Exchanged, note: Note) -> None:
-    """Watch the one way in which `multiprocessing` starts processes without an audit event."""
+    """Watch the only way in which `multiprocessing` starts processes without an audit event."""
     import _posixsubprocess
 
     exchanged.put(_posixsubprocess, "fork_exec", lambda original: noting_function(original, note))
@@ -190,7 +192,7 @@ def timing_function(original: Function, note: Note, counts: Callable[[FrameType]
 
 
 def asks_for_times(frame: FrameType) -> bool:
-    """Return whether a call from this frame gets the time of a file for code that wants it."""
+    """Return whether a call from this frame gets a file's times for code that uses the times."""
     # the getters of the standard library call each other: who called the outermost counts
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_name in GETTERS and is_library(caller.f_code.co_filename):
@@ -223,7 +225,7 @@ def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) ->
 
 
 def noting(original: Function, note: Callable[[FrameType, str], None], what: str = "") -> Function:
-    """Return a stand-in that tells who calls, and what for; a clock gives the time unless it has an argument."""
+    """Return a stand-in that notes caller and purpose; a clock with an argument does not read the time."""
 
     def stand_in(*arguments: Any, **named: Any) -> Any:
         if what or not arguments:
@@ -233,4 +235,4 @@ def noting(original: Function, note: Callable[[FrameType, str], None], what: str
             note(frame, what or f"time.{original.__name__}")
         return original(*arguments, **named)
 
-    return called_like(refused_by_tracer(stand_in), original)  # dynamo says that it cannot follow a clock
+    return called_like(refused_by_tracer(stand_in), original)  # dynamo reports that it cannot follow a clock

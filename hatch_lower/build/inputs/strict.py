@@ -1,18 +1,18 @@
-"""`strict = true`: what the code that exports a model may read, and what is said when it reads something else.
+"""`strict = true`: the files that the code of an export may read, and the error of another read.
 
 | may be read | |
 |---|---|
 | the system, the interpreter, installed distributions | whole folders |
 | folders of this build and of the cache | whole folders |
-| what the import roots hold | source files and native modules; all folders can be listed |
+| the import roots | source files and native modules; all folders can be listed |
 | declared `inputs` | the files that match |
 | the model's `verify-inputs` | its files |
 
-So other data in the project has to be declared, also where a package of the project holds it.
+So other data in the project has to be declared, also inside a package of the project.
 
-The kernel refuses the rest. Landlock (Linux 5.13) lets a process without privileges give up rights for good, for itself
-and all that it starts: here, opening files for reading and folders for listing outside of the places above. Writing,
-executing and `stat` stay as they were.
+The kernel refuses all other reads. With Landlock (Linux 5.13) a process without privileges gives up rights for good,
+for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the places
+above. Writing, executing and `stat` are not restricted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from hatch_lower.errors import EntryPointError, ProcessError
 MODULES = (".py", *EXTENSION_SUFFIXES)
 LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
 SYSTEM_NAMES = ("bin", "dev", "etc", "gnu/store", "lib", "lib32", "lib64", "nix/store", "proc", "sbin", "sys", "usr")
-# Folders without which no program starts; what is in them is no model's input
+# folders without which no program starts; their files are no model's inputs
 READABLE_SYSTEM = tuple(Path("/", name) for name in SYSTEM_NAMES)
 # the same numbers on every architecture
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
-# The option of `prctl`; the kernel wants it set before a process without privileges restricts itself
+# The option of `prctl` that the kernel requires before a process without privileges restricts itself
 SET_NO_NEW_PRIVS = 38
 
 
@@ -51,7 +51,7 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
     whole += [Path(entry) for entry in sys.path if entry]
     allowed = [folder for folder in whole if not holds_project(folder, project)]
     files = [*source_files(request), *sample_files(request), *(source.path for source in request.sources)]
-    # a folder that matches stands for all that is in it
+    # a folder that matches stands for all files below
     files += (path for pattern in settings.inputs for path in settings.root.glob(pattern))
     if not restrict_reads([*allowed, *files], listable=project):
         raise ProcessError(
@@ -63,7 +63,7 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
 
 
 def undeclared_read(request: Request, error: BaseException) -> EntryPointError | None:
-    """Return the error that names the undeclared file that the code could not read; `None` if it was not that."""
+    """Return the error that names the undeclared file that the code could not read; `None` for other errors."""
     denied = [path for path in denied_paths(error, request.log) if not LEFT_OUT & set(Path(path).parts)]
     if not denied:
         return None
@@ -100,13 +100,14 @@ def sample_files(request: Request) -> Iterator[Path]:
 
 
 def is_available() -> bool:
-    """Return whether this kernel has Landlock and lets this process use it."""
+    """Return whether this kernel has Landlock and permits its use."""
     return sys.platform == "linux" and system_call(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION) >= 1
 
 
 def restrict_reads(allowed: Sequence[Path], listable: Sequence[Path] = ()) -> bool:
-    """Refuse this thread, and what it starts later, to read anything else; `False` where there is no Landlock."""
-    # Threads that are there already are not restricted, so this comes before torch is imported. It cannot be undone.
+    """Restrict the reads of this thread and of its later threads and processes; return `False` without Landlock."""
+    # Existing threads are not restricted, so this call comes before torch is imported. The restriction cannot be
+    # undone.
     handled = struct.pack("=Q", READ_FILE | READ_DIR)
     rules = system_call(CREATE_RULESET, handled, len(handled), 0) if is_available() else -1
     if rules < 0:
@@ -126,9 +127,9 @@ def allow(rules: int, path: Path, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there stays forbidden if it appears later
+        return  # a missing path stays forbidden if it appears later
     try:
-        # a file has no right to be listed, and the kernel refuses a rule that gives it
+        # a file has no right to be listed, and the kernel refuses a rule with the right
         rights &= READ_FILE | (READ_DIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0)
         system_call(ADD_RULE, rules, RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
@@ -136,7 +137,7 @@ def allow(rules: int, path: Path, rights: int) -> None:
 
 
 def system_call(number: int, *arguments: int | bytes | None) -> int:
-    """Call the kernel; the result is negative if it refuses."""
+    """Call the kernel; the result is negative if the kernel refuses."""
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     converted = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
@@ -146,7 +147,7 @@ def system_call(number: int, *arguments: int | bytes | None) -> int:
 def denied_paths(error: BaseException, log: Path | None) -> tuple[str, ...]:
     """Return the paths that could not be read, as far as an error or the preloaded library's log names them."""
     named = dict.fromkeys(os.fsdecode(path) for cause in chain(error) for path in refused(cause))
-    if not named and log is not None:  # the log also has what native code was refused without harm
+    if not named and log is not None:  # the log also has refused reads of native code that did no harm
         named = dict.fromkeys(read_log(log).denied)
     return tuple(named)
 

@@ -1,11 +1,12 @@
-"""Environment variables as recorded inputs: which ones are inputs, and what their values were without saying them.
+"""Environment variables as recorded inputs: the choice of variables, and digests of their values.
 
-Inputs are the variables that were read, whoever read them. No inputs are those that have the same value in every build,
-and those that say where things are, unless the project's own code reads them: what is found there is recorded. Where
-many were asked for at once, their glob is recorded too: a variable that matches it and is set later is a change.
+Inputs are all variables that were read, by any code. Two kinds of variables are no inputs: variables with the same
+value in every build, and variables with paths, unless the project's own code reads the path: the files found there are
+recorded. If many variables were read at once, their glob is recorded too: a matching variable that is set later is a
+change.
 
-A value is recorded by a digest that is keyed with a random number of this cache, which only its owner can read: nobody
-else who is given a record can try out values.
+A value is recorded as a digest, keyed with a random number of this cache, which only its owner can read: no other
+reader of a record can try out values.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ PASSING = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDP
 TOOL = "HATCH_LOWER_*"
 PLACES = ("PATH", "HOME", "PYTHON*", TOOL)
 
-# Variables of the caller of which nobody wonders that a build has others
+# variables of the caller that every build changes, which surprises no user
 UNSAID = (*PASSING, *FRONTENDS, "PYTHON*", TOOL, "_", "SHLVL")
 
 
 def hidden_variables(caller: Mapping[str, str], given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables that are set for the caller, and are not, or are others, for the build's child processes."""
+    """Return the caller's variables that are missing, or have other values, in the build's child processes."""
     return tuple(
         sorted(name for name, value in caller.items() if given.get(name) != value and not matches(name, UNSAID))
     )
@@ -56,15 +57,15 @@ def is_credential(name: str) -> bool:
 
 
 def secret(folder: Path, *, keeps: bool = True) -> bytes:
-    """Return this cache's random key, made when it is first asked for; all processes get the same."""
+    """Return this cache's random key, made at the first call; all processes get the same key."""
     path = folder / "secret"
     known = read_secret(path)
     if known is not None:
         return known
     fresh = os.urandom(SECRET_BYTES)
     if not keeps:
-        return fresh  # it is another one each time, so no recorded value is recognised
-    # also in a folder that a group shares: whoever has the key can try out values
+        return fresh  # a new key each time, so no recorded value is recognized
+    # also in a folder that a group shares: an owner of the key can try out values
     with suppress(OSError), temporary_beside(path, private=True) as part:
         part.write_bytes(fresh)
         keep(part, path)
@@ -72,9 +73,9 @@ def secret(folder: Path, *, keeps: bool = True) -> bytes:
 
 
 def keep(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, unless another process was first with a whole one."""
+    """Give a finished file its name, unless another process was first with a whole file."""
     try:
-        os.link(temporary, path)  # unlike a renaming, it fails where there is one already
+        os.link(temporary, path)  # unlike a renaming, the link fails if the name exists
     except OSError:  # or where the file system has no links
         if read_secret(path) is None:
             os.replace(temporary, path)
@@ -89,7 +90,7 @@ def read_secret(path: Path) -> bytes | None:
 
 
 def globs_of(observations: Observations) -> tuple[str, ...]:
-    """Return the globs of which all variables were asked for, by this process or one that it started."""
+    """Return the globs whose variables were all read, by this process or a subprocess."""
     return tuple(sorted({*observations.globs, *(["*"] if observations.handed_on else [])}))
 
 
@@ -110,6 +111,6 @@ def new_variables(recorded: Iterable[str], environment: Mapping[str, str]) -> fr
 
 
 def known_variables(names: Iterable[str], environment: Mapping[str, str]) -> set[str]:
-    """Return which variables are no inputs whoever reads them: a build sets them, always alike or for itself."""
+    """Return the variables that are never inputs: the build sets their values, always alike or for itself."""
     fixed = fixed_variables(cpu_capability())
     return {name for name in names if name in PASSING or (name in fixed and environment.get(name) == fixed[name])}

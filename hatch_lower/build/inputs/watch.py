@@ -1,4 +1,4 @@
-"""The recording of one export in the child process, and when it pauses."""
+"""The recording of an export in the child process, and its pauses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 
-# Stages in which backends are asked or run, and which distribution has a class: the key tells what they read
+# stages in which backends run, or the distribution of a class is looked up: the key covers their reads
 UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
 
 
 class Watch:
-    """The notes of one export; nothing is noted for a request whose result is not remembered."""
+    """The notes of an export; no notes are taken for a request whose result is not kept."""
 
     def __init__(self, request: Request, store: Store) -> None:
         self._request = request
@@ -52,12 +52,12 @@ class Watch:
             stats=stats,
             project=request.project,
         )
-        stats.save()  # the next build compares what was hashed here
+        stats.save()  # the next build compares the digests of these files
         return inputs
 
 
 class PausingReporter:
-    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key."""
+    """Passes events on, and pauses the notes while hatch-lower and the backends read inputs that are in the key."""
 
     def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
         self._reporter = reporter
@@ -65,7 +65,7 @@ class PausingReporter:
         self._pause = contextlib.ExitStack()
 
     def report(self, event: Event) -> None:
-        """Hand one event on. What follows a stage belongs to it until the next one starts."""
+        """Pass an event on. The time after a stage belongs to the stage until the next stage starts."""
         if event.state == "start":
             self._pause.close()
             if event.stage in UNWATCHED:
@@ -74,7 +74,7 @@ class PausingReporter:
 
 
 class PausingRemote:
-    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export."""
+    """A shared cache that pauses the notes during its own reads, which are no inputs of the export."""
 
     def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
         self._remote = remote
