@@ -1,5 +1,5 @@
-"""A project's build: which models are known from before, a child process for each other one, one result.
+"""The build of a project: look up known models, export the others in child processes, and join the results.
 
-`build.py` is the parent's page, `worker.py` the child's. `inputs` knows what an export has read, `explain` why a build
-did something again, `diff` what differs between wheels. Hatchling is called in `hatch` only.
+`build.py` is the parent's page, `worker.py` the child's. `inputs` records the reads of an export, `explain` names the
+reasons of a new build, `diff` the differences of wheels. Hatchling is called in `hatch` only.
 """

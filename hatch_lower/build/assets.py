@@ -1,6 +1,6 @@
-"""Files that belong to a model beside its weights: a tokenizer, labels. They are packaged as they are.
+"""Files beside a model's weights: a tokenizer, labels. The wheel holds the unchanged files.
 
-Nothing is exported or lowered for them, so they are in no key: a changed one makes another wheel, and that is all.
+Assets take no part in exporting and lowering, so they are in no key: a changed asset changes the wheel alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WILDCARDS = frozenset("*?[")
 
 
 def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
-    """Return each model's assets: the names by which a loaded model has them, and where they are."""
+    """Return each model's assets: by name in a loaded model, the path of the file."""
     problems: list[str] = []
     assets = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
     if problems:
@@ -67,7 +67,7 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
 
 
 def folder_of(pattern: str) -> PurePosixPath:
-    # `tokenizer/*.json` finds `vocab.json`: a name is what lies below the part without wildcards
+    # `tokenizer/*.json` finds `vocab.json`: the name is the path below the part without wildcards
     parts = PurePosixPath(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)
     return PurePosixPath(*parts[:fixed])

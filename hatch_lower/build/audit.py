@@ -1,8 +1,8 @@
-"""Whether results that are said to hold still do: models are exported again, elsewhere, and compared.
+"""The check that stored results still hold: models are exported again, elsewhere, and compared.
 
-Level 1 takes a stored result while nothing that the export read has changed. What cannot be seen being read (a clock,
-random numbers of the system) would make that result stale. So a sample of the models whose result holds is exported
-again, with another hash seed, working directory and locale, and must come out the same.
+Level 1 takes a stored result while the recorded inputs of the export are unchanged. An input that cannot be recorded (a
+clock, random numbers of the system) would make the result stale. So the audit exports a sample of the models with a
+valid result again, with another hash seed, working directory and locale, and requires the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HASH_SEEDS = 4_294_967_295  # the largest that Python takes
 
 
 class Audit(Frozen):
-    """What an audit that found nothing wrong looked at."""
+    """The scope of an audit without a difference."""
 
     known: tuple[str, ...]
     audited: tuple[str, ...]
@@ -36,14 +36,14 @@ class Audit(Frozen):
 
 
 def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
-    """Export a sample of the models whose stored result holds again; raise `CacheError` if one comes out otherwise."""
+    """Export a sample of the models with a valid stored result again; raise `CacheError` on a difference."""
     work = context.work
     context = replace(context, store=replace(context.store, mode="read-only"))
     known = look_up(context)
     held = {name: result.report for name, result in known.items() if result.report is not None}
     there = [model for model in context.settings.models if model.name in held]
     sample = [model for model in there if is_chosen(digest_of(known[model.name].key), rate, seed)]
-    (work / "temporary").mkdir()  # as the environment says
+    (work / "temporary").mkdir()  # named in the environment
     settings = replace(context.settings, strict=False)  # links lead out of the other folder
     elsewhere = replace(settings, root=folder_of_links(settings.root, work / "elsewhere"))
     environment = varied_environment(context.environment, seed)
@@ -65,8 +65,8 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
 class Exports(Frozen):
     """Models that were exported again."""
 
-    reports: Mapping[str, ModelReport]  # model to report, of which only the methods count
-    folder: Path  # the folder of the exports; the forms of their graphs are in it
+    reports: Mapping[str, ModelReport]  # by model; only the methods count
+    folder: Path  # of the exports, with the forms of their graphs
     store: Store  # has the forms of the graphs that they are compared with
 
     def differences(self, before: ModelReport) -> list[str]:
@@ -94,7 +94,7 @@ def export_again(context: BuildContext, models: Sequence[ModelSettings]) -> Expo
 
 
 def is_chosen(key: str, rate: float, seed: int) -> bool:
-    # the same every time for one key and seed
+    # the same for equal keys and seeds
     return int(digest_of([key, seed])[:13], 16) / 16**13 < rate
 
 
@@ -112,7 +112,7 @@ def varied_environment(environment: Mapping[str, str], seed: int) -> dict[str, s
 
 
 def other_locale() -> str:
-    # one that writes numbers otherwise than C does
+    # a locale that writes numbers unlike C
     command = shutil.which("locale")
     if command is None:
         return "C"

@@ -1,7 +1,7 @@
-"""The build, as its parent process sees it: what is known of each model, a child for each other one, then one manifest
-for each package.
+"""The build in the parent process: look up each model, start a child for each unknown model, write a manifest for each
+package.
 
-torch is imported in the children only, and what starts them only if there are any.
+torch is imported in the children only. The code that starts children is imported only if a model is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build(context: BuildContext) -> BuildResult:
-    """Lower every model of a project of which no earlier result holds."""
+    """Lower every model of a project without a valid earlier result."""
     settings, store = context.settings, context.store
     store.mark()
     assets = find_assets(settings)
@@ -40,12 +40,12 @@ def build(context: BuildContext) -> BuildResult:
             break
         from hatch_lower.build.weight_sources import obtain_sources
 
-        # then by the digests that are known now; other models may have had a result by those of before
+        # then by the digests that are known now; other models may have a result under earlier digests
         sources |= obtain_sources(context, urls)
-    # a project that was copied or moved has no history here yet, and `explain` is to know it
+    # a copied or moved project has no history here yet, but `explain` needs one
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
-        # a build of what is known starts no process
+        # a build of known models starts no process
         from hatch_lower.build.executor import export_models, record_results
 
         if missing:
@@ -68,7 +68,7 @@ def results_that_hold(settings: Settings, known: Mapping[str, LookupResult]) -> 
 
 
 def look_up(context: BuildContext) -> dict[str, LookupResult]:
-    """Return what is known of each model, by looking at what its export read; nothing if the cache is off."""
+    """Compare the recorded inputs of each model, and return the earlier results; empty if the cache is off."""
     settings, store = context.settings, context.store
     if store.mode == "off":
         return {}

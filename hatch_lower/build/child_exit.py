@@ -1,4 +1,4 @@
-"""How a child process of a build ended: its answer, or the error that makes sense of there being none."""
+"""The end of a build's child process: its answer, or an error that explains the missing answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
-# What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, OpenBLAS and Rust
+# The last words of a process without memory, in lower case: of Python, C++, torch, C, OpenBLAS and Rust
 NO_MEMORY = (
     "memoryerror",
     "std::bad_alloc",
@@ -27,7 +27,7 @@ NO_MEMORY = (
 
 
 class KilledError(ProcessError):
-    """Somebody else ended the process: the system, say, that was out of memory."""
+    """Another process or the system (out of memory, for example) ended the process."""
 
 
 class ChildExit(Frozen):
@@ -77,8 +77,8 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
 
 
 def output_tail(output: Sequence[str]) -> str:
-    """Return the end of what a child printed, or where Python says in which call it crashed."""
-    # of a traceback only the exception is of use, and of the calls none of our own: the stage says more of those
+    """Return the end of a child's output, or the call in which Python crashed."""
+    # of a traceback the exception alone is useful; the stage says more than our own calls
     fatal = next((i for i, line in enumerate(output) if line.startswith("Fatal Python error")), None)
     traced = next((i for i, line in enumerate(output) if line.startswith("Traceback (most recent call last)")), None)
     if fatal is not None:
@@ -103,7 +103,7 @@ def signal_name(number: int) -> str:
 
 
 def without_errors(answers: Sequence[Answer | LowerError]) -> list[Answer]:
-    """Return the answers, or raise the first error with the others listed in it."""
+    """Return the answers, or raise the first error together with the other errors."""
     errors = [answer for answer in answers if isinstance(answer, LowerError)]
     if not errors:
         return [answer for answer in answers if isinstance(answer, Answer)]

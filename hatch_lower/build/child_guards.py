@@ -1,7 +1,6 @@
-"""What keeps a child process of a build in its bounds, whatever the model's code and the backends do to it.
+"""Guards of a child process against the code of models and backends.
 
-It tells the parent what happens through a pipe that nobody else writes to, ends with the parent, and can be ended by
-nobody in it without a word.
+The child reports events through a pipe of its own, ends with the parent, and cannot be ended silently by its own code.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 from hatch_lower.errors import ProcessError
 from hatch_lower.events import Event
 
-LONGEST_SOCKET = 107  # bytes of a socket's path, as Linux has it
-SOCKET_NAME = len("/pymp-12345678/listener-12345678")  # what `multiprocessing` adds to the path of the temporary folder
+LONGEST_SOCKET = 107  # bytes in the path of a socket, on Linux
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")  # the suffix that `multiprocessing` adds to the temporary folder
 LIFELINE = "lifeline"
-# Signals that end or stop a process which does not handle them
+# signals that end or stop a process without a handler
 ENDING = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGSTOP}
 )
@@ -29,11 +28,11 @@ ENDING = frozenset(
 class PipeReporter:
     """Sends events to the parent; several threads may report at once."""
 
-    # The model's code or a backend may close descriptors that are not its own, and what it opens next gets their
-    # numbers. Then nothing is sent any more: the build does not need it, and the other file is not to be written.
+    # A model's code or a backend may close foreign descriptors, and open files with the same numbers. Then no event is
+    # sent any more: the build does not need events, and the foreign file must not be written.
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # a compiler must not keep it open
+        os.set_inheritable(descriptor, False)  # a compiler must not keep the pipe open
         self._descriptor = descriptor
         self._pipe = file_identity(descriptor)
         self._lock = threading.Lock()
@@ -51,7 +50,7 @@ def file_identity(descriptor: int) -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """End this process and all that it started as soon as the parent is gone: its end of our stdin closes then."""
+    """End this process and its subprocesses when the parent ends: the parent's end of our stdin closes then."""
     lifeline = os.dup(0)
     os.set_inheritable(lifeline, False)
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -69,7 +68,7 @@ def end_with_parent() -> None:
 
 
 def refuse_signals(model: str) -> None:
-    """Let no Python code end this process, its group or the parent by a signal: nobody could say who did."""
+    """Prevent Python code from ending this process, its group or the parent by a signal: the cause would be unknown."""
     own = os.getpid()
     targets = {0, -1, own, -own, os.getppid()}
 
@@ -94,9 +93,9 @@ def ended_error(model: str, found: str) -> ProcessError:
 
 
 def shorten_sockets(folder: str) -> None:
-    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one."""
+    """Give `multiprocessing` a short path to the temporary folder if the paths of its sockets would be too long."""
     if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
-        # The folder of a build is in the one that the user chose. A `DataLoader` with workers would wait for ever.
+        # The folder of a build is in the user's temporary folder. A `DataLoader` with workers would wait for ever.
         from multiprocessing.process import current_process
 
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

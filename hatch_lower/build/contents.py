@@ -1,4 +1,4 @@
-"""Lowered models where they are: in a wheel, in a folder, or installed. Nothing is unpacked, torch is not imported."""
+"""Lowered models in a wheel, in a folder, or installed; read without unpacking and without torch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`
 
 
 class Contents(Frozen):
-    """One `_lowered` folder."""
+    """The contents of a `_lowered` folder."""
 
-    place: str  # the folder, and the wheel that it is in
+    place: str  # the folder, and its wheel
     manifest: Manifest
     models: tuple[str, ...]  # the names of the models that were asked for
-    # returns a file's bytes, or raises `ProgramError` if they are not those that the manifest lists
+    # returns a file's bytes; raises `ProgramError` if the manifest lists other bytes
     read: Callable[[FileEntry], bytes]
-    map: Callable[[FileEntry], memoryview]  # the same for a file of any size: it is mapped, not held in memory
-    recorded: Recorded | None = None  # what the RECORD of an installed distribution says of the files
+    map: Callable[[FileEntry], memoryview]  # the same for a file of any size: mapped, not held in memory
+    recorded: Recorded | None = None  # the digests in the RECORD of an installed distribution
 
     def model(self, name: str) -> LoweredModel:
         entry = self.manifest.models[name]
@@ -47,7 +47,7 @@ class Contents(Frozen):
         return LoweredModel(name, self, entry, recipes)
 
     def weights(self, name: str) -> Weights | None:
-        """Return where weights of a model are that the wheel does not hold; `None` if it holds all."""
+        """Return the places of a model's weights outside of the wheel; `None` if the wheel holds all weights."""
         entry = self.manifest.models[name].weights
         return None if entry is None else read_weights(self.read(entry), f"{self.place}/{entry.path}")
 
@@ -70,7 +70,7 @@ class LoweredRecipe(Frozen):
         return self.debug.get(name, NO_DEBUG)
 
     def files(self) -> dict[str, FileEntry]:
-        """Return the files by what they are: delegates are called by their digests, and so are numbered here."""
+        """Return the files by role. Delegates are named by digests, and so are numbered here."""
         delegates = self.plan.delegates
         labels = {file.file: f"data {name}" for delegate in delegates for name, file in delegate.data.items()}
         labels |= {delegate.file: f"delegate {at} ({delegate.backend})" for at, delegate in enumerate(delegates)}
@@ -78,7 +78,7 @@ class LoweredRecipe(Frozen):
         return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
 
     def facts(self) -> dict[str, object]:
-        """Return what is shown and compared of every recipe, as JSON; `size` is that of its own files."""
+        """Return the facts of every recipe that are shown and compared, as JSON; `size` counts its own files."""
         return {
             "backends": list(self.entry.backends),
             "target": self.entry.target and asdict(self.entry.target),
@@ -187,7 +187,7 @@ def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
 
 
 def sbom_text(target: str | Path) -> str:
-    """Return the SBOM of the wheel at a path, or of the installed distribution or model of a name, as it is stored."""
+    """Return the stored SBOM of a wheel, or of an installed distribution or model."""
     if isinstance(target, Path) and target.is_dir():
         raise ProgramError(
             "a folder has no SBOM: it is in the metadata of a wheel",
@@ -199,7 +199,7 @@ def sbom_text(target: str | Path) -> str:
         return text
     if isinstance(target, Path):
         where, hint = target.name, "build the wheel again with a newer hatch-lower"
-        find_contents(target)  # says so if it has no lowered models at all
+        find_contents(target)  # raises if there are no lowered models
     else:
         where = f"the distribution `{find_distribution(target).name}`"
         origin = "".join((metadata_text(target, "direct_url.json") or "").split())
@@ -210,7 +210,7 @@ def sbom_text(target: str | Path) -> str:
 
 
 def metadata_text(target: str | Path, name: str) -> str | None:
-    """Return a file of the metadata of a wheel, or of what is installed; `None` if it is not there."""
+    """Return a metadata file of a wheel or an installed distribution; `None` if missing."""
     if isinstance(target, str):
         return find_distribution(target).read_text(name)
     return open_wheel(target).metadata(name)

@@ -1,4 +1,4 @@
-"""What one build works with: put together once, passed on whole."""
+"""The context of a build: made once, passed on whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
 
-EXECUTOR = "HATCH_LOWER_EXECUTOR"  # the variable that is stronger than the setting
+EXECUTOR = "HATCH_LOWER_EXECUTOR"  # a variable that overrides the setting
 
 
 class BuildContext(Frozen):
@@ -26,12 +26,12 @@ class BuildContext(Frozen):
     store: Store
     reporter: Reporter
     environment: Mapping[str, str]
-    files: Callable[[], Iterable[Path]] = tuple  # of the project: those that go into its distributions, and its inputs
+    files: Callable[[], Iterable[Path]] = tuple  # the project's files: in its distributions, and its inputs
     check_early: Callable[[BuildContext], None] = lambda context: (
         None
     )  # called before models are exported, and may raise
-    path: tuple[str, ...] | None = None  # of the interpreter that builds; `None` is that of this process
-    hidden: tuple[str, ...] = ()  # variables that are set for whoever builds, and not passed on
+    path: tuple[str, ...] | None = None  # of the interpreter that builds; `None` for this process
+    hidden: tuple[str, ...] = ()  # variables of the user that are not passed on
 
     @property
     def executor(self) -> str:
@@ -59,16 +59,16 @@ def build_context(
 
 
 def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
-    """Return the cache, with the one that a team shares where there is one."""
+    """Return the cache, connected to the team's shared cache if the settings or the environment name one."""
     if not settings.cache.remote and "HATCH_LOWER_REMOTE_CACHE" not in os.environ:
         return open_store(os.environ, warn)
-    from hatch_lower.cache.remote import open_remote  # a build without one need not import its client
+    from hatch_lower.cache.remote import open_remote  # a build without a shared cache need not import its client
 
     return open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
 
 
 class CacheNotes:
-    """Lines about the cache, which is opened before there is a reporter: it decides where that writes."""
+    """Lines about the cache, kept until the reporter exists: the cache is opened before the reporter."""
 
     def __init__(self, project: str) -> None:
         self._project = project

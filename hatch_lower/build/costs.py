@@ -1,4 +1,4 @@
-"""What recipes of a model took when they were lowered: an estimate for the next time."""
+"""The times that recipes took: estimates for the next build."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class StageSeconds:
         self._reporter.report(event)
 
     def of(self, recipe: str) -> float:
-        """Return the seconds of a recipe with those of the stages that serve all: of a machine that makes it alone."""
+        """Return the seconds of a recipe and of the shared stages, as for a machine that makes the recipe alone."""
         return self._seconds[""] + self._seconds[recipe]
 
 
 def keep_costs(store: Store, distribution: str, report: ModelReport, timed: StageSeconds) -> None:
-    """Remember what each recipe took; one that is put together from the cache takes less than one that is lowered."""
+    """Keep the seconds of each recipe that was lowered; a recipe from the cache takes less time, and is left out."""
     for recipe in dict.fromkeys(row.recipe for row in report.rows):
         rows = [row for row in report.rows if row.recipe == recipe]
-        if any(row.level in (1, 2) for row in rows):  # nothing was run
+        if any(row.level in (1, 2) for row in rows):  # no backend ran
             continue
         unit = f"{report.model}/{recipe}"
         seconds = timed.of(recipe)

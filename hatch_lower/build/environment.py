@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-# Variables that say which compiler there is, and what it does
+# variables that choose the compiler and its options
 COMPILER = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
     *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
 )
 
-# Variables that say where the dynamic loader finds libraries; nobody sees how it reads them
+# variables with the library folders of the dynamic loader, whose reads cannot be recorded
 LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
-# Globs of the variables that a child process is given; `pass-env` adds to them
+# globs of the variables that a child process gets; `pass-env` adds globs
 PASSED = (
     # where things are
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
@@ -31,13 +31,13 @@ PASSED = (
 
 FRONTENDS = frozenset({"PYTHONIOENCODING"})  # variables that build frontends set for themselves: uv does
 
-# Variables that are the same in every build, so that a model is; `pass-env` can name one to give it the caller's
+# Variables with the same value in every build, for equal models; `pass-env` can name a variable to pass the caller's
 FIXED: Mapping[str, str] = {
     "LC_ALL": "C.UTF-8",
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",  # nothing is written into the source tree
+    "PYTHONDONTWRITEBYTECODE": "1",  # no bytecode in the source tree
     "PYTHONUNBUFFERED": "1",
     "PYTHONUTF8": "1",
     "OMP_NUM_THREADS": "1",  # sums depend on how they are divided over threads
@@ -48,10 +48,10 @@ FIXED: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 
-# Processors that have these instruction sets are used alike, whatever else they have
+# all processors with these instruction sets are treated as equal
 ALIKE = frozenset({"avx2", "fma"})
 
-# Variables for them: torch believes them, and does not look
+# for these processors: torch takes the value without a look at the processor
 AVX2: Mapping[str, str] = {"ATEN_CPU_CAPABILITY": "avx2"}
 
 

@@ -1,6 +1,6 @@
-"""Models of which no earlier result holds: a child process for each, and the reason why, in words.
+"""Models without an earlier result: a child process for each model, and the reasons in words.
 
-Only a build with such a model imports this.
+Only a build with unknown models imports this module.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.pipeline.localise.finding import Localisation
 
-SHOWN = 3  # reasons of a method that the summary of a build names
-# How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves
+SHOWN = 3  # reasons for a method in the summary of a build
+# The time that the end of a build waits for the cache to be trimmed; most builds take longer by themselves
 TRIMMING_S = 10.0
 
 
@@ -64,7 +64,7 @@ def export_models(
     localisation: Localisation | None = None,
     units: UnitExport = NO_UNITS,  # mode `recipe`
 ) -> list[Answer]:
-    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
+    """Run a child process for each model; meanwhile trim the cache, if the time has come."""
     refuse_incomplete()
     settings, store, work = context.settings, context.store, context.work
     path = write_site(settings, context.view, work)
@@ -106,12 +106,12 @@ def export_models(
         forget_suspects(store, [request.folder for request in requests])
         raise
     finally:
-        trimming.join(TRIMMING_S)  # a process that ends in its midst would leave an unfinished file in the cache
+        trimming.join(TRIMMING_S)  # a process that ends during a trim would leave an unfinished file in the cache
 
 
 def import_sbom_writer() -> None:
-    # It takes 0.3 s (0.7 s on a busy machine), in which this process would only wait for its children.
-    with contextlib.suppress(ImportError):  # the SBOM's own import will say so
+    # The import takes 0.3 s (0.7 s on a busy machine), in which this process would only wait for its children.
+    with contextlib.suppress(ImportError):  # the use of the SBOM writer reports the error
         import hatch_lower.build.sbom.document  # noqa: F401
 
 
@@ -127,7 +127,7 @@ def record_results(
         earlier = None if before is None else before.models.get(report.model)
         key = known[report.model].key if known else {}
         changes = tuple(change.text() for change in known[report.model].changes) if known else ()
-        if not changes and earlier is not None:  # nothing was stored under this key
+        if not changes and earlier is not None:  # the key had no result
             changes = tuple(key_changes(earlier.manifest, key) if earlier.manifest else ()) or earlier.unknown
         reasons = explain_methods(earlier, report, changes, store.read_blob) if store.mode != "off" else {}
         rows = tuple(replace(row, note=summary_note(reasons.get(row.method, ()))) for row in report.rows)

@@ -1,14 +1,14 @@
-"""Why a model was lowered again, and what the last build of a project did: `hatch-lower explain` reads it here.
+"""Reasons why a model was lowered again, and the results of a project's last build, for `hatch-lower explain`.
 
-What differs between two builds is told method by method, the weightiest first: settings come before tools, both before
-the graph, then weights, names and example inputs. Where none of them differs, the files and variables that level 1 saw
-change are named: a comment was edited, say.
+The differences of two builds are listed by method, the weightiest first: settings, tools, the graph, weights, names and
+example inputs. Without a difference among these, the changed files and variables of level 1 are listed: an edited
+comment, for example.
 
 ```text
-<cache>/v1/history/<sha256 of the project's folder>.json    .log beside it: what its models last printed
+<cache>/v1/history/<sha256 of the project's folder>.json    .log beside it: the last output of its models
 ```
 
-It explains and decides nothing: a file that is missing, damaged or of another version means "first build".
+A history decides nothing: a missing or damaged file, or a file of another version, means "first build".
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ from hatch_lower.frozen import Frozen
 FIRST_BUILD = "first build"
 NOTHING = "nothing changed"
 
-ReadBlob = Callable[[str], bytes | None]  # returns the blob of a digest, or `None` if there is none
+ReadBlob = Callable[[str], bytes | None]  # returns the blob of a digest, or `None`
 
 SCHEMA = 1
-MOST_FILES = 400  # files that are kept, one or two a project: its last build, and what its models printed
+MOST_FILES = 400  # kept files, one or two for each project: its last build, and the output of its models
 
 
 class ModelHistory(Frozen):
-    # how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered from the
-    # cache alone; 0: something was lowered
+    # the reuse of a model: 1: no export; 2: exported, and not lowered; 3: lowered from the cache alone; 0: at least one
+    # partition was compiled
     level: int
-    # every change of what its export had read, in words (`Change.text()`); empty for level 1
+    # the changes of recorded inputs, in words (`Change.text()`); empty for level 1
     changes: tuple[str, ...] = ()
-    # why its inputs are not known completely, so that the next build exports it again; empty if they are
+    # the reasons why inputs are not recorded completely, so that the next build exports again; empty if complete
     unknown: tuple[str, ...] = ()
-    # method to what changed, as `explain_methods` says; empty for level 1
+    # the result of `explain_methods`: by method, the changes; empty for level 1
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # what was exported, as in the model's report
-    key: Mapping[str, object] = field(default_factory=dict)  # what else the result depends on, as in the model's report
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # the exported methods, as in the model's report
+    # other components of the result's key, as in the model's report
+    key: Mapping[str, object] = field(default_factory=dict)
     rows: tuple[MethodRow, ...] = ()  # its rows of the summary
-    verified: tuple[VerifiedMethod, ...] = ()  # what was compared with eager when it was lowered
-    # the components of the `ManifestKey`, to tell before the next build which settings are others
+    verified: tuple[VerifiedMethod, ...] = ()  # the methods that were compared with eager
+    # the components of the `ManifestKey`, which show changed settings before the next build
     manifest: Mapping[str, object] = field(default_factory=dict)
 
 
 class BuildHistory(Frozen):
-    """The last build of a project that exported something and came to its end."""
+    """The last complete build of a project with at least one export."""
 
     name: str
     version: str
@@ -71,18 +72,20 @@ class BuildHistory(Frozen):
     path: tuple[str, ...] = ()  # folders and archives of `sys.path` of the build: where its packages were
 
     def is_here(self) -> bool:
-        """Return whether the environment of the build is still there; a build tool may have made it for the build."""
+        """Return whether the environment of the build still exists; a build tool may have made the environment for the
+        build.
+        """
         return all(map(os.path.exists, self.path))
 
 
-# What is compared: methods that were exported, and what else the result depends on
+# compared by `explain_methods`: exported methods, and the other components of the result's key
 Exported: TypeAlias = "ModelReport | ModelHistory"
 
 
 def explain_methods(
     before: Exported | None, after: Exported, changes: Sequence[str], read_blob: ReadBlob
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each method of `after` what changed; the first line is for the build's summary."""
+    """Return the changes of each method of `after`; the first line is for the build's summary."""
     names = dict.fromkeys([*after.methods, *(row.method for row in after.rows)])
     if before is None:
         return dict.fromkeys(names, (FIRST_BUILD,))
@@ -129,7 +132,7 @@ def read_stored(digest: str, read_blob: ReadBlob) -> Form | None:
 
 
 def read_history(directory: Path, root: Path) -> BuildHistory | None:
-    """Return a project's last build, or `None` if nothing is known of one."""
+    """Return a project's last build, or `None` without a history."""
     history: BuildHistory | None = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ProgramError):
         value = json.loads(read_file(history_path(directory, root)))
@@ -142,7 +145,9 @@ Environment: TypeAlias = Literal["this", "last build", "gone"]
 
 
 def in_last_environment(context: BuildContext, last: BuildHistory | None) -> tuple[BuildContext, Environment]:
-    """Return a context with the packages of the last build, and whose packages these are; `gone` are this process's."""
+    """Return a context with the packages of the last build, and the state of its environment; `gone` means this
+    process's packages.
+    """
     if last is None or not last.path:
         return context, "this"
     return (replace(context, path=last.path), "last build") if last.is_here() else (context, "gone")
@@ -153,7 +158,7 @@ def places_of_path() -> tuple[str, ...]:
 
 
 def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
-    """Remember a build that came to its end; a folder that cannot be written is left as it is."""
+    """Keep the history of a complete build; a folder that cannot be written is left unchanged."""
     path = history_path(directory, root)
     with contextlib.suppress(OSError):
         write_file(path, canonical_json({"schema": SCHEMA, "build": encode(history)}))

@@ -1,4 +1,4 @@
-"""What installing a recipe's requirements weighs: the files of their distributions, and of those that they require."""
+"""The installed size of a recipe's requirements: the files of the distributions and of their dependencies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 
 from hatch_lower.config.requirements import distributions_required, read_requirement
 
-CACHED = ".pyc"  # Python writes them when modules are imported, and an installer may, too
+CACHED = ".pyc"  # written by Python at the first import, or by an installer
 
-Sizes = dict[str, int | None]  # bytes by normal name; `None` for what is not installed here, and may bring others
+# bytes by normal name; `None` for a distribution that is not installed here, whose dependencies are unknown
+Sizes = dict[str, int | None]
 
 
 def installed_sizes(requirements: Collection[str], known: Sizes) -> Sizes:
-    """Return what the distributions weigh that requirements bring, the heaviest first; `known` grows meanwhile."""
-    # a wheel that is looked at may say anything
+    """Return the sizes of the distributions that requirements install, the largest first; fill `known`."""
+    # a wheel may have malformed requirements
     unreadable = [text for text in requirements if read_requirement(text) is None]
     names = distributions_required(text for text in requirements if text not in unreadable)
     known.update((name, installed_size(name)) for name in names if name not in known)
@@ -35,5 +36,5 @@ def installed_size(name: str) -> int | None:
 def size_on_disk(path: Path) -> int:
     try:
         return path.lstat().st_size
-    except OSError:  # its owner removed it
+    except OSError:  # removed by its owner
         return 0

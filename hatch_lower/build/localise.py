@@ -1,4 +1,4 @@
-"""Looking for what is wrong in a model of a project: a child process exports and lowers it as a build does."""
+"""The search for a wrong operation in a project's model: a child process exports and lowers the model as in a build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hatch_lower.pipeline.localise.finding import FINDINGS, Findings, Localisati
 
 
 def localise(context: BuildContext, model: str, wanted: Localisation) -> Findings:
-    """Return what is wrong in a model of a project, from a process of its own; nothing is kept but partitions."""
+    """Return the wrong operations of a model, found by a child process; only partitions are kept."""
     models = {each.name: each for each in context.settings.models}
     if model not in models:
         raise ConfigError(
@@ -26,7 +26,7 @@ def localise(context: BuildContext, model: str, wanted: Localisation) -> Finding
     chosen = [models[model]]
     urls = urls_of(chosen)
     sources = obtain_sources(context, urls) if urls else {}
-    # what belongs to the comparison of a build is not asked for
+    # strict mode protects the result of a build; here the result is dropped
     context = replace(context, settings=replace(context.settings, strict=False))
     export_models(context, chosen, {}, "localise", sources, wanted)
     found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)

@@ -1,16 +1,16 @@
-"""Level 1 of reuse: while nothing that a model's export has read is changed, its files are known and nothing is run.
+"""Level 1 of reuse: while all recorded inputs of an export are unchanged, the stored files hold without an export.
 
 ```text
-record of a `ManifestKey`   entries, newest first: what an export read, and the key of its report
+record of a `ManifestKey`   entries, newest first: the inputs of an export, and the key of its report
 record of a report          the report; its files are blobs of the store
 ```
 
-A recipe that was made for a build elsewhere (`build/spread`) is remembered in the same way, by the key of its record.
+A unit (`build/units.py`) has the same kind of entry, with the key of its recipe record.
 
-A cache that a team shares has the first record in another form, under another key: without what says nothing on another
-machine, or must not be said there (`build/inputs/record.py`).
+A shared cache has the first record in another form, under another key: without the inputs that are meaningless, or
+secret, on another machine (`build/inputs/record.py`).
 
-The build's parent process looks up, without torch; the child process, which has seen what was read, remembers.
+The build's parent looks results up, without torch; the child process, which recorded the reads, keeps the results.
 """
 
 from __future__ import annotations
@@ -52,31 +52,32 @@ if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
 SCHEMA = 5
-# Results that are kept of one model: between as many states of the project can be switched without an export
+# kept results of a model: the number of project states to switch between without an export
 MOST_ENTRIES = 16
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
-# Variables of Python's that say where things are, on which no recorded input depends
+# variables of Python with paths: no recorded input depends on the values
 PLACES = frozenset(
     {*("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"), *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE")}
 )
 
 
-Entry = tuple[RecordedInputs, str]  # what was read for a result, and the key under which that is stored
+Entry = tuple[RecordedInputs, str]  # the recorded inputs of a result, and the key of the result
 
 
 class LookupResult(Frozen):
-    """What is known of a model before anything is run."""
+    """The earlier results of a model."""
 
     key: Mapping[str, object]  # components of the `ManifestKey` of its results
     store: Store
-    result: ModelResult | None  # the one that still holds; `None` if there is none
-    changes: tuple[Change, ...] = ()  # what is not as it was for the nearest earlier result; empty if there is none
+    result: ModelResult | None  # the valid result; `None` without one
+    # the differences from the nearest earlier result; empty if there is no earlier result
+    changes: tuple[Change, ...] = ()
     stored: Mapping[str, object] = field(default_factory=dict)
     entry: Entry | None = None
 
     @property
     def report(self) -> ModelReport | None:
-        """The whole report of the result that still holds; putting it together takes longer than to look it up."""
+        """The whole report of the valid result. To assemble the report takes longer than the look-up."""
         return None if self.result is None else read_report(self.store, self.stored)
 
 
@@ -89,7 +90,9 @@ def lookup_of(context: BuildContext) -> ResultLookup:
 
 
 def keeps_promises(settings: Settings, result: ModelResult) -> bool:
-    """Return whether recipes that promise to do without torch do; if not, an export says which operation needs it."""
+    """Return whether recipes that promise to run without torch do. If not, an export names the operation that needs
+    torch.
+    """
     # the promise is in no key
     recipes = [recipe for name, recipe in result.entry["recipes"].items() if name in settings.torch_free]
     return not any(names_torch(text) for recipe in recipes for text in recipe["requirements"])
@@ -114,7 +117,7 @@ class ResultLookup:
         self._present = Present(roots, environment, self._secret, self._stats, project, frozenset(hidden))
 
     def look_up(self, key: Mapping[str, object]) -> LookupResult:
-        """Return the newest result under a key that still holds, or what has changed."""
+        """Return the newest valid result of a key, or the changes since."""
         own = self._own_entries(key)
         for entry in self._those_that_hold(key, own):
             stored = self._store.find(entry[1])
@@ -126,7 +129,7 @@ class ResultLookup:
         return LookupResult(key, self._store, None, min(every, key=len, default=()))
 
     def find_made(self, key: Mapping[str, object], is_whole: Callable[[str], bool]) -> str:
-        """Return the key of what was made last under a key, still holds and is whole; empty if there is nothing."""
+        """Return the key of the last valid and whole result of a unit; empty without one."""
         own = self._own_entries(key)
         for entry in self._those_that_hold(key, own):
             if is_whole(entry[1]):
@@ -149,7 +152,7 @@ class ResultLookup:
                 yield received(inputs, self._environment, self._secret), made
 
     def _keep(self, key: Mapping[str, object], own: Sequence[Entry], entry: Entry) -> None:
-        if entry not in own:  # it is known here from then on
+        if entry not in own:  # keep the shared entry here, too
             add_entry(self._store, key, *entry)
 
     def save(self) -> None:
@@ -204,7 +207,7 @@ def remember(
     report: ModelReport,
     shared: RecordedInputs | None = None,
 ) -> None:
-    """Keep a result together with what its export read, unless that is not known completely."""
+    """Keep a result with its recorded inputs, unless the inputs are incomplete."""
     if not store.writes or inputs.unknown:
         return
     value = report_value(store, report)
@@ -218,7 +221,7 @@ def remember(
 def remember_made(
     store: Store, key: Mapping[str, object], inputs: RecordedInputs, made: str, shared: RecordedInputs | None = None
 ) -> None:
-    """Keep under a key that what is stored under another, `made`, holds for what an export read."""
+    """Keep the recorded inputs of a unit, with the key `made` of its record."""
     if not store.writes or inputs.unknown:
         return
     add_entry(store, key, inputs, made)
@@ -243,7 +246,7 @@ def add_entry(
 
 
 def unit_components(key: ManifestKey, unit: str) -> dict[str, object]:
-    """Return the components of the key under which a recipe's record is remembered, of those of its model's results."""
+    """Return the components of a unit's key, made of the components of its model's key."""
     return {**key.components(), "kind": "unit", "subject": unit}
 
 
@@ -252,7 +255,7 @@ def shared_key(key: Mapping[str, object]) -> str:
 
 
 def readable_entries(value: Any) -> list[Entry]:
-    # another version, or another machine, may have written it
+    # another version, or another machine, may have written the entries
     try:
         return [(decode(RecordedInputs, entry["inputs"], ""), str(entry["report"])) for entry in value["entries"]]
     except (KeyError, TypeError, ProgramError):

@@ -1,4 +1,4 @@
-"""Making units on this machine: a child process for each model lowers, verifies and keeps the recipes asked for."""
+"""Units of this machine: a child process for each model lowers, verifies and keeps the recipes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hatch_lower.pipeline.checkpoint import LocalSource
 
 
 def make_missing(context: BuildContext, names: Collection[str], *, shared: bool) -> tuple[MethodRow, ...]:
-    """Make the units of some names that are not cached, as `find_units` says; return a row for each method lowered."""
+    """Make the named units that are not cached; return a row for each lowered method."""
     units = missing_units(context, names, shared=shared)
     sources: dict[str, LocalSource] = {}
-    # the digests of weights are in the keys, and known for sure only now
+    # the keys have the digests of the weights, which are certain after the download only
     while urls := [url for url in urls_of(narrowed(context.settings, units).models) if url not in sources]:
         sources |= obtain_sources(context, urls)
         units = missing_units(context, names, shared=shared)
@@ -69,10 +69,10 @@ def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, 
     lost = [name for name in names if name not in kept or not is_there(kept[name])]
     if not lost:
         return
-    what, found = "what was made is not in the cache", f"no record of it in {store.directory}"
+    what, found = "the made units are not in the cache", f"no record in {store.directory}"
     hint = "the lines above say why"
     if shared:
-        what, found = "what was made is not in the shared cache", "no record of it that is believed here"
+        what, found = "the made units are not in the shared cache", "no record with a trusted signature"
         hint = (
             "the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
             " signature (`HATCH_LOWER_REMOTE_UNSIGNED=1`)"

@@ -1,4 +1,4 @@
-"""The child processes of a build: start them, show what they report, and end them."""
+"""The child processes of a build: start children, show their events, and end children."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.codec import decode, write_record
 
-GRACE_SECONDS = 3.0  # how long a child may take to remove its temporary files when it is told to end
+GRACE_SECONDS = 3.0  # the time for a child to remove its temporary files after a signal
 TICK_SECONDS = 0.2
-LONG_SECONDS = 10.0  # how often a stage that takes long is spoken of: some frontends show nothing else for minutes
+LONG_SECONDS = 10.0  # between two lines about a long stage: some frontends show no other progress for minutes
 TAIL_LINES = 200
-# The longest line that is kept whole: what is printed without an end must not fill the parent's memory
+# The longest line that is kept whole: an endless line must not fill the parent's memory
 LINE_BYTES = 1 << 16
-REST_BYTES = 1 << 20  # what is read at most of a pipe once its child has ended: what it left behind may print for ever
+# the limit of a pipe's rest after the child's end: a process that the child left behind may print for ever
+REST_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +93,7 @@ def run_children(
                         answers[child.request.model] = close(child, selector, reporter, timeout)
                         running.remove(child)
                         if isinstance(answers[child.request.model], LowerError):
-                            waiting.clear()  # those that run are waited for: what they finish is kept in the cache
+                            waiting.clear()  # the running children go on: their results are kept in the cache
         finally:
             end(running)
             for child in running:
@@ -136,7 +137,7 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
 
 
 def read_some(child: Child, descriptor: int, reporter: Reporter) -> int:
-    """Take what has arrived on one of a child's pipes; return how much that was: nothing if no more can come."""
+    """Read the available bytes of a child's pipe; return their number, or 0 at the end of the pipe."""
     try:
         data = os.read(descriptor, LINE_BYTES)
     except BlockingIOError:
@@ -163,7 +164,7 @@ def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) ->
 
 
 def as_on_a_terminal(line: str) -> str:
-    # a progress bar overwrites its line: what is last seen of it counts
+    # a progress bar overwrites its line: the last visible text counts
     return next((part for part in reversed(line.rstrip().split("\r")) if part.strip()), "").rstrip()
 
 
@@ -186,7 +187,7 @@ def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
 
 
 def read_event(line: bytes) -> Event | None:
-    # a child that crashed leaves half a line, and other code may write to the pipe
+    # a crashed child leaves half a line, and other code may write to the pipe
     try:
         event: Event = decode(Event, json.loads(line), "an event")
     except (ValueError, RecursionError, ProgramError):
@@ -195,7 +196,7 @@ def read_event(line: bytes) -> Event | None:
 
 
 def is_over(process: subprocess.Popen[bytes]) -> bool:
-    # its process id is not given back yet, for it still names the group
+    # the process id is not released yet, because the id still names the group
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -204,7 +205,7 @@ def is_over(process: subprocess.Popen[bytes]) -> bool:
 
 
 def reap(child: Child) -> None:
-    """Kill whatever is left of a child's session, and give its process id back."""
+    """Kill all remaining processes of a child's session, and release the process id."""
     if child.process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.process.pid, signal.SIGKILL)
@@ -212,7 +213,7 @@ def reap(child: Child) -> None:
 
 
 def end(children: Sequence[Child]) -> None:
-    """End children and all that they started, gently first, and wait for them."""
+    """End children and their processes, gently first, and wait for their ends."""
     alive = [child for child in children if not is_over(child.process)]
     for child in alive:
         with suppress(ProcessLookupError, PermissionError):

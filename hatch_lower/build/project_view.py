@@ -1,6 +1,6 @@
-"""What a model's export sees of its project: names, metadata, and where its modules are imported from.
+"""A project as a model's export sees it: names, metadata, and import folders.
 
-The hook asks hatchling which file is packaged under which path; everything here is worked out from that list alone.
+The hook asks hatchling for the list of packaged files and their paths; all fields follow from the list alone.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from hatch_lower.frozen import Frozen
 
 
 class ProjectView(Frozen):
-    """What the child process is given, so that the project looks installed to the code that exports its models."""
+    """The data with which a child process makes the project look installed to the code that exports models."""
 
     metadata: str  # text of the core metadata file `METADATA`
     entry_points: str  # text of `entry_points.txt`; empty if the project has none
-    # directories for `sys.path`, in order: those that an editable install would add; last the project's own folder, if
-    # the hook's table names export code that is not packaged
+    # Directories for `sys.path`, in order: the directories of an editable install; last the project's own folder, if
+    # the hook's table names export code outside of the packages.
     import_roots: tuple[Path, ...]
-    # Posix path under a directory of links, and the file or directory it stands for. Not empty only where a path
-    # rewrite changes a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside
-    # another.
+    # Posix path under a directory of links, and the target file or directory. Not empty only if a path rewrite changes
+    # a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside another link.
     links: tuple[tuple[str, Path], ...]
     packages: tuple[str, ...]  # names of the top-level import packages in the wheel, sorted
-    later_hooks: tuple[str, ...]  # build hooks that run after `lower`: what they write does not exist yet
+    later_hooks: tuple[str, ...]  # build hooks that run after `lower`: their files do not exist yet
 
 
 class DistributedFile(Frozen):
-    """A file that goes into the wheel: where it is, and its posix path in the wheel."""
+    """A file of the wheel: its place on disk, and its posix path in the wheel."""
 
     path: Path
     distributed: str
@@ -40,7 +39,7 @@ class DistributedFile(Frozen):
         return self.distributed.endswith(".py")
 
     def root(self) -> Path | None:
-        """Return the directory below which it has its distributed path, or `None` if its path is rewritten."""
+        """Return the directory with the file at its distributed path, or `None` if the path is rewritten."""
         parts = tuple(self.distributed.split("/"))
         return self.path.parents[len(parts) - 1] if self.path.parts[-len(parts) :] == parts else None
 
@@ -66,8 +65,8 @@ def find_regular_packages(files: Iterable[DistributedFile]) -> frozenset[str]:
 
 def plan_links(files: Collection[DistributedFile]) -> tuple[tuple[str, Path], ...]:
     """Return the links that make modules with rewritten paths importable under their distributed names."""
-    # A directory is linked whole where all that is packaged below it comes from one place: so the code finds files that
-    # are not packaged (weights, say) beside its module, as in the source tree.
+    # A directory is linked as a whole if all its packaged files come from one place: so the code finds unpackaged files
+    # (weights, for example) beside its module, as in the source tree.
     tops = {file.top() for file in files if file.is_python() and file.root() is None}
     folders: dict[str, set[Path]] = {}
     renamed: dict[str, Path] = {}
@@ -110,7 +109,7 @@ def child_of(folder: str, deeper: str) -> str:
 
 def write_site(settings: Settings, view: ProjectView, folder: Path) -> tuple[Path, ...]:
     """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`."""
-    # what `importlib.metadata` finds of an editable install of the project
+    # the metadata that `importlib.metadata` finds of an editable install of the project
     site = folder / "site"
     name = re.sub(r"[-_.]+", "_", settings.name)
     information = site / f"{name}-{settings.version}.dist-info"

@@ -1,4 +1,4 @@
-"""What the build's parent and a child process tell each other, in files of the model's folder."""
+"""Messages between the build's parent and a child process, in files of the model's folder."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ Mode = Literal["lower", "recipe", "capture", "localise"]
 class Request(Frozen):
     settings: Settings
     model: str
-    folder: Path  # where it writes the model's files, and the answer
+    folder: Path  # for the model's files and the answer
     mode: Mode
     search_path: tuple[Path, ...] = ()  # directories for the front of `sys.path`: the project as if it were installed
-    import_roots: tuple[Path, ...] = ()  # those of them that hold the user's own code
+    import_roots: tuple[Path, ...] = ()  # the search paths with the user's own code
     later_hooks: tuple[str, ...] = ()  # build hooks that run after this one
-    events: int = -1  # the descriptor of the pipe for them, once there is one
-    # components of the `ManifestKey` under which the result is remembered; empty if it is not
+    events: int = -1  # the descriptor of the pipe for events, once the pipe exists
+    # components of the `ManifestKey` of the result; empty if the result is not kept
     manifest: Mapping[str, object] = field(default_factory=dict)
-    # mode `recipe`: recipe to the components of the key under which it is remembered that its record holds
+    # mode `recipe`: by recipe, the components of the key for the recorded inputs
     units: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    # `sys.path` of the child process by which its inputs are located, without folders of this build
+    # `sys.path` of the child process, without folders of this build: the roots of recorded inputs
     recorded_path: tuple[Path, ...] = ()
     work: Path | None = None
-    log: Path | None = None  # what the preloaded library writes; `None` if there is no such library
-    # of the environment, which put that library into the process
+    log: Path | None = None  # of the preloaded library; `None` without the library
+    # additions to the environment, which preload the library
     variables: Mapping[str, str] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()  # variables that are set for whoever builds, and are not, or others, here
-    # what is recorded of the project's metadata where it is read
+    hidden: tuple[str, ...] = ()  # variables of the user that are missing, or have other values, here
+    # recorded when the project's metadata is read
     project: Mapping[str, str] = field(default_factory=dict)
-    sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for
-    localisation: Localisation | None = None  # what to look at where something wrong is looked for
-    outbox: Path | None = None  # where it is noted what is kept for others; `None` if nobody asks
+    sources: tuple[LocalSource, ...] = ()  # files with weights
+    localisation: Localisation | None = None  # the search for a wrong operation
+    outbox: Path | None = None  # lists the entries that are kept for another build; `None` without another build
 
 
 class Answer(Frozen):
     report: ModelReport
-    unknown: tuple[str, ...] = ()  # why the next build exports again whatever has changed
-    recipes: Mapping[str, str] = field(default_factory=dict)  # mode `recipe`: the keys of the records that there are
+    unknown: tuple[str, ...] = ()  # reasons why the next build exports again in any case
+    recipes: Mapping[str, str] = field(default_factory=dict)  # mode `recipe`: by recipe, the key of the kept record
 
 
 def write_answer(folder: Path, answer: Answer | LowerError) -> None:
-    """Write a child's answer, or the error that it ended with; the parent sees all of it or nothing."""
+    """Write a child's answer or error. The parent sees the whole file or no file."""
     value = {"error": answer.to_json()} if isinstance(answer, LowerError) else encode(answer)
     temporary = folder / f"{ANSWER}.part"
     temporary.write_text(json.dumps(value), encoding="utf-8")
@@ -67,7 +67,7 @@ def write_answer(folder: Path, answer: Answer | LowerError) -> None:
 
 
 def read_answer(folder: Path) -> Answer | LowerError | None:
-    """Return what a child wrote; `None` if it wrote nothing."""
+    """Read a child's answer; `None` if the child wrote no file."""
     path = folder / ANSWER
     if not path.exists():
         return None

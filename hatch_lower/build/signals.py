@@ -1,4 +1,4 @@
-"""Signals that end a build or a benchmark: what it has made, started or asked for goes before it does."""
+"""Signals that end a build or a benchmark: temporary files, child processes and remote tasks are removed first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ENDING = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if name in
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Let signals that end this process end it as an exception does: whatever is open closes."""
-    # an outer block has done it, or the program that called this has its own way: `nohup` ignores SIGHUP
+    """Turn signals that end this process into an exception, so that open contexts are closed."""
+    # an outer block handles signals already, or the caller has its own handlers: `nohup` ignores SIGHUP
     usual = [each for each in ENDING if in_main_thread() and signal.getsignal(each) is signal.SIG_DFL]
     for each in usual:
-        signal.signal(each, lambda number, frame: sys.exit(128 + number))  # the status that shells say
+        signal.signal(each, lambda number, frame: sys.exit(128 + number))  # the exit status that shells report
     try:
         yield
     finally:
@@ -28,7 +28,7 @@ def ending_on_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let nobody interrupt a block that removes what was made: a second Ctrl-C would leave it behind."""
+    """Block interrupts while a cleanup runs: a second Ctrl-C would leave files behind."""
     if not in_main_thread():  # signals arrive in the main thread
         yield
         return

@@ -1,7 +1,7 @@
-"""What a build that opens no connection knows of the files that the setting `weights` names.
+"""The known digests of files that the setting `weights` names, found without a connection.
 
-What a URL had is kept in the cache. While nothing else has changed it is believed: a build of what is known downloads
-nothing and asks no server. A file of this machine is compared as inputs are.
+The cache keeps the digest of a URL. Without another change the kept digest is believed: a build of known models
+downloads no file and asks no server. A file of this machine is compared like an input.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FILE = "file://"
 
 
 class KnownSource(Frozen):
-    """What a URL had when it was last looked at."""
+    """The contents of a URL at the last look."""
 
     size: Natural  # bytes
     sha256: Digest
-    stamp: str  # the server's ETag or date, equal for equal contents; empty where it gives none
+    stamp: str  # the server's ETag or date, equal for equal contents; empty if the server sends neither
 
 
 def urls_of(models: Iterable[ModelSettings]) -> tuple[str, ...]:
@@ -35,13 +35,13 @@ def urls_of(models: Iterable[ModelSettings]) -> tuple[str, ...]:
 
 
 def file_path(url: str) -> Path:
-    from urllib.parse import unquote, urlsplit  # few projects have such a URL
+    from urllib.parse import unquote, urlsplit  # imported here because few projects have a file URL
 
     return Path(unquote(urlsplit(url).path))
 
 
 def known_digest(url: str, store: Store, stats: StatCache) -> str:
-    """Return the sha256 of what a URL has, or had; empty if that is not known."""
+    """Return the sha256 of a URL's contents, or of its last known contents; empty if unknown."""
     if url.startswith(FILE):
         try:
             return stats.digest(file_path(url))
@@ -52,7 +52,7 @@ def known_digest(url: str, store: Store, stats: StatCache) -> str:
 
 
 def known_source(url: str, store: Store) -> KnownSource | None:
-    try:  # another machine may have written it, and the digest is in the name of a file
+    try:  # another machine may have written the entry, and the digest becomes a file's name
         known: KnownSource = decode(KnownSource, store.find(record_key(url)), "")
     except ProgramError:
         return None

@@ -1,7 +1,7 @@
-"""The units of the next build: what can be made by itself, what of it is there, and what the rest will take.
+"""The units of the next build: their keys, their presence in the cache, and their time.
 
-A unit is a recipe of a model, which any machine with the project can make. A model depends on its recipes, and is what
-`hatch build` makes of them.
+A unit is a recipe of a model, which any machine with the project can make. A model depends on its recipes, and `hatch
+build` joins the recipes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
 
 SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
-UNKNOWN_SECONDS = 1.0  # of every unit, where nothing is known of any
+UNKNOWN_SECONDS = 1.0  # of every unit, without any known time
 
 
 class Unit(Frozen):
@@ -27,9 +27,9 @@ class Unit(Frozen):
 
     model: str
     recipe: str  # empty for the model
-    key: str  # under which it is remembered what was made of it
+    key: str  # of the record of its inputs and result
     cached: bool
-    seconds: float | None = None  # that it took when it was last made; `None` if that is not known
+    seconds: float | None = None  # of the last time; `None` if unknown
     depends: tuple[str, ...] = ()  # names of units
     components: Mapping[str, object] = field(default_factory=dict)  # of the key
 
@@ -44,7 +44,7 @@ def unit_name(model: str, recipe: str) -> str:
 
 def find_units(context: BuildContext, *, shared: bool) -> tuple[Unit, ...]:
     """Return the recipes and models of a project, each model after its recipes."""
-    # `shared`: what is cached on this machine alone does not count, since the build that joins it is elsewhere
+    # `shared`: entries of this machine's cache alone do not count, because another machine joins the units
     lookup = lookup_of(context)
     units = [unit for model in context.settings.models for unit in units_of(context, lookup, model, shared=shared)]
     lookup.save()
@@ -74,7 +74,7 @@ def units_of(context: BuildContext, lookup: ResultLookup, model: ModelSettings, 
 
 
 def is_known(context: BuildContext, whole: LookupResult, *, shared: bool) -> bool:
-    """Return whether a build has nothing to do for a model."""
+    """Return whether a build finds a model's whole result."""
     if whole.result is None or whole.entry is None or not keeps_promises(context.settings, whole.result):
         return False
     return not shared or context.store.is_shared(whole.entry[1])
@@ -85,7 +85,7 @@ def recipe_units(units: Iterable[Unit]) -> tuple[Unit, ...]:
 
 
 def select_units(units: Iterable[Unit], only: Collection[str]) -> tuple[Unit, ...]:
-    """Return the recipes that names (`model` or `model/recipe`) stand for, sorted; all for no names."""
+    """Return the recipes of the given names (`model` or `model/recipe`), sorted; without names all recipes."""
     every = recipe_units(units)
     if not only:
         return every
@@ -104,7 +104,7 @@ def select_units(units: Iterable[Unit], only: Collection[str]) -> tuple[Unit, ..
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Return the number of a shard and how many there are, of `3/8`."""
+    """Read a shard such as `3/8`: its number, and the number of shards."""
     match = SHARD.fullmatch(text)
     number, count = map(int, match.groups()) if match is not None else (0, 0)
     if not 1 <= number <= count:
@@ -118,12 +118,12 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def shard_of(units: Sequence[Unit], number: int, count: int) -> tuple[Unit, ...]:
-    """Return one of `count` shards of some units: the same on every machine, whatever is cached or known there."""
+    """Return one of `count` shards of units: the same on every machine, independent of caches."""
     return tuple(sorted(units, key=lambda unit: unit.name)[number - 1 :: count])
 
 
 def divide_units(units: Sequence[Unit], count: int) -> list[tuple[Unit, ...]]:
-    """Return at most `count` shards of some units that take about as long each: the longest first, to the shortest."""
+    """Divide units into at most `count` shards of similar time: the longest unit first, into the shortest shard."""
     known = [unit.seconds for unit in units if unit.seconds is not None]
     usual = sum(known) / len(known) if known else UNKNOWN_SECONDS
 

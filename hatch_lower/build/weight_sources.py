@@ -1,6 +1,6 @@
-"""The files that the setting `weights` names, brought to this machine before models are lowered.
+"""Downloads of the files that the setting `weights` names, before models are lowered.
 
-Only a build that lowers something imports this. Downloads are where `load` finds them afterwards.
+Only a build that lowers a model imports this module. `load` finds the downloads later in the same folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_
 from hatch_lower.runtime.origins import BrokenError, RefusedError
 from hatch_lower.runtime.sources import HUB, OFFLINE, file_name, is_on, local_copy, weights_folders
 
-UNFINISHED = "new"  # how a file is called whose digest is not known yet
+UNFINISHED = "new"  # the name of a file with an unknown digest
 WHERE = "`weights` of the build hook `lower`"
 
 
@@ -55,7 +55,7 @@ def obtain(url: str, store: Store, stats: StatCache, note: Callable[[str], None]
             return LocalSource(url, known.size, known.sha256, copy_of(url, known, stats))
         path, stamp = download_new(url)
     except FetchError as error:
-        if isinstance(error.__cause__, RefusedError):  # its hint is for whoever installed a wheel
+        if isinstance(error.__cause__, RefusedError):  # its hint is for users of an installed wheel
             raise FetchError(error.what, where=error.where, found=error.found, hint=f"correct {WHERE}") from error
         raise
     size, sha256 = path.stat().st_size, stats.digest(path)
@@ -75,7 +75,7 @@ def take_file(url: str, stats: StatCache) -> LocalSource:
 def take_known(url: str, known: KnownSource | None) -> LocalSource:
     if known is None:
         raise CacheError(
-            "the cache is frozen and does not know what a source of weights has",
+            "the cache is frozen and does not know the contents of a source of weights",
             where=url,
             hint="build once with `HATCH_LOWER_CACHE=on`",
         )
@@ -92,7 +92,9 @@ def copy_of(url: str, known: KnownSource, stats: StatCache) -> Path:
 
 
 def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> bool:
-    """Return whether a server still has what it had; where it cannot be asked, that is noted and believed."""
+    """Return whether a server still has the known contents. If the server cannot be asked, print a note and return
+    true.
+    """
     offline = next((name for name in OFFLINE if is_on(os.environ, name)), None)
     if offline is not None:
         note(f"{url} was not asked whether it has changed: `{offline}` is set")
@@ -105,13 +107,13 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
             return stream.stamp == known.stamp and stream.size in (None, known.size)
     except (BrokenError, RefusedError) as error:
         if isinstance(error, RefusedError) and not str(error).startswith("no connection"):
-            return False  # the download will say the same
+            return False  # the download will raise the same error
         note(f"{url} could not be asked whether it has changed: {error}")
         return True
 
 
 def download_new(url: str) -> tuple[Path, str]:
-    """Download a file of which nothing is known; return where it is, and the server's stamp of it."""
+    """Download a file with unknown contents; return its path, and the server's stamp."""
     refuse_offline(url)
     folder, limits = weights_folders()[0], limits_from(os.environ)
     with errors_of(url, folder):
@@ -124,7 +126,7 @@ def download_new(url: str) -> tuple[Path, str]:
             stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
             os.fsync(part.file.fileno())
             sha256 = found.sha256()
-            # an answer that says no length may have ended early, and would be believed from now on
+            # an answer without a length may have ended early, and its digest would be believed from now on
             read_checkpoint(LocalSource(url, found.size, sha256, part.path))
             target = folder / file_name(sha256)
             os.replace(part.path, target)

@@ -1,6 +1,6 @@
 """The build's child process: `python -m hatch_lower.build.worker request.json` lowers one model.
 
-Events go to a pipe of their own as JSON lines, errors into the answer: whatever the model's own code prints disturbs
+Events go through a separate pipe as JSON lines, errors into the answer. Output of the model's own code disturbs
 neither.
 """
 
@@ -56,15 +56,15 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     shorten_sockets(tempfile.gettempdir())
     refuse_signals(request.model)
-    # torch warns its users of what torch itself does when it copies a program
+    # torch warns its users about its own copy of a program
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
-    # and of a package that it can do without
+    # a package that torch can do without
     warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
     reporter = PipeReporter(request.events)
     environment = take_environment()
     try:
         answer: Answer | LowerError = answer_request(request, reporter, environment)
-    except BaseException as error:  # whatever the model's code and backends raise: they may not end the process
+    except BaseException as error:  # of a model's code or a backend, which must not end the process
         answer = error_of(request, error)
     try:
         write_answer(request.folder, answer)
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
 
 def take_environment() -> dict[str, str]:
-    """Return the variables of this process, and take those away that the model's code has no use for."""
+    """Return the variables of this process, and remove secrets, which the model's code does not need."""
     environment = dict(os.environ)
     for name in SECRETS:
         os.environ.pop(name, None)
@@ -83,7 +83,7 @@ def take_environment() -> dict[str, str]:
 
 
 def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
-    """Return the model's report, and why what it was made from is not known; remember it if it is."""
+    """Return the model's report and the reasons why its inputs are unknown; keep the result if its inputs are known."""
     warn = notes_of(reporter, "cache", request.model)
     remote: RemoteCache | None = open_remote(environment, request.settings.cache, warn)
     if request.outbox is not None:
@@ -121,7 +121,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         keep_costs(store, request.settings.name, answer.report, timed)
     if watch.recorder.clocks:
         asked = ", ".join(watch.recorder.clocks)
-        warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
+        warn(f"values of clocks or random numbers stay until another input changes: {asked}")
     if watch.recorder.asked_for_all and request.hidden:
         warn("the model's code goes through all variables, of which a build has only a few: `pass-env` names others")
     if inputs.unknown:
@@ -130,7 +130,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
 
 
 def look_again(request: Request, store: Store) -> ModelReport | None:
-    # another build on this machine may have remembered a result since this one looked
+    # another build on this machine may have kept a result in the meantime
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
     found = ResultLookup(store, roots, os.environ, request.project, request.hidden).look_up(request.manifest)
@@ -141,12 +141,12 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
 def run_pipeline(
     request: Request, reporter: Reporter, store: Store, reads: Recorder, recorder: Recorder | None = None
 ) -> Answer:
-    # `reads` knows which variables were asked for; `recorder` what else was read, if that is to be remembered
+    # `reads` records variables; `recorder` records all other inputs, if the result is to be kept
     model = next(model for model in request.settings.models if model.name == request.model)
     asks_hidden = partial(hidden_refused, model.name, request.hidden, request.settings.pass_env, reads)
     with stage(reporter, "discover", model.name):
-        # What importing makes stays for good: collecting while it is made, and looking through it in every later
-        # collection, took 0.6 s of a small build.
+        # Objects of imports stay for good: the collections during the imports, and the look through the objects in
+        # later collections, took 0.6 s of a small build.
         gc.disable()
         import torch
 
@@ -173,7 +173,7 @@ def run_pipeline(
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
     if request.mode in LOWERING and (newer := why_untried(torch.__version__)):
-        line = f"{newer}: what is built is compared with eager as always, except where `verify` is false"
+        line = f"{newer}: the build compares programs with eager as always, except where `verify` is false"
         reporter.report(Event("torch", "note", model.name, detail=line))
     with asks_hidden(), export_guard(model.name):
         source = capture_model(
@@ -201,7 +201,7 @@ def run_pipeline(
 
 
 def enter_project(request: Request) -> None:
-    """Make the project importable as if it were installed, and its root the working directory."""
+    """Make the project importable like an installed project, and its root the working directory."""
     # `python -m` put the request's folder first
     rest = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
     root = request.settings.root
@@ -227,7 +227,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     if undeclared is not None:
         return undeclared
     if isinstance(error, LowerError):
-        # the error says what went wrong; whoever wants to see how looks at the output
+        # the error is the reason; the output has the traceback for closer looks
         if isinstance(error.__cause__, Exception):
             show(error.__cause__)
         return error
@@ -243,7 +243,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
 
 
 def show(error: BaseException) -> None:
-    # the model's code may have closed what this is printed to
+    # the model's code may have closed the output
     with contextlib.suppress(Exception):
         traceback.print_exception(error)
 

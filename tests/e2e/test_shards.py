@@ -152,6 +152,6 @@ def test_what_the_shared_cache_does_not_keep_is_an_error_that_names_it(team: Tea
     unsigned = {**team.sending, "HATCH_LOWER_SIGNING_KEY": ""}
     done = command(team.machine("one"), "lower", "--only", "again/portable", environment=unsigned)
     assert done.status == 1
-    assert "what was made is not in the shared cache" in done.stderr
+    assert "the made units are not in the shared cache" in done.stderr
     assert "`again/portable`" in done.stderr
     assert "HATCH_LOWER_SIGNING_KEY" in done.stderr

@@ -342,7 +342,7 @@ def test_a_torch_that_was_not_tried_is_warned_about_once(shop: Shop) -> None:
     notes = [event.detail for event in reporter.events if event.stage == "torch"]
     assert notes == [
         f"torch 9.16.0+cpu is newer than those that hatch-lower was tried with ({', '.join(tried_versions())}): "
-        "what is built is compared with eager as always, except where `verify` is false"
+        "the build compares programs with eager as always, except where `verify` is false"
     ]
     assert read_manifest(result.payload[0].source.read_bytes(), "manifest.json").torch == "9.16.0+cpu"
 

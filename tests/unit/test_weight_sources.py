@@ -204,7 +204,7 @@ def test_a_commit_of_the_hub_is_asked_for_once(
 def test_a_frozen_cache_asks_no_server(builder: Builder, server: Served) -> None:
     url = server.url + PATH
     builder.mode = "frozen"
-    with pytest.raises(CacheError, match="does not know what a source of weights has"):
+    with pytest.raises(CacheError, match="does not know the contents of a source of weights"):
         builder.obtain(url)
     builder.mode = "on"
     source = builder.obtain(url)
