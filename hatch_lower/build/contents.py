@@ -168,7 +168,7 @@ def installed_contents(name: str) -> list[Contents]:
         model = find_model(name)
     except ProgramError as error:
         if os.path.lexists(name):
-            hint = f"to look into what lies here, write `{os.path.join(os.curdir, name)}` or add `--path`"
+            hint = f"to open the file or folder of this name, write `{os.path.join(os.curdir, name)}`"
             raise ProgramError(error.what, where=error.where, found=error.found, hint=hint) from error
         raise
     if isinstance(model.source, EagerEntry):

@@ -211,7 +211,7 @@ class Store(Frozen):
     ) -> None:
         """Store a JSON value under a key, with the blobs whose digests it holds: bytes, or digests of stored blobs.
 
-        They live as long as it does. `components` say what the key was made of: `hatch-lower cache list` shows some.
+        They live as long as it does. `components` say what the key was made of: `hatch-lower cache info` shows some.
         """
         if not self.writes:
             return

@@ -1,4 +1,4 @@
-"""Arguments that several commands share: what names a model or a project, and the models and recipes in it."""
+"""Arguments and options that several commands share, and the models, recipes and projects that they name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
-path_option = click.option(
-    "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
-)
-model_option = click.option("--model", help="The model, where there are several.")
+model_option = click.option("--model", help="The model, if there are several.")
 recipe_option = click.option("--recipe", help="The recipe. Default: the first in load order.")
 root_option = click.option(
     "--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder."
@@ -33,14 +30,14 @@ root_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 
 
-def target_of(text: str, is_path: bool) -> str | Path:
-    """Return the path, or the name of an installed model or distribution, that a command's argument means.
+def target_of(text: str) -> str | Path:
+    """Return a path, or the name of an installed model or distribution.
 
-    A folder that holds wheels and no lowered models, such as `dist/`, means its newest wheel.
+    A folder with wheels and without lowered models, such as `dist/`, stands for its newest wheel.
     """
-    # what lies in the current folder does not decide: it may be anybody's
+    # the contents of the current folder do not decide: anybody may have written them
     has_separator = os.sep in text or (os.altsep is not None and os.altsep in text)
-    if is_path or has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
+    if has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
         return wheel_at(Path(text))
     return text
 
@@ -58,7 +55,7 @@ def wheel_at(path: Path) -> Path:
 
 
 def project_here(root: Path | None) -> Project | None:
-    """Return the project at `root`; or the one in this folder, if there is one that uses hatch-lower."""
+    """Return the project at `root`; without a root, the project in this folder if it uses hatch-lower."""
     return find_project(Path()) if root is None else open_project(root)
 
 
@@ -83,5 +80,4 @@ def choose_recipe(model: str, entry: ModelEntry, recipe: str | None) -> str:
 
 
 def open_here() -> Store:
-    # why the cache is not used goes to stderr
     return open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import OUTPUT, path_option, project_here, target_of
+from hatch_lower.cli.arguments import OUTPUT, project_here, target_of
 from hatch_lower.cli.output import show, show_error, write_document
 from hatch_lower.errors import ConfigError, LowerError, PackageError, printable
 
@@ -47,7 +47,6 @@ class Seconds(click.FloatRange):
     flag_value="",
     help="Compare with a release of the project, from the index that pip uses. Without a version: the newest.",
 )
-@path_option
 @click.option("--root", type=click.Path(path_type=Path), help="The project with the limits. Default: this folder.")
 @click.option(
     "--tier",
@@ -75,7 +74,6 @@ def bench(
     against: str | None,
     against_rev: str | None,
     against_release: str | None,
-    is_path: bool,
     root: Path | None,
     tier: str,
     budget: float | None,
@@ -108,7 +106,7 @@ def bench(
             tell = stack.enter_context(progress())
             project = project_here(root)
             task = Task(
-                first=stack.enter_context(open_target(target_of(target, is_path), tell)),
+                first=stack.enter_context(open_target(target_of(target), tell)),
                 tier=tier,  # type: ignore[arg-type]  # click has checked it
                 budget=budget,
                 time_equal=time_equal,
@@ -119,7 +117,7 @@ def bench(
                 task = with_project(task, project, stack)
             second: AbstractContextManager[Side] | None = None
             if against is not None:
-                second = open_target(target_of(against, is_path), tell)
+                second = open_target(target_of(against), tell)
             elif against_rev is not None:
                 root_of_project = required(project, "--against-rev").settings.root
                 second = built_revision(root_of_project, against_rev, os.environ, tell)

@@ -1,9 +1,10 @@
-"""`hatch-lower cache`: what earlier builds have kept on this machine, and the keys for sharing it."""
+"""`hatch-lower cache`: the results that builds keep on this machine, and the keys for sharing results."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -18,9 +19,8 @@ import click
 
 from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option, open_here, project_here
-from hatch_lower.cli.arguments import root_option as project_option
-from hatch_lower.cli.output import Report, count, show, show_report
+from hatch_lower.cli.arguments import json_option, open_here, project_here, root_option
+from hatch_lower.cli.output import Report, count, page, show, show_json
 from hatch_lower.config.tables import CacheSettings
 from hatch_lower.errors import CacheError, LowerError, size_text
 from hatch_lower.hatch.outside import open_project
@@ -30,37 +30,30 @@ if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
     from hatch_lower.cache.contents import Entry, Survey
 
-VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
+VERSION_FOLDER = re.compile(r"v\d+")  # each version of the cache's format has a folder
 DAY = 24 * 3600.0
-
-root_option = click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="The project whose limits count. Default: the project in this folder, if there is one.",
-)
 
 
 @click.group()
 def cache() -> None:
-    """What earlier builds have kept on this machine."""
+    """Manage the results that builds keep on this machine."""
 
 
 @cache.command()
-def path() -> None:
-    """Print the cache's folder."""
-    show([str(default_directory(os.environ))])
-
-
-@cache.command()
-@root_option
 @json_option
-def info(root: Path | None, as_json: bool) -> None:
-    """Show how much the cache holds, of what, and its limits."""
+def info(as_json: bool) -> None:
+    """Show the cache's folder, limits and results.
+
+    The limits are those of the project in this folder, if there is a project. The last used result comes first.
+    """
     from hatch_lower.cache.contents import survey
 
     store = open_here()
-    report = info_report(store, survey(store.directory), limits_here(root))
-    show_report(report, as_json, info_lines)
+    report = info_report(store, survey(store.directory), limits_here())
+    if as_json:
+        show_json(report)
+    else:
+        page(info_lines(report))
 
 
 def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report:
@@ -71,7 +64,7 @@ def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report
         "directory": str(store.directory.parent),
         "mode": store.mode,
         "size": contents.size,
-        "entries": len(contents.entries),
+        "entries": [asdict(entry) for entry in contents.entries],
         "blobs": contents.blobs,
         "kinds": {
             kind: {"entries": len(entries), "size": sum(entry.size for entry in entries)}
@@ -93,7 +86,7 @@ def info_lines(report: Report) -> Iterator[str]:
         (report["unreferenced"], "blob that no result needs", "blobs that no result needs"),
         (report["leftovers"], "unfinished file", "unfinished files"),
     ]
-    held = f"{count(report['entries'], 'result')} and {count(report['blobs'], 'blob')}"
+    held = f"{count(len(report['entries']), 'result')} and {count(report['blobs'], 'blob')}"
     rows = [
         ("folder", report["directory"]),
         ("mode", report["mode"]),
@@ -109,39 +102,27 @@ def info_lines(report: Report) -> Iterator[str]:
         table: list[Sequence[str]] = [("kind", "results", "with blobs")]
         table += [(kind, str(facts["entries"]), size_text(facts["size"])) for kind, facts in report["kinds"].items()]
         yield from table_lines(table, right=[1, 2])
-
-
-@cache.command(name="list")
-@json_option
-def list_entries(as_json: bool) -> None:
-    """List the results, the last used first."""
-    from hatch_lower.cache.contents import survey
-
-    entries = survey(open_here().directory).entries
-    show_report([asdict(entry) for entry in entries], as_json, lambda _: list_lines(entries))
-
-
-def list_lines(entries: Sequence[Entry]) -> Iterator[str]:
-    if not entries:
-        yield "the cache is empty"
-        return
-    rows = [("kind", "of", "size", "blobs", "last used", "key", "state")]
-    for entry in entries:
-        numbers = (size_text(entry.size), str(entry.blobs), time_text(entry.used))
-        rows.append((entry.kind, entry.subject, *numbers, entry.key[:16], "" if entry.whole else "damaged"))
-    yield from table_lines(rows, right=[2, 3])
+        yield ""
+        rows = [("kind", "of", "size", "blobs", "last used", "key", "state")]
+        for entry in report["entries"]:
+            numbers = (size_text(entry["size"]), str(entry["blobs"]), time_text(entry["used"]))
+            state = "" if entry["whole"] else "damaged"
+            rows.append((entry["kind"], entry["subject"], *numbers, entry["key"][:16], state))
+        yield from table_lines(rows, right=[2, 3])
 
 
 @cache.command()
-@root_option
-@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Instead of the project's limit, or 10.")
-@click.option("--max-days", type=click.IntRange(min=0), help="Instead of the project's limit, or 60.")
-def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -> None:
-    """Remove what is too old or too much now; builds do it once a day. What was used within two hours stays."""
+@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Default: the project's limit, or 10.")
+@click.option("--max-days", type=click.IntRange(min=0), help="Default: the project's limit, or 60.")
+def trim(max_gigabytes: float | None, max_days: int | None) -> None:
+    """Remove results beyond the limits, as builds do once a day.
+
+    Results that were used within two hours stay.
+    """
     from hatch_lower.cache.trim import Limits, limits_of
     from hatch_lower.cache.trim import trim as trim_store
 
-    limits = limits_of(limits_here(root))
+    limits = limits_of(limits_here())
     size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
     age = limits.age if max_days is None else max_days * DAY
     with changing() as directory:
@@ -155,7 +136,7 @@ def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -
 def clear() -> None:
     """Delete everything in the cache.
 
-    What other versions of hatch-lower left in it goes, too.
+    Results of other versions of hatch-lower are deleted, too.
     """
     from hatch_lower.cache.trim import clear as clear_store
 
@@ -169,12 +150,11 @@ def clear() -> None:
 
 
 @cache.command()
-@json_option
 @click.pass_context
-def repair(context: click.Context, as_json: bool) -> None:
-    """Hash everything again, and remove what is damaged.
+def repair(context: click.Context) -> None:
+    """Hash all files of the cache, and remove damaged files.
 
-    Ends with status 1 if something was.
+    Ends with status 1 if a file was damaged.
     """
     from hatch_lower.cache.contents import repair as repair_store
     from hatch_lower.cache.contents import survey
@@ -182,29 +162,19 @@ def repair(context: click.Context, as_json: bool) -> None:
     directory = open_here().directory
     damages = repair_store(directory)
     contents = survey(directory)
-    report = {
-        "damaged": [{"path": path, "found": found} for path, found in damages.items()],
-        "entries": len(contents.entries),
-        "blobs": contents.blobs,
-    }
-    show_report(report, as_json, repair_lines)
+    removed = [f"removed {path}: {found}" for path, found in damages.items()]
+    show([*removed, f"{count(len(contents.entries), 'result')} and {count(contents.blobs, 'blob')} are whole"])
     context.exit(1 if damages else 0)
 
 
-def repair_lines(report: Report) -> Iterator[str]:
-    yield from (f"removed {damage['path']}: {damage['found']}" for damage in report["damaged"])
-    yield f"{count(report['entries'], 'result')} and {count(report['blobs'], 'blob')} are whole"
-
-
 @cache.command()
-@project_option
+@root_option
 @click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
-@click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
-def audit(root: Path, rate: float, seed: int) -> None:
+def audit(root: Path, rate: float) -> None:
     """Export models again, and compare with stored results.
 
-    Fails if one comes out otherwise than the cache has it. Run it where the project is built, with what it is built
-    with.
+    Fails if an export differs from the stored result. Run the command in the environment of the project's builds. A
+    rate below 1 takes a random sample.
     """
     from hatch_lower.build.audit import audit as run_audit
     from hatch_lower.build.context import build_context
@@ -217,14 +187,14 @@ def audit(root: Path, rate: float, seed: int) -> None:
     store = open_store(os.environ, say)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         context = build_context(project.settings, project.view, Path(os.path.realpath(work)), store, LineReporter(say))
-        done = run_audit(context, rate, seed)
+        done = run_audit(context, rate, secrets.randbits(32))
     show([audit_text(done, len(project.settings.models))])
 
 
 def audit_text(done: Audit, models: int) -> str:
     if not done.known:
-        return f"nothing to audit: of {count(models, 'model')}, none has a stored result that holds"
-    same = f"{count(len(done.audited), 'model')} came out the same"
+        return f"nothing to audit: no valid stored result for {count(models, 'model')}"
+    same = f"{count(len(done.audited), 'model')} exported to the same result"
     rest = [f"`{name}` cannot be compared" for name in done.skipped]
     left = len(done.known) - len(done.audited) - len(done.skipped)
     rest += [f"{left} not in the sample"] if left else []
@@ -233,10 +203,7 @@ def audit_text(done: Audit, models: int) -> str:
 
 @cache.command()
 def keygen() -> None:
-    """Make a pair of keys to sign what is shared with.
-
-    They are printed; nothing is written to a file.
-    """
+    """Print a new pair of keys for signing shared results."""
     from hatch_lower.cache.remote.signing import new_key_pair
 
     pair = new_key_pair()
@@ -252,20 +219,18 @@ def keygen() -> None:
     )
 
 
-def limits_here(root: Path | None) -> CacheSettings:
-    """Return the settings of a project's cache; the defaults where no project is named and there is none here."""
+def limits_here() -> CacheSettings:
+    """Return the cache settings of the project in this folder; the defaults if there is no valid project."""
     try:
-        project = project_here(root)
+        project = project_here(None)
     except LowerError:
-        if root is not None:
-            raise
         project = None
     return CacheSettings() if project is None else project.settings.cache
 
 
 @contextmanager
 def changing() -> Iterator[Path]:
-    """Give the store's directory to change; raise `CacheError` if the file system refuses."""
+    """Yield the store's directory, and turn a refusal of the file system into a `CacheError`."""
     directory = default_directory(os.environ) / VERSION
     try:
         yield directory
@@ -275,7 +240,7 @@ def changing() -> Iterator[Path]:
 
 
 def version_folders(folder: Path) -> list[Path]:
-    """Return the parts of the cache that versions of hatch-lower made; what else is in the folder is not ours."""
+    """Return the folders of all versions of the cache; other files in the folder are not hatch-lower's."""
     if not folder.is_dir():
         return []
     paths = (path for path in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(path.name))

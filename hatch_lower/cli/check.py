@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hatch_lower.build.unpack import Place, places_of
-from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import count, show_report
 from hatch_lower.config.settings import resolve_tolerances
 from hatch_lower.config.tables import FLOATS
@@ -56,7 +56,6 @@ NOTHING_COMPARED = 3  # exit status
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
-@path_option
 @click.option("--model", help="The model to check. Default: all.")
 @click.option("--recipe", help="The recipe to check. Default: all that can run here.")
 @click.option("--rtol", default="1e-4", callback=read_limits, help=f"Relative tolerance, 1e-4 by default, {LIMITS}")
@@ -66,7 +65,6 @@ NOTHING_COMPARED = 3  # exit status
 def check(
     context: click.Context,
     name: str,
-    is_path: bool,
     model: str | None,
     recipe: str | None,
     rtol: float | dict[str, float],
@@ -78,7 +76,7 @@ def check(
     It runs the packaged inputs. Ends with status 1 if an output differs from the eager model's, or a file is damaged
     or missing, and with status 3 if no method could be compared.
     """
-    with places_of(target_of(name, is_path)) as places:
+    with places_of(target_of(name)) as places:
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.numbers import Tolerance
 

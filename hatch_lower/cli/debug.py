@@ -1,4 +1,4 @@
-"""`hatch-lower debug`: from instructions and delegate instruction ids to ops, module paths and source lines."""
+"""The debug map of a method: operator, module and source line of each instruction and delegate instruction."""
 
 from __future__ import annotations
 
@@ -6,85 +6,53 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-import click
-
-from hatch_lower.build.contents import find_contents
-from hatch_lower.cli.arguments import (
-    choose_model,
-    choose_recipe,
-    json_option,
-    model_option,
-    path_option,
-    recipe_option,
-    target_of,
-)
-from hatch_lower.cli.output import Report, page, show_json
+from hatch_lower.build.contents import Contents
+from hatch_lower.cli.arguments import choose_model, choose_recipe
+from hatch_lower.cli.output import Report
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 from hatch_lower.hatch.terminal import table_lines
 
 
-@click.command()
-@click.argument("name", metavar="NAME|PATH")
-@click.argument("method")
-@path_option
-@model_option
-@recipe_option
-@click.option("--op", help="Only what comes from an operator with this in its name: `conv`, `aten.add.Tensor`.")
-@click.option("--line", help="Only what comes from this file or line: `model.py`, `digits/model.py:31`.")
-@click.option("--delegate", help="Only the delegates of this backend, or that of this instruction: `aoti`, `3`.")
-@json_option
-def debug(
-    name: str,
-    method: str,
-    is_path: bool,
-    model: str | None,
-    recipe: str | None,
-    op: str | None,
-    line: str | None,
-    delegate: str | None,
-    as_json: bool,
-) -> None:
-    """Show which source lines a method's instructions come from."""
-    contents, model_name, entry = choose_model(find_contents(target_of(name, is_path)), model)
+def method_report(
+    folders: Sequence[Contents], model: str | None, recipe: str | None, method: str, texts: Sequence[str]
+) -> Report:
+    """Return the instructions of a method that match all the texts."""
+    contents, model_name, entry = choose_model(list(folders), model)
     recipe_name = choose_recipe(model_name, entry, recipe)
     methods = contents.debug(entry.recipes[recipe_name]).methods
     if method not in methods:
         raise ProgramError(f"the model `{model_name}` has no such method", found=nearest(method, methods))
     rows = debug_report(methods[method])
-    if op or line or delegate:
-        rows = list(matching(rows, op or "", line or "", delegate or ""))
-        if not rows:
-            raise ProgramError(
-                "no instruction matches", where=f"method `{method}`", hint="leave out `--op`, `--line` or `--delegate`"
-            )
-    if as_json:
-        show_json({"model": model_name, "recipe": recipe_name, "method": method, "instructions": rows})
-        return
-    page([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)])
+    for text in texts:
+        rows = list(matching(rows, text))
+    if not rows:
+        raise ProgramError("no instruction matches", where=f"method `{method}`", hint="leave out a `--match`")
+    return {"model": model_name, "recipe": recipe_name, "method": method, "instructions": rows}
 
 
-def matching(rows: Sequence[Report], op: str, line: str, delegate: str) -> Iterator[Report]:
-    """Yield the rows of a report of which something matches, with nothing else in them; an empty filter matches all."""
+def matching(rows: Sequence[Report], text: str) -> Iterator[Report]:
+    """Yield the rows whose backend is `text`, and of the other rows the origins that match, if any."""
 
-    def is_asked_for(origin: dict[str, str]) -> bool:
+    def is_match(origin: dict[str, str]) -> bool:
         source = origin["source"]
         places = (source, source.rpartition(":")[0])
-        return op in origin["op"] and (not line or any(f"/{place}".endswith(f"/{line}") for place in places))
+        return text in origin["op"] or any(f"/{place}".endswith(f"/{text}") for place in places)
 
     for row in rows:
-        if delegate and ("backend" not in row or delegate not in (row["backend"], row["instruction"])):
+        if text == row.get("backend"):
+            yield row
             continue
-        kept = {**row, "origins": list(filter(is_asked_for, row["origins"]))}
+        kept = {**row, "origins": list(filter(is_match, row["origins"]))}
         if "map" in row:
-            parts = [{**part, "origins": list(filter(is_asked_for, part["origins"]))} for part in row["map"]]
+            parts = [{**part, "origins": list(filter(is_match, part["origins"]))} for part in row["map"]]
             kept["map"] = [part for part in parts if part["origins"]]
-        if kept["origins"] or kept.get("map") or not (op or line):
+        if kept["origins"] or kept.get("map"):
             yield kept
 
 
 def debug_report(debug: MethodDebug) -> list[Report]:
-    """Return the instructions in the order of the plan; one that calls a delegate has the delegate's own `map`."""
+    """Return the instructions in the order of the plan; a delegate call also has the delegate's own `map`."""
     rows: list[Report] = []
     for path in sorted({*debug.instructions, *debug.delegates}, key=natural_order):
         row: Report = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
@@ -98,10 +66,9 @@ def debug_report(debug: MethodDebug) -> list[Report]:
 
 
 def debug_lines(rows: Sequence[Report]) -> Iterator[str]:
-    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids."""
+    """Yield a table of operators, modules and sources, with a separate line for each delegate and its ids."""
     cells: list[tuple[str, str, str, str]] = []
     headings: dict[int, list[str]] = {}
-    # those that follow each other and come from the same are told together
     for is_delegate, group in itertools.groupby(rows, key=lambda row: "backend" in row):
         if not is_delegate:
             for labels, listed in folded((row["instruction"], row["origins"]) for row in group):
@@ -123,14 +90,14 @@ def debug_lines(rows: Sequence[Report]) -> Iterator[str]:
 
 
 def folded(entries: Iterable[tuple[str, list[dict[str, str]]]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield labels and origins; where the same origins follow each other, once with all of their labels."""
+    """Yield labels and origins; successive entries with equal origins become one entry."""
     for listed, group in itertools.groupby(entries, key=lambda entry: entry[1]):
         labels = [label for label, _ in group]
         yield ", ".join(labels) if len(labels) < 4 else f"{labels[0]} … {labels[-1]} ({len(labels)})", listed
 
 
 def origin_cells(label: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each origin, one for equal ones that follow each other; only the first has the label."""
+    """Yield a row for each run of equal origins; only the first row has the label."""
     for origin, group in itertools.groupby(listed):
         count = len(list(group))
         yield label, origin["op"] + (f" ({count} times)" if count > 1 else ""), origin["module"], origin["source"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import show_error, show_report
 from hatch_lower.errors import LowerError, size_text
 
@@ -23,10 +23,9 @@ INDENT = "  "
 @click.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@path_option
 @json_option
 @click.pass_context
-def diff(context: click.Context, first: str, second: str, is_path: bool, as_json: bool) -> None:
+def diff(context: click.Context, first: str, second: str, as_json: bool) -> None:
     """Say what differs between two lowered wheels or packages.
 
     A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
@@ -35,7 +34,7 @@ def diff(context: click.Context, first: str, second: str, is_path: bool, as_json
     from hatch_lower.build.diff.models import compare_models, read_side
 
     try:
-        sides = [read_side(target_of(name, is_path)) for name in (first, second)]
+        sides = [read_side(target_of(name)) for name in (first, second)]
         changes = compare_models(*sides)
     except LowerError as error:
         show_error(error)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hatch_lower.build.contents import Contents, find_contents
-from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.errors import ProgramError, nearest, size_text
 from hatch_lower.format.weights import Source
@@ -17,7 +17,6 @@ from hatch_lower.hatch.terminal import table_lines
 
 @click.command()
 @click.argument("name", metavar="NAME|WHEEL|FOLDER")
-@path_option
 @click.option("--model", help="The model whose weights to fetch. Default: all.")
 @click.option(
     "--to",
@@ -33,9 +32,7 @@ from hatch_lower.hatch.terminal import table_lines
     help="Another place that has the same bytes: a file, or with `/` at its end a folder of files. May be repeated.",
 )
 @json_option
-def fetch(
-    name: str, is_path: bool, model: str | None, to: Path | None, origins: tuple[str, ...], as_json: bool
-) -> None:
+def fetch(name: str, model: str | None, to: Path | None, origins: tuple[str, ...], as_json: bool) -> None:
     """Fetch weights that lie outside the wheel.
 
     They are compared with the digests that the wheel has. What is here already is compared, too, and only fetched if it
@@ -43,7 +40,7 @@ def fetch(
     """
     from hatch_lower.runtime.obtain import fetch_sources  # what opens connections takes long to import
 
-    sources = list(sources_of(find_contents(target_of(name, is_path)), model, name))
+    sources = list(sources_of(find_contents(target_of(name)), model, name))
     files = fetch_sources(sources, to, origins)
     report = [{"url": file.url, "path": str(file.path), "size": file.size, "fetched": file.is_new} for file in files]
     show_report(report, as_json, lambda rows: summary_lines(rows, to))

@@ -1,4 +1,4 @@
-"""`hatch-lower inspect`: what lowered models a wheel, a folder or an installed package holds."""
+"""`hatch-lower inspect`: the lowered models in a wheel, a folder or an installed package."""
 
 from __future__ import annotations
 
@@ -10,40 +10,75 @@ import click
 
 from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
 from hatch_lower.build.installation import Sizes, installed_sizes
-from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import Report, count, show_report, show_text
+from hatch_lower.cli.arguments import json_option, model_option, recipe_option, target_of
+from hatch_lower.cli.debug import debug_lines, method_report
+from hatch_lower.cli.installed import installed_report, list_lines
+from hatch_lower.cli.output import Report, count, page, show_json, show_report, show_text
 from hatch_lower.cli.page.facts import (
     delegate_reports,
     left_out_reports,
-    method_report,
+    method_facts,
     outside_reports,
     undelegated_reports,
 )
 from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
 
-NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
+NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # the parts of a reason that concern a single node
 SHOWN = 3  # operators or delegates that one row names
 
 
 @click.command()
-@click.argument("name", metavar="NAME|PATH")
-@path_option
+@click.argument("name", metavar="[NAME|PATH]", required=False)
 @json_option
+@click.option("--sbom", is_flag=True, help="Print the SBOM in CycloneDX JSON: models, digests, licenses, tools.")
+@click.option("--debug", "method", metavar="METHOD", help="Show the source lines of a method's instructions.")
+@model_option
+@recipe_option
 @click.option(
-    "--sbom", is_flag=True, help="Print the SBOM instead, as CycloneDX JSON: models, digests, licences, tools."
+    "--match",
+    "texts",
+    multiple=True,
+    metavar="TEXT",
+    help="With `--debug`: show only the instructions of an operator (`conv`), a file or line (`model.py:31`), or a"
+    " backend (`aoti`). Repeatable: all texts must match.",
 )
-def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
+def inspect(
+    name: str | None,
+    as_json: bool,
+    sbom: bool,
+    method: str | None,
+    model: str | None,
+    recipe: str | None,
+    texts: Sequence[str],
+) -> None:
     """Show the lowered models of a wheel or a package.
 
     NAME|PATH is an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
+    Without an argument, list the installed models and the recipes that can run here.
     """
-    target = target_of(name, is_path)
+    if method is None and (model or recipe or texts):
+        raise click.UsageError("`--model`, `--recipe` and `--match` need `--debug METHOD`.")
+    if name is None:
+        if sbom or method:
+            raise click.UsageError("`--sbom` and `--debug` need a name or a path.")
+        show_report(installed_report(), as_json, list_lines)
+        return
+    target = target_of(name)
     if sbom:
         show_text(sbom_text(target))
         return
-    sizes: Sizes = {}
-    show_report([contents_report(content, sizes) for content in find_contents(target)], as_json, report_lines)
+    folders = find_contents(target)
+    if method is None:
+        sizes: Sizes = {}
+        show_report([contents_report(contents, sizes) for contents in folders], as_json, report_lines)
+        return
+    report = method_report(folders, model, recipe, method, texts)
+    if as_json:
+        show_json(report)
+    else:
+        title = f"{report['model']}.{report['method']}, recipe {report['recipe']}"
+        page([title, "", *debug_lines(report["instructions"])])
 
 
 def report_lines(reports: Sequence[Report]) -> Iterator[str]:
@@ -74,7 +109,7 @@ def model_report(model: LoweredModel, sizes: Sizes) -> Report:
         "constants": entry.constants and {"size": entry.constants.size, "tensors": len(storages.keys() - spans.keys())},
         "outside": [] if weights is None else outside_reports(weights, storages),
         "check": entry.check and {"size": entry.check.size},
-        "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
+        "methods": {name: method_facts(name, method) for name, method in plans[0].methods.items()},
         "recipes": {name: recipe_report(recipe, sizes) for name, recipe in model.recipes.items()},
     }
 
@@ -162,7 +197,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
 
 
 def installation_text(sizes: Mapping[str, int | None]) -> str:
-    """Return what requirements weigh where they are installed: `312 MiB (onnxruntime 180 MiB, 4 more 132 MiB)`."""
+    """Return the installed size of requirements: `312 MiB (onnxruntime 180 MiB, 4 more 132 MiB)`."""
     if absent := [name for name, size in sizes.items() if size is None]:
         return f"unknown: {', '.join(absent)} not installed here"
     known = [(name, size or 0) for name, size in sizes.items()]
@@ -173,7 +208,7 @@ def installation_text(sizes: Mapping[str, int | None]) -> str:
 
 
 def delegates_text(delegates: Sequence[Report]) -> str:
-    """Return a method's delegates in short; of many, the first and what the rest comes to."""
+    """Return a method's delegates in short: the first three, and number and size of the rest."""
     shown = [delegate_text(delegate) for delegate in delegates[:SHOWN]]
     if rest := delegates[SHOWN:]:
         shown.append(f"{len(rest)} more of {size_text(sum(delegate['size'] for delegate in rest))}")
@@ -181,7 +216,7 @@ def delegates_text(delegates: Sequence[Report]) -> str:
 
 
 def delegate_text(delegate: Report) -> str:
-    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`."""
+    """Return a delegate in short: `aoti 38.1 KiB (0a1b2c3d)`."""
     digest = delegate["file"].rpartition("/")[2].removeprefix("sha256_")[:8]
     again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
     files = {data["file"]: data["size"] for data in delegate["data"].values()}
@@ -190,7 +225,7 @@ def delegate_text(delegate: Report) -> str:
 
 
 def undelegated_rows(recipe: str, methods: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each reason, those that differ in names and numbers alone together; JSON has all of them."""
+    """Yield a row for each group of reasons that differ in names and numbers only; JSON has every reason."""
     for method, entry in methods.items():
         nodes = entry["undelegated"]
         if not entry["delegated"] and len({node["reason"] for node in nodes}) == 1:

@@ -1,31 +1,24 @@
-"""`hatch-lower list`: the models that are installed, and which of their recipes can run here."""
+"""Installed models, their recipes, and the reasons why a recipe cannot run here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
 
-import click
-
-from hatch_lower.cli.arguments import json_option
-from hatch_lower.cli.output import Report, show_report
+from hatch_lower.cli.output import Report
 from hatch_lower.errors import ProgramError
 from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
 
 
-@click.command(name="list")
-@json_option
-def list_models(as_json: bool) -> None:
-    """List installed models, and the recipes that run here."""
-    report = [
+def installed_report() -> list[Report]:
+    return [
         row for owner, distribution in sorted(recording().items()) for row in distribution_report(owner, distribution)
     ]
-    show_report(report, as_json, list_lines)
 
 
 def distribution_report(owner: str, distribution: Distribution) -> Iterator[Report]:
-    """Yield the models of a distribution; one without a name for a distribution whose models cannot be read."""
+    """Yield the models of a distribution; if the models cannot be read, a row without a name that has the reason."""
     known = {"distribution": owner, "version": read_field(distribution, "Version")}
     try:
         models: Mapping[str, InstalledModel] = models_of(owner, distribution)
@@ -37,7 +30,7 @@ def distribution_report(owner: str, distribution: Distribution) -> Iterator[Repo
 
 
 def recipe_reports(model: InstalledModel) -> Iterator[Report]:
-    """Yield the recipes in load order, each with why it cannot run here, or none."""
+    """Yield the recipes in load order, each with the reason why it cannot run here, or `None`."""
     if isinstance(model.source, EagerEntry):
         yield {"recipe": "eager", "backends": [], "reason": None}
         return

@@ -19,7 +19,6 @@ from hatch_lower.cli.arguments import (
     json_option,
     model_option,
     open_here,
-    path_option,
     project_here,
     recipe_option,
     target_of,
@@ -39,7 +38,6 @@ SECONDS = 120.0
 @click.command()
 @click.argument("name", metavar="NAME|WHEEL")
 @click.argument("method", required=False)
-@path_option
 @model_option
 @recipe_option
 @click.option(
@@ -68,7 +66,6 @@ def localise(
     context: click.Context,
     name: str,
     method: str | None,
-    is_path: bool,
     model: str | None,
     recipe: str | None,
     inputs: Path | None,
@@ -84,7 +81,7 @@ def localise(
     """
     from hatch_lower.pipeline.localise.finding import Localisation
 
-    root, model_name, contents = find_sources(name, is_path, model, project)
+    root, model_name, contents = find_sources(name, model, project)
     wanted = Localisation(
         seconds,
         recipe or "",
@@ -114,11 +111,9 @@ def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
         return look(context, model, wanted)
 
 
-def find_sources(
-    name: str, is_path: bool, model: str | None, project: Path | None
-) -> tuple[Project, str, Contents | None]:
+def find_sources(name: str, model: str | None, project: Path | None) -> tuple[Project, str, Contents | None]:
     """Return the project, the name of its model, and what is installed or in a wheel, if that was named."""
-    target = target_of(name, is_path)
+    target = target_of(name)
     here = project_here(project)
     if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
         return here, target, None

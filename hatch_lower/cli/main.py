@@ -1,4 +1,4 @@
-"""The commands. Errors become text and an exit status here and nowhere deeper."""
+"""The commands, and the only place where an error becomes text and an exit status."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from hatch_lower import __version__
 from hatch_lower.cli.bench import bench
 from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
-from hatch_lower.cli.debug import debug
 from hatch_lower.cli.diff import diff
 from hatch_lower.cli.explain import explain
 from hatch_lower.cli.fetch import fetch
-from hatch_lower.cli.graph import graph
 from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
-from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.localise import localise
 from hatch_lower.cli.lower import lower
 from hatch_lower.cli.new_backend import new_backend
@@ -31,12 +28,12 @@ from hatch_lower.errors import LowerError, ProcessError, reading_hint
 
 
 class Commands(click.Group):
-    """A group of commands that end with status 1 and one message where hatch-lower raises."""
+    """A group of commands that turn a `LowerError` into a message and status 1."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             with warnings.catch_warnings():
-                # torch warns at its import of a package that no command needs: an engine that needs it brings it
+                # torch warns at import if NumPy is missing; no command needs NumPy unless an engine requires it
                 warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
                 return super().invoke(ctx)
         except LowerError as error:
@@ -62,16 +59,15 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--markdown", is_flag=True, help="Print the reference page instead.")
-def schema(markdown: bool) -> None:
+def schema() -> None:
     """Print a JSON schema of the hook's settings."""
-    from hatch_lower.config.schema import reference_markdown, schema_text
+    from hatch_lower.config.schema import schema_text
 
-    show_text(reference_markdown() if markdown else schema_text())
+    show_text(schema_text())
 
 
 for command in (
-    *(init, list_models, inspect, report, graph, diff, debug, check, localise, fetch),
+    *(init, inspect, report, diff, check, localise, fetch),
     *(explain, plan, lower, reproduce, bench, profile, cache, new_backend),
 ):
     main.add_command(command)

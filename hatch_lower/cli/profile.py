@@ -16,7 +16,6 @@ from hatch_lower.cli.arguments import (
     choose_recipe,
     json_option,
     model_option,
-    path_option,
     target_of,
 )
 from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress
@@ -39,7 +38,6 @@ Key = tuple[str, str, str]  # source, module, operation
 @click.command()
 @click.argument("target", metavar="NAME|PATH")
 @click.argument("method", default="forward")
-@path_option
 @model_option
 @click.option("--recipe", "recipes", multiple=True, help="A recipe; may be given several times. Default: all.")
 @click.option("--inputs", type=OUTPUT, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
@@ -65,7 +63,6 @@ Key = tuple[str, str, str]  # source, module, operation
 def profile(
     target: str,
     method: str,
-    is_path: bool,
     model: str | None,
     recipes: tuple[str, ...],
     inputs: Path | None,
@@ -89,7 +86,7 @@ def profile(
     from hatch_lower.runtime.processor import physical_cores
 
     check_folders(export)
-    place = target_of(target, is_path)
+    place = target_of(target)
     with ending_on_signals(), progress() as tell, open_target(place, tell) as side:
         contents, name, entry = choose_model(list(side.contents), model)
         chosen = tuple(choose_recipe(name, entry, recipe) for recipe in recipes)

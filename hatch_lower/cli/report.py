@@ -1,46 +1,67 @@
-"""`hatch-lower report`: what is in lowered models, as one HTML page."""
+"""`hatch-lower report`: lowered models as an HTML page, or their graphs for other viewers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
 
 from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.build.unpack import places_of
-from hatch_lower.cli.arguments import FILE, FOLDER, OUTPUT, path_option, target_of
+from hatch_lower.cli.arguments import FILE, FOLDER, target_of
 from hatch_lower.cli.check import check_all, choose, row_json
 from hatch_lower.cli.diff import change_line, titles
-from hatch_lower.cli.output import show, write_document
+from hatch_lower.cli.output import show, show_text, write_document
 from hatch_lower.cli.page.data import Extras, report_data
+from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_json
 from hatch_lower.cli.page.facts import Facts
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
-from hatch_lower.errors import size_text
+from hatch_lower.errors import ProgramError, nearest, size_text
+
+FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.dot"}
 
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
-@path_option
 @click.option(
-    "-o", "--output", type=OUTPUT, default=Path("report.html"), help="The file to write. Default: report.html."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="The file to write; `-` is standard output. Default: report.html, .json or .dot.",
 )
-@click.option("--against", metavar="NAME|PATH", help="Show what has changed since this wheel, folder or distribution.")
 @click.option(
-    "--profile", "profiles", type=FILE, multiple=True, help="Show the times that `profile --json` wrote. Repeatable."
+    "--format",
+    "kind",
+    type=click.Choice([*FILES]),
+    default="html",
+    help="A page, or graphs: JSON for Google's Model Explorer, DOT for Graphviz. Default: html.",
+)
+@click.option(
+    "--only",
+    default="*",
+    metavar="MODEL/RECIPE/METHOD",
+    help="The graphs to write, for formats other than html; `*` stands for any text: `digits/*/forward`.",
+)
+@click.option("--against", metavar="NAME|PATH", help="Show the changes since this wheel, folder or distribution.")
+@click.option(
+    "--profile", "profiles", type=FILE, multiple=True, help="Show the times in a file of `profile --json`. Repeatable."
 )
 @click.option("--sources", type=FOLDER, help="A folder with the sources.")
 @click.option(
     "--check/--no-check",
     "runs",
     default=False,
-    help="Run the packaged check inputs, and show how far the outputs are from eager's. Default: nothing is run.",
+    help="Run the packaged check inputs, and show how far the outputs are from eager's. Default: run nothing.",
 )
 def report(
     name: str,
-    is_path: bool,
-    output: Path,
+    output: Path | None,
+    kind: str,
+    only: str,
     against: str | None,
     profiles: tuple[Path, ...],
     sources: Path | None,
@@ -48,19 +69,36 @@ def report(
 ) -> None:
     """Write an HTML page about lowered models.
 
-    It has their graphs, sources, sizes, constants and SBOM in one HTML file, which loads nothing from elsewhere.
+    The page has graphs, sources, sizes, constants and SBOM in a single file that loads nothing from elsewhere.
     NAME|PATH is an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
     """
-    target = target_of(name, is_path)
+    target = target_of(name)
     folders = find_contents(target)
-    extras = Extras(
-        sources=sources,
-        profiles=[read_profile(path, methods_of(folders)) for path in profiles],
-        checks=check_rows(target, name) if runs else None,
-        changes=None if against is None else changes_between(target_of(against, is_path), target),
-    )
-    size = write_document(output, page_text(report_data(target, folders, extras)), "page")
-    show([f"{output}: {size_text(size)}"])
+    if kind == "html":
+        extras = Extras(
+            sources=sources,
+            profiles=[read_profile(path, methods_of(folders)) for path in profiles],
+            checks=check_rows(target, name) if runs else None,
+            changes=None if against is None else changes_between(target_of(against), target),
+        )
+        text = page_text(report_data(target, folders, extras))
+    else:
+        text = graphs_text(kind, target if isinstance(target, str) else target.resolve().name, folders, only)
+    path = output or Path(FILES[kind])
+    if str(path) == "-":
+        show_text(text)
+    else:
+        show([f"{path}: {size_text(write_document(path, text, 'page' if kind == 'html' else 'graph'))}"])
+
+
+def graphs_text(kind: str, label: str, folders: Sequence[Contents], only: str) -> str:
+    graphs = list(graphs_of(folders))
+    chosen = [graph for graph in graphs if fnmatchcase(graph.name, only)]
+    if not chosen:
+        raise ProgramError("there is no such graph", where=label, found=nearest(only, [graph.name for graph in graphs]))
+    if kind == "dot":
+        return dot_text(chosen)
+    return json.dumps(model_explorer_json(label, chosen), ensure_ascii=False) + "\n"
 
 
 def methods_of(folders: Sequence[Contents]) -> Mapping[str, Mapping[str, object]]:

@@ -30,7 +30,7 @@ from hatch_lower.config.tables import (
 INTRODUCTION = f"""\
 # Configuration
 
-<!-- Made from hatch_lower/config/tables.py by `hatch-lower schema --markdown > docs/configuration.md`. -->
+<!-- Made from hatch_lower/config/tables.py by `python tools/settings_page.py > docs/configuration.md`. -->
 
 Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
 (in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). A table

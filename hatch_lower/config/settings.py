@@ -155,7 +155,7 @@ def read_settings(
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
-        hint = "correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
+        hint = "correct pyproject.toml (or hatch.toml); `hatch-lower schema` describes every setting"
         raise ConfigError(what, found="\n".join(problems), hint=hint)
     return Settings(
         root=root.absolute(),

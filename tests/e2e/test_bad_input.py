@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 TABLE = "tool.hatch.build.targets.wheel.hooks.lower"
 PYPROJECT = "pyproject.toml"
-CORRECT_IT = "correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
+CORRECT_IT = "correct pyproject.toml (or hatch.toml); `hatch-lower schema` describes every setting"
 
 
 def message_of(project: Project, environment: dict[str, str] | None = None) -> str:

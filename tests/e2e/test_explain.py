@@ -85,11 +85,11 @@ def test_an_audit_of_a_sound_project_passes(project: Callable[[str], Project]) -
     scenario = project("tiny")
     nothing = hatch_lower(scenario, "cache", "audit")
     nothing.check()
-    assert nothing.stdout == "nothing to audit: of 1 model, none has a stored result that holds\n"
+    assert nothing.stdout == "nothing to audit: no valid stored result for 1 model\n"
     scenario.wheel()
     done = hatch_lower(scenario, "cache", "audit", "--rate", "1")
     done.check()
-    assert done.stdout == "of 1 stored result, 1 model came out the same\n"
+    assert done.stdout == "of 1 stored result, 1 model exported to the same result\n"
 
 
 def test_a_project_without_the_hook_is_an_error(project: Callable[[str], Project]) -> None:

@@ -202,12 +202,12 @@ def test_the_error_tells_a_stale_result_from_one_that_builds_fix() -> None:
 @pytest.mark.parametrize(
     ("done", "text"),
     [
-        (Audit((), (), ()), "nothing to audit: of 3 models, none has a stored result that holds"),
-        (Audit(("a",), ("a",), ()), "of 1 stored result, 1 model came out the same"),
-        (Audit(("a", "b"), ("a", "b"), ()), "of 2 stored results, 2 models came out the same"),
+        (Audit((), (), ()), "nothing to audit: no valid stored result for 3 models"),
+        (Audit(("a",), ("a",), ()), "of 1 stored result, 1 model exported to the same result"),
+        (Audit(("a", "b"), ("a", "b"), ()), "of 2 stored results, 2 models exported to the same result"),
         (
             Audit(("a", "b", "c"), ("a",), ("b",)),
-            "of 3 stored results, 1 model came out the same; `b` cannot be compared; 1 not in the sample",
+            "of 3 stored results, 1 model exported to the same result; `b` cannot be compared; 1 not in the sample",
         ),
     ],
 )

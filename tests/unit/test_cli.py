@@ -21,7 +21,7 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page
-from hatch_lower.config.schema import reference_markdown, schema_text
+from hatch_lower.config.schema import schema_text
 from hatch_lower.errors import size_text
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
@@ -363,7 +363,7 @@ def test_a_model_that_runs_eagerly_is_not_lowered(tmp_path: Path, monkeypatch: p
 
 
 def test_debug_shows_every_instruction_and_delegate_id(wheel: str) -> None:
-    result = run("debug", wheel, "forward")
+    result = run("inspect", wheel, "--debug", "forward")
     assert result.exit_code == 0, result.output
     assert result.output == EXPECTED_DEBUG
 
@@ -392,7 +392,7 @@ def test_debug_tells_together_what_follows_each_other_and_comes_from_the_same(tm
     files = relisted(
         packaged_files(), "digits/default.debug.json", write_debug(DebugMap({"forward": method, "embed": method}))
     )
-    assert run("debug", write_wheel(tmp_path / "net.whl", files), "embed").output.splitlines()[2:] == [
+    assert run("inspect", write_wheel(tmp_path / "net.whl", files), "--debug", "embed").output.splitlines()[2:] == [
         "instruction  op                           module  source",
         "0  delegate of `aoti`",
         "   a, b",
@@ -405,21 +405,22 @@ def test_debug_tells_together_what_follows_each_other_and_comes_from_the_same(tm
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("texts", "left"),
     [
-        (["--op", "cumsum"], {"2": [], "10": []}),
-        (["--op", "aten.mul"], {"0": ["9"]}),
-        (["--line", "model.py:8"], {"0": ["9", "10"]}),
-        (["--line", "digits/model.py"], {"0": ["9", "10"], "2": [], "10": []}),
-        (["--delegate", "aoti"], {"0": ["9", "10"]}),
-        (["--delegate", "0", "--op", "mul"], {"0": ["9"]}),
-        (["--delegate", "2"], None),
-        (["--line", "del.py"], None),
-        (["--line", "model.py:3"], None),
+        (["cumsum"], {"2": [], "10": []}),
+        (["aten.mul"], {"0": ["9"]}),
+        (["model.py:8"], {"0": ["9", "10"]}),
+        (["digits/model.py"], {"0": ["9", "10"], "2": [], "10": []}),
+        (["aoti"], {"0": ["9", "10"]}),
+        (["aoti", "mul"], {"0": ["9"]}),
+        (["del.py"], None),
+        (["model.py:3"], None),
     ],
 )
-def test_debug_shows_only_what_is_asked_for(wheel: str, options: list[str], left: dict[str, list[str]] | None) -> None:
-    result = run("debug", wheel, "forward", "--json", *options)
+def test_debug_shows_the_instructions_that_match(
+    wheel: str, texts: list[str], left: dict[str, list[str]] | None
+) -> None:
+    result = run("inspect", wheel, "--debug", "forward", "--json", *(f"--match={text}" for text in texts))
     if left is None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith("error: no instruction matches\n")
@@ -440,7 +441,7 @@ def test_what_is_longer_than_the_terminal_goes_through_its_pager(monkeypatch: py
 
 
 def test_debug_as_json(wheel: str) -> None:
-    report = json.loads(run("debug", wheel, "forward", "--recipe", "portable", "--json").output)
+    report = json.loads(run("inspect", wheel, "--debug", "forward", "--recipe", "portable", "--json").output)
     origin = {"op": "aten.mul.Tensor", "module": "net.scale", "source": "digits/model.py:7"}
     assert report == {
         "model": "digits",
@@ -470,7 +471,7 @@ def test_debug_as_json(wheel: str) -> None:
     ],
 )
 def test_debug_suggests_the_nearest_name(wheel: str, options: list[str], message: str) -> None:
-    result = run("debug", wheel, *options)
+    result = run("inspect", wheel, "--debug", *options)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
 
 
@@ -501,7 +502,9 @@ def relisted(files: Mapping[str, bytes], name: str, data: bytes) -> dict[str, by
     return {**files, name: data, "manifest.json": canonical_json(manifest)}
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"], ["debug", "forward"], ["debug", "none"]])
+@pytest.mark.parametrize(
+    "command", [["inspect"], ["inspect", "--json"], ["inspect", "--debug", "forward"], ["inspect", "--debug", "none"]]
+)
 def test_a_terminal_obeys_nothing_that_a_wheel_says(tmp_path: Path, command: list[str]) -> None:
     evil = "\x1b]0;pwned\x07\x9b31m\u202e\r\nmodel"
     files = packaged_files()
@@ -567,7 +570,7 @@ def test_a_plan_with_other_methods_than_the_manifest_is_one_message(tmp_path: Pa
 
 def test_a_debug_map_that_nests_without_end_is_one_message(tmp_path: Path) -> None:
     files = relisted(packaged_files(), "digits/default.debug.json", b"[" * 100_000)
-    result = run("debug", write_wheel(tmp_path / "deep.whl", files), "forward")
+    result = run("inspect", write_wheel(tmp_path / "deep.whl", files), "--debug", "forward")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error: a packaged program file is damaged\n" in result.stderr
 
@@ -585,17 +588,16 @@ def test_a_bare_word_is_a_name_whatever_lies_here(wheel: str, tmp_path: Path, mo
     (here / "other").mkdir()
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(here)
-    for command in (["inspect", "digits"], ["debug", "digits", "forward"], ["check", "digits"]):
+    for command in (["inspect", "digits"], ["inspect", "digits", "--debug", "forward"], ["check", "digits"]):
         shown = run(*command).output
         assert "digits" in shown
         assert str(here) not in shown
         assert "there are no lowered models" not in shown
     for path in ("./digits", f"digits{os.sep}", str(here / "digits"), "."):
         assert "there are no lowered models here" in run("inspect", path).stderr
-    assert "there are no lowered models here" in run("inspect", "digits", "--path").stderr
     unknown = run("check", "other").stderr
     assert unknown.startswith("error: there is no installed model `other`\n")
-    assert unknown.endswith("to do: to look into what lies here, write `./other` or add `--path`\n")
+    assert unknown.endswith("to do: to open the file or folder of this name, write `./other`\n")
 
 
 def test_what_is_no_wheel_is_one_message(tmp_path: Path) -> None:
@@ -620,7 +622,9 @@ def test_a_wheel_without_models_says_how_to_get_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_list_says_which_recipes_can_run_here(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_without_a_name_says_which_recipes_can_run_here(
+    wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(wheel, tmp_path / "site", "digits")
     eager = write_wheel(tmp_path / "eager.whl", {"eager.json": b'{"schema":1,"models":{"tiny":"tiny:export"}}'})
     install(eager, tmp_path / "other", "tiny")
@@ -630,21 +634,20 @@ def test_list_says_which_recipes_can_run_here(wheel: str, tmp_path: Path, monkey
         monkeypatch.syspath_prepend(tmp_path / site)
     monkeypatch.setattr("hatch_lower.runtime.selection.unsupported_reason", lambda target: "the CPU is too old")
     monkeypatch.setattr("hatch_lower.runtime.selection.requirement_reason", lambda text, where: None)
-    assert run("list").output.splitlines() == [
+    assert run("inspect").output.splitlines() == [
         "model   distribution  version  recipe    backends  runs here",
         "digits  digits        1.0      default   aoti      no: the CPU is too old",
         "                               portable            yes",
         "tiny    tiny          1.0      eager               yes",
         "        zebra         1.0                          no: a packaged program file is damaged",
     ]
-    listed = json.loads(run("list", "--json").output)
+    listed = json.loads(run("inspect", "--json").output)
     assert [each["model"] for each in listed] == ["digits", "tiny", ""]
     assert listed[0]["recipes"][1] == {"recipe": "portable", "backends": [], "reason": None}
 
 
 def test_schema_prints_what_is_checked_in() -> None:
     assert run("schema").output == schema_text()
-    assert run("schema", "--markdown").output == reference_markdown()
 
 
 def test_version() -> None:

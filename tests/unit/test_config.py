@@ -121,7 +121,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         "`check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, `localise`, "
         "`models`, `on-mismatch`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
         "`runtime-requirements`, `seed`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
-        "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
+        "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema` describes every setting"
     )
 
 

@@ -41,7 +41,7 @@ def run(*arguments: str | Path) -> str:
 
 def test_inspect_names_each_source_and_what_is_in_the_wheel(write: Write) -> None:
     folder = write("folder", EVEN, ODD, d=floats(7.0, 8.0))
-    (report,) = json.loads(run("inspect", folder, "--path", "--json"))
+    (report,) = json.loads(run("inspect", folder, "--json"))
     model = report["models"]["digits"]
     assert model["constants"]["tensors"] == 1
     assert model["outside"] == [
@@ -49,7 +49,7 @@ def test_inspect_names_each_source_and_what_is_in_the_wheel(write: Write) -> Non
          "copied": copied}
         for url, file, tensors, used, copied in ((FIRST, EVEN, 2, 16, 0), (SECOND, ODD, 1, 8, 8))
     ]  # fmt: skip
-    lines = run("inspect", folder, "--path").splitlines()
+    lines = run("inspect", folder).splitlines()
     (at,) = [number for number, line in enumerate(lines) if line.startswith("  weights ")]
     assert lines[at].endswith("in 1 tensor in the wheel")
     assert lines[at + 1 : at + 3] == [
@@ -59,7 +59,7 @@ def test_inspect_names_each_source_and_what_is_in_the_wheel(write: Write) -> Non
 
 
 def test_inspect_of_a_model_with_all_weights_outside(write: Write) -> None:
-    text = run("inspect", write("folder", EVEN), "--path")
+    text = run("inspect", write("folder", EVEN))
     assert "  weights     none in the wheel\n  outside     16 B in 2 tensors" in text
 
 

@@ -340,7 +340,7 @@ def test_a_damaged_or_newer_wheel_is_one_error_and_no_page(tmp_path: Path, wheel
     torn.write_bytes(wheel.read_bytes()[:200])
     cases[torn] = "the wheel cannot be read"
     for path, message in cases.items():
-        for command in (["report", path, "-o", page], ["graph", path]):
+        for command in (["report", path, "-o", page], ["report", path, "--format", "dot", "-o", page]):
             result = run(*command)
             assert result.exit_code == 1
             assert message in result.output
@@ -392,13 +392,16 @@ def test_dot_has_no_text_that_ends_a_string(tmp_path: Path) -> None:
     assert text.count("\n") == len(text.splitlines())
 
 
-def test_a_graph_is_of_what_is_asked_for(wheel: Path) -> None:
-    assert json.loads(run("graph", wheel, "forward").output)["graphs"][0]["id"] == "digits/default/forward"
-    assert run("graph", wheel, "forward", "--format", "dot").output.startswith('digraph "digits/default/forward" {')
-    for option, found in (("--recipe", "recipe"), ("--model", "model")):
-        result = run("graph", wheel, option, "defualt")
-        assert (result.exit_code, f"there is no such {found}" in result.output) == (1, True)
-    assert "there is no such method" in run("graph", wheel, "embed").output
+def test_report_writes_the_graphs_that_match(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    explorer = ("report", wheel, "--format", "model-explorer")
+    assert run(*explorer, "--only", "*/forward").output.startswith("report.json: ")
+    assert json.loads(Path("report.json").read_text())["graphs"][0]["id"] == "digits/default/forward"
+    text = run("report", wheel, "--format", "dot", "--only", "digits/default/forward", "-o", "-").output
+    assert text.startswith('digraph "digits/default/forward" {')
+    missing = run(*explorer, "--only", "digits/default/forwart").output
+    assert "there is no such graph" in missing
+    assert "did you mean `digits/default/forward`?" in missing
 
 
 def test_a_profile_of_this_wheel_is_in_the_page(tmp_path: Path, wheel: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hatch_lower.build.contents import SBOM, Contents, LoweredModel, metadata_text
 from hatch_lower.build.diff.tensors import NAMES, read_tensor_file
-from hatch_lower.cli.page.facts import Facts, delegate_reports, method_report, outside_reports
+from hatch_lower.cli.page.facts import Facts, delegate_reports, method_facts, outside_reports
 from hatch_lower.cli.page.operations import Operations, operations_of
 from hatch_lower.cli.page.sources import looks_for, texts_of
 from hatch_lower.format.manifest import FileEntry
@@ -76,7 +76,7 @@ def model_data(model: LoweredModel, strings: Strings, named: Named) -> Facts:
         "files": files_data(shared),
         "check": check_data(model),
         "outside": [] if weights is None else outside_reports(weights, storages),
-        "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
+        "methods": {name: method_facts(name, method) for name, method in plans[0].methods.items()},
         "recipes": {name: recipe_data(model, name, strings, named) for name in entry.order},
         "tensors": tensors_data({name: recipe.plan for name, recipe in model.recipes.items()}),
     }

@@ -21,24 +21,18 @@ class NamedGraph(NamedTuple):
     operations: Operations
 
 
-def graphs_of(
-    folders: Sequence[Contents], method: str | None = None, model: str | None = None, recipe: str | None = None
-) -> Iterator[NamedGraph]:
+def graphs_of(folders: Sequence[Contents]) -> Iterator[NamedGraph]:
     for contents in folders:
         for name in contents.models:
-            if model not in (None, name):
-                continue
             lowered = contents.model(name)
-            for recipe_name in lowered.entry.order:
-                methods = lowered.recipes[recipe_name].plan.methods if recipe in (None, recipe_name) else ()
-                for found in methods:
-                    if method in (None, found):
-                        operations = operations_of(lowered.recipes[recipe_name], found)
-                        yield NamedGraph(f"{name}/{recipe_name}/{found}", operations)
+            for recipe in lowered.entry.order:
+                for method in lowered.recipes[recipe].plan.methods:
+                    graph = operations_of(lowered.recipes[recipe], method)
+                    yield NamedGraph(f"{name}/{recipe}/{method}", graph)
 
 
 def model_explorer_json(label: str, graphs: Iterable[NamedGraph]) -> Facts:
-    """Return a graph collection of Model Explorer, which it reads from a file as it is."""
+    """Return a graph collection, which Model Explorer opens as a file."""
     return {"label": label, "graphs": [model_explorer_graph(graph) for graph in graphs]}
 
 
@@ -68,7 +62,7 @@ def model_explorer_graph(graph: NamedGraph) -> Facts:
 
 
 def namespace_of(node: Operation) -> list[str]:
-    """Return the groups that an operation is in: its partition, then its modules."""
+    """Return the groups around an operation: its partition, then its modules."""
     modules = node.origin.module.replace("/", "\u2215").split(".") if node.origin.module else []
     return [partition_of(node), *modules] if node.engine else modules
 
@@ -133,5 +127,5 @@ def dot_lines(graph: NamedGraph) -> Iterator[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a string of DOT; a line break is one in the label."""
+    """Return a DOT string; a line break stays a line break of the label."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,4 +1,4 @@
-"""What a wheel says of its models, as JSON: what `inspect` prints and the page shows."""
+"""Facts about the models of a wheel as JSON values, for `inspect` and the report page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def outside_reports(weights: Weights, storages: Mapping[str, Storage]) -> list[F
     return reports
 
 
-def method_report(name: str, method: MethodPlan) -> Facts:
+def method_facts(name: str, method: MethodPlan) -> Facts:
     return {
         "signature": signature_text(name, method),
         "inputs": input_texts(method),
