@@ -103,12 +103,12 @@ def info_lines(report: Report) -> Iterator[str]:
         table += [(kind, str(facts["entries"]), size_text(facts["size"])) for kind, facts in report["kinds"].items()]
         yield from table_lines(table, right=[1, 2])
         yield ""
-        rows = [("kind", "of", "size", "blobs", "last used", "key", "state")]
+        results: list[Sequence[str]] = [("kind", "of", "size", "blobs", "last used", "key", "state")]
         for entry in report["entries"]:
             numbers = (size_text(entry["size"]), str(entry["blobs"]), time_text(entry["used"]))
             state = "" if entry["whole"] else "damaged"
-            rows.append((entry["kind"], entry["subject"], *numbers, entry["key"][:16], state))
-        yield from table_lines(rows, right=[2, 3])
+            results.append((entry["kind"], entry["subject"], *numbers, entry["key"][:16], state))
+        yield from table_lines(results, right=[2, 3])
 
 
 @cache.command()
