@@ -1,4 +1,4 @@
-"""`hatch-lower bench`: what lowered models cost, beside another version of them, and whether that is within limits."""
+"""`hatch-lower bench`: measure lowered models, compare with another version, and check limits."""
 
 from __future__ import annotations
 
@@ -31,41 +31,33 @@ DAY = 24 * 60 * 60
 class Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):  # which no range refuses
-            self.fail(f"{value} is no number of seconds.", param, ctx)
+        if math.isnan(seconds):  # no comparison with a bound refuses NaN
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
         return seconds
 
 
 @click.command()
 @click.argument("target", metavar="A")
-@click.option("--against", metavar="B", help="What A is compared with: as A.")
-@click.option("--against-rev", metavar="REV", help="Compare with the project at a git revision, which is built.")
-@click.option(
-    "--against-release",
-    metavar="VERSION",
-    is_flag=False,
-    flag_value="",
-    help="Compare with a release of the project, from the index that pip uses. Without a version: the newest.",
-)
+@click.option("--against", metavar="B", help="Compare with B: a wheel, model or folder, like A.")
+@click.option("--against-rev", metavar="REV", help="Build the project at a git revision, and compare with the build.")
 @click.option("--root", type=click.Path(path_type=Path), help="The project with the limits. Default: this folder.")
 @click.option(
-    "--tier",
-    type=click.Choice(["exact", "counted", "timed"]),
-    default="timed",
-    help="How far to go: exact figures only; instructions too, by valgrind if need be, which takes minutes; or times, "
-    "and instructions if perf can count them.",
+    "--budget",
+    type=Seconds(0, DAY),
+    metavar="SECONDS",
+    help="Time for timing; 0: exact figures only. Default: the table's budget.",
 )
-@click.option("--budget", type=Seconds(1, DAY), metavar="SECONDS", help="Time for timing. Default: the table's.")
-@click.option("--time-equal", is_flag=True, help="Time also what is equal byte by byte.")
-@click.option("--builds", is_flag=True, help="Time a cold and a warm build of each side, which need its sources.")
-@click.option("--strict", is_flag=True, help="Fail also if a limit could not be decided.")
-@click.option("--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the figures as pytest-benchmark does.")
+@click.option("--builds", is_flag=True, help="Time a cold and a warm build of each side from its sources.")
+@click.option("--strict", is_flag=True, help="Fail also if a limit is not decided.")
+@click.option(
+    "--json", "json_file", type=OUTPUT, metavar="FILE", help="Write the figures in the format of pytest-benchmark."
+)
 @click.option(
     "--markdown",
     "markdown_file",
     type=OUTPUT,
     metavar="FILE",
-    help="Append a table, and what differs, for a summary.",
+    help="Append a table and the differences, for a job's summary.",
 )
 @click.pass_context
 def bench(
@@ -73,43 +65,37 @@ def bench(
     target: str,
     against: str | None,
     against_rev: str | None,
-    against_release: str | None,
     root: Path | None,
-    tier: str,
     budget: float | None,
-    time_equal: bool,
     builds: bool,
     strict: bool,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
-    """Measure lowered models, beside another version of them.
+    """Measure lowered models, alone or beside another version.
 
-    A is a wheel, an installed model or distribution, a folder with lowered models, a folder such as `dist/` with
-    wheels, of which the newest is taken, or the project's own folder, which is built. Limits are in the table `bench`
-    of the project. Ends with status 0 if all are kept, 1 if one is broken, 2 if something could not be measured.
+    A is a wheel, an installed model or distribution, a folder with lowered models, a folder with wheels such as
+    `dist/` (the newest wheel counts), or a project's folder, which is built. Limits are in the table `bench`
+    of the project. Ends with status 0 if all limits are kept, 1 if a limit is broken, 2 if a measurement fails.
     """
-    given = {"--against": against, "--against-rev": against_rev, "--against-release": against_release}
-    if len([name for name, value in given.items() if value is not None]) > 1:
-        raise click.UsageError(f"{', '.join(given)} exclude each other.")
+    if against is not None and against_rev is not None:
+        raise click.UsageError("`--against` and `--against-rev` exclude each other.")
     from hatch_lower.build.signals import ending_on_signals
     from hatch_lower.cli.bench_text import report_lines
     from hatch_lower.cli.measure import statistics
     from hatch_lower.cli.measure.gate import Task, run
-    from hatch_lower.cli.measure.project import built_revision, released
+    from hatch_lower.cli.measure.project import built_revision
 
     try:
         check_folders(json_file, markdown_file)
-        if tier == "timed" or builds:
-            statistics.libraries()  # says what is missing before minutes have passed
+        if budget != 0 or builds:
+            statistics.libraries()  # raises before minutes have passed
         with ending_on_signals(), ExitStack() as stack:
             tell = stack.enter_context(progress())
             project = project_here(root)
             task = Task(
                 first=stack.enter_context(open_target(target_of(target), tell)),
-                tier=tier,  # type: ignore[arg-type]  # click has checked it
                 budget=budget,
-                time_equal=time_equal,
                 builds=builds,
                 environment=os.environ,
             )
@@ -119,11 +105,7 @@ def bench(
             if against is not None:
                 second = open_target(target_of(against), tell)
             elif against_rev is not None:
-                root_of_project = required(project, "--against-rev").settings.root
-                second = built_revision(root_of_project, against_rev, os.environ, tell)
-            elif against_release is not None:
-                name = required(project, "--against-release").settings.name
-                second = released(name, against_release or None, os.environ, tell)
+                second = built_revision(required(project).settings.root, against_rev, os.environ, tell)
             if second is not None:
                 task = replace(task, second=stack.enter_context(second))
             if against is not None:
@@ -141,21 +123,21 @@ def bench(
 
 
 def check_folders(*files: Path | None) -> None:
-    """Refuse, before anything is measured, to write where nothing can be written."""
+    """Refuse a report in a folder that does not exist or cannot be written to, before minutes have passed."""
     for path in files:
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             raise PackageError(
                 "the report cannot be written",
                 where=str(path),
-                found="no folder that can be written to",
-                hint="make the folder first, or name another one",
+                found="no writable folder",
+                hint="make the folder first, or name another folder",
             )
 
 
 def report_texts(
     task: Task, result: Result, root: Path, json_file: Path | None, markdown_file: Path | None
 ) -> list[tuple[Path, str, bool]]:
-    """Return the files to write, each with its text and whether that is appended."""
+    """Return path and text of the files to write, and whether the text is appended."""
     from hatch_lower.cli.bench_text import markdown_text
     from hatch_lower.cli.measure.json_report import report_text
 
@@ -169,10 +151,10 @@ def report_texts(
     return texts
 
 
-def required(project: Project | None, option: str) -> Project:
+def required(project: Project | None) -> Project:
     if project is None:
         raise ConfigError(
-            f"`{option}` needs a project that uses hatch-lower",
+            "`--against-rev` needs a project that uses hatch-lower",
             where=str(Path().resolve()),
             found="no such project",
             hint="run this in the project's folder, or name it with `--root`",
@@ -181,7 +163,7 @@ def required(project: Project | None, option: str) -> Project:
 
 
 def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
-    """Return the task with the project's limits, and with its modules, which run eagerly."""
+    """Return the task with the project's limits and eager modules."""
     from hatch_lower.build.project_view import write_site
     from hatch_lower.cli.measure.temporary import work_folder
     from hatch_lower.cli.measure.timed import Eager
@@ -198,7 +180,7 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
 
 
 def with_titles(task: Task, first: str, second: str) -> Task:
-    """Return the task with sides of different titles: where they have one, what was typed tells them apart."""
+    """Return the task with different titles for the sides: equal titles get the typed argument."""
     assert task.second is not None
     title = task.first.title
     if title != task.second.title or first == second:
@@ -217,7 +199,7 @@ def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
 
 
 def difference_lines(task: Task) -> list[str]:
-    """Return what `hatch-lower diff B A` says: how A came to be what it is."""
+    """Return the lines of `hatch-lower diff B A`."""
     from hatch_lower.build.diff.models import compare_models, side_of
     from hatch_lower.cli.diff import report_lines
 
@@ -229,7 +211,7 @@ def difference_lines(task: Task) -> list[str]:
 
 @contextmanager
 def progress() -> Iterator[Tell]:
-    """Give what keeps one line on a terminal that says what is being done; where there is none, nothing is said."""
+    """Yield a function that shows the current step in a line of the terminal; without a terminal it shows nothing."""
     if not sys.stderr.isatty():
         yield lambda line: None
         return

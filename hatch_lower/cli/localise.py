@@ -13,7 +13,6 @@ import click
 from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import (
     FILE,
-    FOLDER,
     choose_model,
     choose_recipe,
     json_option,
@@ -48,11 +47,6 @@ SECONDS = 120.0
     " build compares with.",
 )
 @click.option(
-    "--project",
-    type=FOLDER,
-    help="The project that the model comes from. Default: this folder, or that of an editable install.",
-)
-@click.option(
     "--write-reproduction",
     "reproduction",
     type=click.Path(path_type=Path),
@@ -69,7 +63,6 @@ def localise(
     model: str | None,
     recipe: str | None,
     inputs: Path | None,
-    project: Path | None,
     reproduction: Path | None,
     seconds: float,
     as_json: bool,
@@ -81,7 +74,7 @@ def localise(
     """
     from hatch_lower.pipeline.localise.finding import Localisation
 
-    root, model_name, contents = find_sources(name, model, project)
+    root, model_name, contents = find_sources(name, model)
     wanted = Localisation(
         seconds,
         recipe or "",
@@ -112,23 +105,23 @@ def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
 
 
 def find_sources(name: str, model: str | None, project: Path | None) -> tuple[Project, str, Contents | None]:
-    """Return the project, the name of its model, and what is installed or in a wheel, if that was named."""
+    """Return the project, the name of its model, and the contents of the wheel or installed package, if named."""
     target = target_of(name)
-    here = project_here(project)
+    here = project_here(None)
     if isinstance(target, str) and here is not None and target in {each.name for each in here.settings.models}:
         return here, target, None
     contents, model_name, _ = choose_model(find_contents(target), model)
-    if here is not None and (project is not None or model_name in {each.name for each in here.settings.models}):
+    if here is not None and model_name in {each.name for each in here.settings.models}:
         return here, model_name, contents
     from hatch_lower.cli.measure.project import editable_project
 
     folder = editable_project(contents.manifest.distribution)
     if folder is None:
         raise ProgramError(
-            "the project that the model comes from is not known",
+            "the model's project is unknown",
             where=contents.place,
-            found="what is installed or in a wheel has no graph of the model: it is exported again",
-            hint="run this in the project's folder, or name it with `--project`",
+            found="a wheel or an installed package, which has no graph to lower again",
+            hint="run this in the project's folder",
         )
     return open_project(folder), model_name, contents
 

@@ -1,4 +1,4 @@
-"""`hatch-lower profile`: which source lines take the time of a call, in each engine."""
+"""`hatch-lower profile`: the time of a call by source line, in each engine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.build.contents import Contents
-    from hatch_lower.cli.measure.profile.exports import Format
     from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
     from hatch_lower.format.manifest import ModelEntry
 
 HOUR = 60 * 60
-SHORT = 0.001  # the share of a call below which an operation is not shown on a line of its own
+SHORT = 0.001  # the share of a call below which operations are added up in a single line
 
 Key = tuple[str, str, str]  # source, module, operation
 
@@ -39,25 +38,14 @@ Key = tuple[str, str, str]  # source, module, operation
 @click.argument("target", metavar="NAME|PATH")
 @click.argument("method", default="forward")
 @model_option
-@click.option("--recipe", "recipes", multiple=True, help="A recipe; may be given several times. Default: all.")
+@click.option("--recipe", "recipes", multiple=True, help="A recipe. Repeatable. Default: all recipes.")
 @click.option("--inputs", type=OUTPUT, metavar="FILE", help="A sample file. Default: the packaged check inputs.")
+@click.option("--seconds", type=Seconds(0.1, HOUR), default=5.0, help="Time for each recipe.", show_default=True)
 @click.option(
-    "--project",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The project that the models come from: with timers, `aoti` builds them again. Default: this folder.",
-)
-@click.option("--threads", type=click.IntRange(1), help="Threads of a call. Default: one for each core.")
-@click.option(
-    "--seconds", type=Seconds(0.1, HOUR), default=5.0, help="How long each recipe is called.", show_default=True
-)
-@click.option("--all", "is_all", is_flag=True, help="Show operations of less than a thousandth of the call, too.")
-@click.option("--export", type=OUTPUT, metavar="FILE", help="Write the profile into a file, too.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["json", "speedscope", "trace"]),
-    help="Of that file; `trace` is Chrome's, for Perfetto. Default: as it is called, `x.trace.json` say; else `json`.",
+    "--export",
+    type=OUTPUT,
+    metavar="FILE",
+    help="Write the profile into a file: `x.trace.json` for Perfetto, `x.speedscope.json`, or other JSON.",
 )
 @json_option
 def profile(
@@ -66,21 +54,18 @@ def profile(
     model: str | None,
     recipes: tuple[str, ...],
     inputs: Path | None,
-    project: Path | None,
-    threads: int | None,
     seconds: float,
-    is_all: bool,
     export: Path | None,
-    form: Format | None,
     as_json: bool,
 ) -> None:
-    """Show which source lines take the time of calls.
+    """Show the time of a call by source line.
 
     NAME is an installed model or distribution; PATH is a wheel, a folder with lowered models, or a project, which is
-    built. In each recipe METHOD, by default `forward`, is called with the timers of its engines, and without.
+    built. In each recipe METHOD (default: `forward`) is called with and without the timers of its engines. The project
+    in this folder is built again for engines that need timers in their code (`aoti`).
     """
     from hatch_lower.build.signals import ending_on_signals
-    from hatch_lower.cli.measure.profile.exports import export_text, format_of
+    from hatch_lower.cli.measure.profile.exports import export_text
     from hatch_lower.cli.measure.profile.instrumented import find_sources, needs_timers
     from hatch_lower.cli.measure.profile.profile import ProfileTask, make_profile
     from hatch_lower.runtime.processor import physical_cores
@@ -90,33 +75,35 @@ def profile(
     with ending_on_signals(), progress() as tell, open_target(place, tell) as side:
         contents, name, entry = choose_model(list(side.contents), model)
         chosen = tuple(choose_recipe(name, entry, recipe) for recipe in recipes)
-        has_use = project is not None or any(needs_timers(entry, recipe) for recipe in chosen or entry.order)
+        has_use = any(needs_timers(entry, recipe) for recipe in chosen or entry.order)
+        project = find_sources(place, contents.manifest) if has_use else None
         task = ProfileTask(
             side=side,
             model=name,
             method=check_method(name, entry, method),
             recipes=chosen,
             inputs=inputs,
-            threads=threads or physical_cores(),
+            threads=physical_cores(),
             seconds=seconds,
-            project=find_sources(project, place, contents.manifest) if has_use else None,
+            project=project,
             environment=os.environ,
         )
         found, refused = make_profile(task, tell)
-        if not found.notes:  # of an editable install it is known which sources have changed
-            found = replace(found, notes=tuple(changed_lines(place, contents, entry, found, project)))
+        if not found.notes:  # notes of an editable install name changed sources already
+            root = None if project is None else project.settings.root
+            found = replace(found, notes=tuple(changed_lines(place, contents, entry, found, root)))
     if export is not None:
-        write_document(export, export_text(found, form or format_of(export)), "report")
+        write_document(export, export_text(found, export), "report")
     if as_json:
         show_json(found.to_json())
     else:
-        page(profile_lines(found, refused, is_all=is_all))
+        page(profile_lines(found, refused))
 
 
 def changed_lines(
     place: str | Path, contents: Contents, entry: ModelEntry, found: Profile, project: Path | None
 ) -> Iterator[str]:
-    """Yield a line for each source file that is named and is not what was lowered, as far as there is one here."""
+    """Yield a line for each source file that has changed since the build."""
     from hatch_lower.cli.page.sources import looks_for, texts_of
 
     digests: dict[str, str] = {}
@@ -126,7 +113,7 @@ def changed_lines(
     named: dict[str, list[int]] = {path: [] for row in rows if (path := row.source.rpartition(":")[0]) in digests}
     for path, text in texts_of(named, digests, list(looks_for(place, [contents], project))).items():
         if text.state == "changed":
-            yield f"{path} in {text.place} is not what was lowered: the lines are those of then"
+            yield f"{path} in {text.place} has changed since the build: line numbers are those of the build"
 
 
 def check_method(model: str, entry: ModelEntry, method: str) -> str:
@@ -136,7 +123,7 @@ def check_method(model: str, entry: ModelEntry, method: str) -> str:
     return method
 
 
-def profile_lines(profile: Profile, refused: Mapping[str, str], *, is_all: bool) -> Iterator[str]:
+def profile_lines(profile: Profile, refused: Mapping[str, str]) -> Iterator[str]:
     calls, threads = count(profile.calls, "call"), count(profile.threads, "thread")
     yield f"{profile.model}.{profile.method}, {calls} of each recipe, {threads}"
     yield from profile.notes
@@ -149,14 +136,13 @@ def profile_lines(profile: Profile, refused: Mapping[str, str], *, is_all: bool)
     yield from (f"{name}: {note}" for name, each in recipes for note in each.notes)
     yield from (f"{name} cannot run here: {reason}" for name, reason in refused.items())
     yield ""
-    rows_of_lines = rows_of(profile, 0.0 if is_all else SHORT)
-    yield from table_lines([("source", "module", "operation", *profile.recipes), *rows_of_lines])
+    yield from table_lines([("source", "module", "operation", *profile.recipes), *rows_of(profile)])
     yield ""
     yield from table_lines([("sum of a source line", *profile.recipes), *sums_of_lines(profile)])
 
 
 def sums_of_lines(profile: Profile) -> Iterator[tuple[str, ...]]:
-    """Yield what each source line takes in all its operations, the longest first."""
+    """Yield the time of all operations of each source line, the longest first."""
     times: dict[str, dict[str, float]] = {}
     for name, recipe in profile.recipes.items():
         for row in recipe.rows:
@@ -168,12 +154,12 @@ def sums_of_lines(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 
 def overhead_text(part: float) -> str:
-    # calls with and without timers take turns: where timers take less than what calls vary by, the difference is chance
+    # calls with and without timers take turns: a difference below the variation of calls is chance
     return share(part) if part > 0 else "within noise"
 
 
-def rows_of(profile: Profile, least: float) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table; what takes longest in any recipe first, what is not attributed last."""
+def rows_of(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the table: the longest time in any recipe first, unattributed time last."""
     times: dict[Key, dict[str, float]] = {}
     for name, recipe in profile.recipes.items():
         for row in recipe.rows:
@@ -181,7 +167,7 @@ def rows_of(profile: Profile, least: float) -> Iterator[tuple[str, ...]]:
             own[name] = own.get(name, 0.0) + row.seconds
     others: list[Mapping[str, float]] = []
     for key in sorted(times, key=lambda key: (not key[0], -max(times[key].values()))):
-        if key[0] and all(seconds < least * profile.recipes[name].seconds for name, seconds in times[key].items()):
+        if key[0] and all(seconds < SHORT * profile.recipes[name].seconds for name, seconds in times[key].items()):
             others.append(times[key])
         else:
             yield *key, *cells(profile.recipes, times[key])

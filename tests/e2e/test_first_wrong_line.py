@@ -96,7 +96,7 @@ def test_the_command_names_the_line_in_the_projects_folder(faulty: Project, monk
 
 
 def test_a_wheel_that_holds_another_program_is_said_to(faulty: Project, right_wheel: Path) -> None:
-    done = localise(faulty, str(right_wheel), "--project", str(faulty.root))
+    done = localise(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert LINE in done.stdout
     assert "what was named holds other delegates than the project as it is now" in done.stdout

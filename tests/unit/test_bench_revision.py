@@ -173,7 +173,7 @@ def test_a_project_in_no_repository(place: Workplace, tmp_path: Path) -> None:
     assert error.what == "the project is not in a git repository"
     assert error.where == str(place.root)
     assert error.found.startswith("fatal: not a git repository")
-    assert "`--against-release`" in error.hint
+    assert "`--against`" in error.hint
 
 
 def test_a_repository_of_somebody_else(place: Workplace) -> None:
@@ -274,8 +274,8 @@ def test_files_that_git_ignores_and_the_settings_name_are_copied(place: Workplac
         (side.source / "weights.bin").write_text("changed by a build")
     assert (place.root / "weights.bin").read_text() == "of the working tree"
     assert place.told[0] == (
-        f"{side.title}: with `kept/deep/a`, `weights.bin`, `words/list.bin` of the working tree, "
-        "for git ignores what `inputs` or `assets` name"
+        f"{side.title}: with `kept/deep/a`, `weights.bin`, `words/list.bin` of the working tree: "
+        "git ignores these files of `inputs` or `assets`"
     )
 
 

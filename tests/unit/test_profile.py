@@ -446,7 +446,7 @@ def test_the_command_shows_and_writes_a_profile(tmp_path: Path, monkeypatch: pyt
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
-    shown = profiled(folder, "--export", written, "--all")
+    shown = profiled(folder, "--export", written)
     assert shown.exit_code == 0, shown.output
     assert list(temporary.iterdir()) == []
     assert "test_profile.py" in shown.output
@@ -464,7 +464,6 @@ def test_the_command_refuses_what_is_not_there(tmp_path: Path) -> None:
         (["--recipe", "other"], "there is no such recipe"),
         (["--inputs", tmp_path / "none.safetensors"], "there is no such sample file"),
         (["--export", tmp_path / "no" / "where.json"], "the report cannot be written"),
-        (["--project", tmp_path], "there is no project"),
     ):
         shown = profiled(folder, *arguments)
         assert shown.exit_code == 1
@@ -566,14 +565,14 @@ def test_a_source_that_has_changed_since_it_was_lowered_is_named(tmp_path: Path)
     (tmp_path / "net" / "other.py").write_bytes(b"no operation comes from it")
     assert lines(b"as lowered") == []
     (line,) = lines(b"edited")
-    assert line == "net/model.py in the given folder is not what was lowered: the lines are those of then"
+    assert line == "net/model.py in the given folder has changed since the build: line numbers are those of the build"
 
 
 def test_source_lines_are_added_up_and_an_overhead_below_zero_is_noise() -> None:
     row = Row("net.py:3", "net", "aten.mul.Tensor", "aoti", 0.25, 1)
     rows = (row, replace(row, op="aten.add.Tensor", seconds=0.5), replace(row, source="net.py:9", seconds=0.125))
     found = Profile("net", "forward", 1, {"default": RecipeProfile(9, 1.0, -0.117, rows, ())})
-    lines = [line.split() for line in profile_lines(found, {}, is_all=False)]
+    lines = [line.split() for line in profile_lines(found, {})]
     assert ["default", "1", "s", "87.5%", "within", "noise"] in lines
     begin = lines.index(["sum", "of", "a", "source", "line", "default"])
     assert lines[begin + 1 :] == [["net.py:3", "750", "ms", "75.0%"], ["net.py:9", "125", "ms", "12.5%"]]

@@ -10,7 +10,6 @@ from hatch_lower.frozen import Frozen
 
 # `build`: numbers of the build that was made for this, which depend on what the cache had
 Tier: TypeAlias = Literal["exact", "build", "counted", "timed"]
-TIERS: tuple[Tier, ...] = ("exact", "counted", "timed")  # how far a measurement goes
 
 
 @dataclass(frozen=True, slots=True, order=True)

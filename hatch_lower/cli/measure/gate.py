@@ -11,7 +11,7 @@ from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.counted import count, find_counter
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, TIERS, Figures, Subject, Tier
+from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier
 from hatch_lower.cli.measure.host import Host
 from hatch_lower.cli.measure.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
 from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, run_digests
@@ -44,9 +44,7 @@ class Task(Frozen):
     table_path: str = HOOK_PATH  # dotted, of the hook's table
     eager: Mapping[str, Eager] = field(default_factory=dict)  # model to its module, where the project is at hand
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # recipe to modules that its programs need
-    tier: Tier = "timed"
-    budget: float | None = None  # seconds; `None`: as the table says
-    time_equal: bool = False  # time also what is equal byte by byte
+    budget: float | None = None  # seconds; 0: exact figures only; `None`: the table's budget
     builds: bool = False  # time builds of sides that have sources
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,7 +66,7 @@ class Task(Frozen):
         return self.second is not None and run_digests(self.first, subject) == run_digests(self.second, subject)
 
     def measures(self, tier: Tier) -> bool:
-        return TIERS.index(tier) <= TIERS.index(self.tier)
+        return tier == "exact" or self.seconds > 0
 
 
 class Result(Frozen):
@@ -140,10 +138,10 @@ def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict
 def add_counts(
     task: Task, methods: Sequence[Subject], figures: dict[str, Figures], notes: list[str], tell: Tell
 ) -> None:
-    recipes = sorted({(each.model, each.recipe) for each in methods if task.time_equal or not task.is_equal(each)})
+    recipes = sorted({(each.model, each.recipe) for each in methods if not task.is_equal(each)})
     if not recipes:
         return
-    counter = find_counter(task.environment, slow=task.tier == "counted")
+    counter = find_counter(task.environment)
     if isinstance(counter, str):
         notes.append(f"instructions cannot be counted here: {counter}")
         return
@@ -239,4 +237,4 @@ def is_timed(task: Task, subject: Subject) -> bool:
     """Return whether calls and loads of a method are measured: not if it is equal, and no limit is about A alone."""
     limits = [limit for part in subject.parts()[:2] for limit in limits_for(task.table, part)]
     own = any(limit.kind in OWN and METRICS[limit.metric].tier == "timed" for limit in limits)
-    return own or task.time_equal or not task.is_equal(subject)
+    return own or not task.is_equal(subject)

@@ -1,9 +1,8 @@
-"""Sides that are made for a comparison: a project as it is, or at a revision of git, is built; a release is downloaded.
+"""Sides that are built for a comparison: a project's working tree, or the project at a git revision.
 
-A build goes through the cache: only what differs from what was built before is lowered. A revision is checked out
-beside the project for as long as it is needed. What git does not have is missing there: files that the hook's `inputs`
-or a model's `assets` name and that git ignores, weights as a rule, are copied from the project's folder, for no
-revision says which they were at its time.
+A build uses the cache, so only changed programs are lowered. A revision is checked out into a temporary worktree.
+Files that git ignores are missing there. If the hook's `inputs` or a model's `assets` name ignored files (usually
+weights), the files are copied from the project's folder, because no revision records their contents.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from hatch_lower.cli.measure.repository import (
 from hatch_lower.cli.measure.side import Side, open_wheel
 from hatch_lower.cli.measure.submodules import fill_submodules
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.config.requirements import is_installed
-from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, ProgramError, size_text
+from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder
 
@@ -47,7 +45,7 @@ SHOWN = 3  # files or folders that a line names
 
 
 def is_project(target: str | Path) -> bool:
-    """Return whether a target is a project, which is built, and not what was built."""
+    """Return whether a target is a project's folder."""
     return not isinstance(target, str) and (target / PROJECT_FILE).is_file()
 
 
@@ -63,7 +61,7 @@ def editable_project(distribution: str) -> Path | None:
 def built_project(root: Path, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
     """Build a project as it is now, in its folder, and open its wheel."""
     root = root.resolve()
-    open_project(root)  # says what is wrong with its settings
+    open_project(root)  # raises if the settings are wrong
     title = f"working tree{state_of(root, environment)}"
     with built(root, title, environment, tell) as side:
         yield side
@@ -71,7 +69,7 @@ def built_project(root: Path, environment: Mapping[str, str], tell: Tell) -> Ite
 
 @contextmanager
 def built(root: Path, title: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
-    store = open_store(environment, lambda _: None)  # the build itself says why the cache is not used
+    store = open_store(environment, lambda _: None)  # the build itself reports problems of the cache
     history = history_path(store.directory, root)
     before = state_of_file(history)
     with work_folder() as target:
@@ -82,7 +80,7 @@ def built(root: Path, title: str, environment: Mapping[str, str], tell: Tell) ->
 
 
 def state_of(root: Path, environment: Mapping[str, str]) -> str:
-    """Return which commit a working tree is at, or that it has changed since; nothing where that cannot be told."""
+    """Return ` (COMMIT)` or ` (changed)` for a working tree; empty without a readable repository."""
     try:
         repository = find_repository(root, environment)
         return " (changed)" if is_changed(repository, root) else f" ({find_commit(repository, 'HEAD')})"
@@ -99,18 +97,18 @@ def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, 
             f"{title} cannot be built",
             where=f"`python -m hatchling build --target wheel` ended with status {status}",
             found=last_lines(lines),
-            hint="see that it can be built in this environment, with all that its `[build-system] requires` names",
+            hint="install all requirements of `[build-system] requires` into this environment, and fix the error",
         )
     return only_wheel(target, title)
 
 
 def read_facts(store: Store, root: Path, models: Iterable[str], *, unchanged: bool) -> Figures:
-    """Return what the cache knows of the build of a project; `unchanged`: the build did not write that down again."""
+    """Return the figures of a project's last build; `unchanged`: the build did not write its history again."""
     history = read_history(store.directory, root) if store.writes else None
     if history is None:
         return {}
     built = {name: history.models[name] for name in models if name in history.models}
-    if unchanged:  # only a build that exports nothing leaves the history as it was
+    if unchanged:  # only a build without exports leaves the history unchanged
         return {Subject(name): {"level": 1, "compilations": 0} for name in built}
     return {
         Subject(name): {"level": model.level, "compilations": sum(row.partitions - row.reused for row in model.rows)}
@@ -128,7 +126,7 @@ def state_of_file(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def built_revision(root: Path, revision: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
-    """Build a project as a git revision has it, and open its wheel; `source` is its folder in a temporary worktree."""
+    """Build a project at a git revision, and open its wheel; `source` is its folder in a temporary worktree."""
     root = root.resolve()
     check_present(root / PROJECT_FILE)
     repository = find_repository(root, environment)
@@ -150,12 +148,12 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
             )
         copy_ignored(repository, root, source, title, tell)
         history = history_path(directory, source)
-        forgotten = [history, history.with_suffix(".log")]  # nobody will ask for the last build in this folder
+        forgotten = [history, history.with_suffix(".log")]  # the folder is temporary
         try:
             with ExitStack() as stack:
                 try:
                     side = stack.enter_context(built(source, title, environment, tell))
-                except ProcessError as error:  # what the build said names the log
+                except ProcessError as error:  # the error names the log
                     forgotten.pop()
                     raise with_causes(error, commit, empty) from error
                 yield side
@@ -184,10 +182,10 @@ def title_of(revision: str, commit: Commit) -> str:
 
 
 def copy_ignored(repository: Repository, root: Path, source: Path, title: str, tell: Tell) -> None:
-    """Copy the files that a revision's settings name and that git ignores from the project's folder."""
+    """Copy files that git ignores and that the revision's settings name from the project's folder."""
     try:
         settings = open_project(source).settings
-    except LowerError as error:  # tell of the revision: its folder is gone when the message is read
+    except LowerError as error:  # name the revision: its folder is gone when the message is read
         where = error.where.replace(str(source), title)
         raise type(error)(error.what, where=where, found=error.found, hint=error.hint) from error
     patterns = dict.fromkeys([*settings.inputs, *(glob for model in settings.models for glob in model.assets)])
@@ -197,13 +195,13 @@ def copy_ignored(repository: Repository, root: Path, source: Path, title: str, t
     if not files:
         return
     names = listed([path.as_posix() for path in files])
-    tell(f"{title}: with {names} of the working tree, for git ignores what `inputs` or `assets` name")
+    tell(f"{title}: with {names} of the working tree: git ignores these files of `inputs` or `assets`")
     needed, free = sum((root / path).stat().st_size for path in files), shutil.disk_usage(source).free
     try:
         if needed > free:
             raise OSError(f"{size_text(needed)} to copy, {size_text(free)} free")
         for path in files:
-            # a copy: what a revision's own code writes to its inputs must not change those of the project
+            # a copy, so that code of the revision cannot change the project's files
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, source / path)
     except OSError as error:
@@ -211,38 +209,5 @@ def copy_ignored(repository: Repository, root: Path, source: Path, title: str, t
             "the files that git ignores cannot be copied for the build of a revision",
             where=title,
             found=str(error),
-            hint="see that they can be read, and that there is space for temporary files (TMPDIR)",
+            hint="make the files readable, and provide space for temporary files (TMPDIR)",
         ) from error
-
-
-@contextmanager
-def released(name: str, version: str | None, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
-    """Download the wheel of a distribution's release, the newest that pip takes if no version is given; open it."""
-    if not is_installed("pip"):
-        raise ConfigError(
-            "pip is not installed here, which finds and downloads releases",
-            where=sys.executable,
-            hint="run `python -m ensurepip` or `uv pip install pip`, or name a wheel with `--against`",
-        )
-    wanted = name if version is None else f"{name}=={version}"
-    with work_folder() as work:
-        wheel = download(wanted, work, environment, tell)
-        with open_wheel(wheel, f"{wheel.name} (released)") as side:
-            yield side
-
-
-def download(wanted: str, work: Path, environment: Mapping[str, str], tell: Tell) -> Path:
-    tell(f"downloading {wanted}")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--dest", str(work), "--", wanted]
-    status, lines = run_command(command, work, environment)
-    wheels = sorted(work.glob("*.whl"))
-    if status or len(wheels) != 1:
-        raise ProgramError(
-            "there is no such release that could be installed here",
-            where=f"`{wanted}`",
-            found=last_lines(lines),
-            hint="see which versions have a wheel for this Python and this machine, and where pip looks "
-            "(`python -m pip config list`); or name a wheel with `--against`",
-        )
-    return wheels[0]

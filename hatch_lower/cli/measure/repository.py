@@ -79,7 +79,7 @@ def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
             "the project's git repository cannot be read" if unsafe else "the project is not in a git repository",
             where=str(folder),
             found=done.stderr.strip(),
-            hint=hint if unsafe else "compare with a wheel (`--against`) or a release (`--against-release`) instead",
+            hint=hint if unsafe else "compare with a wheel instead: `--against`",
         )
     return replace(here, top=Path(os.path.realpath(done.stdout.rstrip("\n"))))
 

@@ -70,6 +70,6 @@ def libraries() -> tuple[Any, Any]:
         raise ConfigError(
             "a package that benchmarks need is not installed",
             found=str(error),
-            hint="install `hatch-lower[bench]`, or measure without times: `--tier exact`, and no `--builds`",
+            hint="install `hatch-lower[bench]`, or measure without times: `--budget 0`, and no `--builds`",
         ) from error
     return numpy, stats

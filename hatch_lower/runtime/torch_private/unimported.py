@@ -38,12 +38,3 @@ def has_vnni() -> bool:
     import torch
 
     return torch.cpu._is_vnni_supported()
-
-
-def valgrind_switches() -> tuple[Callable[[], None], Callable[[], None]] | None:
-    """Return what starts or stops counting below valgrind, and what writes down the counts and stops."""
-    import torch
-
-    if not torch._C._valgrind_supported_platform():
-        return None
-    return torch._C._valgrind_toggle, torch._C._valgrind_toggle_and_dump_stats

@@ -25,7 +25,8 @@ def format_of(path: Path) -> Format:
     return "speedscope" if ".speedscope" in suffixes else "trace" if ".trace" in suffixes else "json"
 
 
-def export_text(profile: Profile, form: Format) -> str:
+def export_text(profile: Profile, path: Path) -> str:
+    form = format_of(path)
     written = {"json": Profile.to_json, "speedscope": speedscope_json, "trace": trace_json}[form](profile)
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 

@@ -36,12 +36,10 @@ def needs_timers(entry: ModelEntry, recipe: str) -> bool:
     return not TIMERS.keys().isdisjoint(entry.recipes[recipe].backends)
 
 
-def find_sources(asked: Path | None, target: str | Path, manifest: Manifest) -> Project | None:
-    """Return the project of models: what is asked for, an editable install's, or this folder's if of that name."""
-    if asked is None and is_project(target):
-        asked = Path(target)
-    if asked is not None:
-        return open_project(asked)
+def find_sources(target: str | Path, manifest: Manifest) -> Project | None:
+    """Return the project of models: the target, an editable install's, or this folder's if the names are equal."""
+    if is_project(target):
+        return open_project(Path(target))
     folder = editable_project(manifest.distribution) if isinstance(target, str) else None
     project = find_project(folder or Path())
     return project if project is not None and project.settings.name == manifest.distribution else None
@@ -56,7 +54,7 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
             "the project does not lower this model",
             where=str(settings.root),
             found=f"no model `{model}` with the recipes {', '.join(f'`{name}`' for name in recipes)}",
-            hint="name the project that the wheel was built from with `--project`",
+            hint="run this in the project that the wheel was built from",
         )
     with work_folder() as work:
         store = open_cache(settings, lambda _: None)
