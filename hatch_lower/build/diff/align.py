@@ -1,68 +1,36 @@
-"""Aligning two sequences: the shortest edit script of Myers, which is fast where little has changed."""
+"""Pairs of equal items in two sequences, found by `difflib`."""
 
 from __future__ import annotations
 
-from array import array
+from collections import Counter
 from collections.abc import Sequence
+from difflib import Match, SequenceMatcher
 
-MOST_EDITS = 1000  # beyond this the sequences count as different: time and memory grow with its square
+MOST_EDITS = 1000  # beyond this number of items without a counterpart the sequences count as different
 
-# A stretch of the first sequence that a stretch of the second one replaces; either may be empty
+# A stretch of the first sequence that a stretch of the second sequence replaces; either may be empty
 Gap = tuple[range, range]
 
 
 def align(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the pairs of positions at which two sequences are equal, in order; `None` beyond `MOST_EDITS` others."""
-    begin, end = 0, 0
-    shorter = min(len(before), len(after))
-    while begin < shorter and before[begin] == after[begin]:
-        begin += 1
-    while end < shorter - begin and before[-1 - end] == after[-1 - end]:
-        end += 1
-    inner = middle_pairs(before[begin : len(before) - end], after[begin : len(after) - end])
-    if inner is None:
+    """Return pairs of positions of equal items, in order; `None` beyond `MOST_EDITS` items without a counterpart."""
+    shared = (Counter(before) & Counter(after)).total()
+    if len(before) + len(after) - 2 * shared > MOST_EDITS:
         return None
-    head = [(at, at) for at in range(begin)]
-    tail = [(len(before) - at, len(after) - at) for at in range(end, 0, -1)]
-    return [*head, *((begin + left, begin + right) for left, right in inner), *tail]
+    begin = equal_items(before, after)  # difflib is slow where many items are equal: most graphs differ in few places
+    end = equal_items(before[begin:][::-1], after[begin:][::-1])
+    inner = before[begin : len(before) - end], after[begin : len(after) - end]
+    blocks = SequenceMatcher(None, *inner, autojunk=False).get_matching_blocks()
+    blocks = [Match(0, 0, begin), *(Match(begin + a, begin + b, size) for a, b, size in blocks)]
+    blocks.append(Match(len(before) - end, len(after) - end, end))
+    pairs = [(left + at, right + at) for left, right, size in blocks for at in range(size)]
+    return pairs if len(before) + len(after) - 2 * len(pairs) <= MOST_EDITS else None
 
 
-def middle_pairs(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the pairs of a shortest edit script, found by growing the number of edits from 0."""
-    rows, columns = len(before), len(after)
-    limit = min(rows + columns, MOST_EDITS)
-    # the furthest position in `before` on each diagonal with so many edits; earlier ones are kept, to walk back
-    reached = array("q", [0]) * (2 * limit + 3)
-    kept = []
-    for edits in range(limit + 1):
-        kept.append(reached[limit - edits : limit + edits + 3])
-        for diagonal in range(-edits, edits + 1, 2):
-            at = diagonal + limit + 1
-            down = diagonal == -edits or (diagonal != edits and reached[at - 1] < reached[at + 1])
-            row = reached[at + 1] if down else reached[at - 1] + 1
-            column = row - diagonal
-            while row < rows and column < columns and before[row] == after[column]:
-                row, column = row + 1, column + 1
-            reached[at] = row
-            if row >= rows and column >= columns:
-                return walk_back(kept, rows, columns)
-    return None
-
-
-def walk_back(kept: Sequence[Sequence[int]], rows: int, columns: int) -> list[tuple[int, int]]:
-    pairs = []
-    row, column = rows, columns
-    for edits in range(len(kept) - 1, -1, -1):
-        reached, diagonal = kept[edits], row - column
-        at = diagonal + edits + 1
-        down = diagonal == -edits or (diagonal != edits and reached[at - 1] < reached[at + 1])
-        begin_row = reached[at + 1] if down else reached[at - 1] + 1
-        begin_column = begin_row - diagonal
-        while row > begin_row and column > begin_column:
-            row, column = row - 1, column - 1
-            pairs.append((row, column))
-        row, column = (begin_row, begin_column - 1) if down else (begin_row - 1, begin_column)
-    return pairs[::-1]
+def equal_items(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the number of equal items at the beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
 def gaps(pairs: Sequence[tuple[int, int]], rows: int, columns: int) -> list[Gap]:
