@@ -104,7 +104,7 @@ def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
         return look(context, model, wanted)
 
 
-def find_sources(name: str, model: str | None, project: Path | None) -> tuple[Project, str, Contents | None]:
+def find_sources(name: str, model: str | None) -> tuple[Project, str, Contents | None]:
     """Return the project, the name of its model, and the contents of the wheel or installed package, if named."""
     target = target_of(name)
     here = project_here(None)

@@ -1,4 +1,4 @@
-"""`hatch-lower reproduce`: a wheel is built again, elsewhere and otherwise, and the bytes are compared."""
+"""`hatch-lower reproduce`: build a wheel again in another folder and environment, and compare all bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = "build.log"
 DIFFOSCOPE = "diffoscope.txt"
-SHOWN = 5  # differences of one file that are shown to people
+SHOWN = 5  # differences of a file in the text output
 
 
 @click.command()
@@ -34,7 +34,8 @@ SHOWN = 5  # differences of one file that are shown to people
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A folder for the rebuilt wheel, its build's log, and what diffoscope says if it is installed.",
+    help="Keep the rebuilt wheel, the log of its build, and diffoscope's report (if diffoscope is installed) in this"
+    " folder.",
 )
 @json_option
 @click.pass_context
@@ -43,8 +44,8 @@ def reproduce(
 ) -> None:
     """Build a wheel again, and compare all bytes.
 
-    On a difference it says where and why. The build has another folder, home, umask, locale, time zone, hash seed,
-    number of threads and order of files, and uses nothing that was lowered before. It runs with the packages that are
+    Differences are shown with place and likely reason. The build has another folder, home, umask, locale, time zone,
+    hash seed, number of threads and order of files, uses no cached results, and runs with the packages that are
     installed here.
     """
     if project is not None and sdist is not None:
@@ -81,7 +82,7 @@ def prepare(keep: Path, wheel: Path) -> Path:
         keep.mkdir(parents=True, exist_ok=True)
         if keep.samefile(wheel.parent):
             raise PackageError(
-                "the rebuilt wheel would take the place of the wheel",
+                "the rebuilt wheel would overwrite the original",
                 where=str(wheel),
                 hint="name another folder with `--keep`",
             )
@@ -101,12 +102,11 @@ def keep_files(again: Rebuilt, target: Path) -> None:
 
 
 def keep_diffoscope(wheel: Path, again: Path) -> None:
-    """Write what diffoscope says of two wheels beside the second one, if it is installed."""
-    # it disassembles native code and knows each field of an archive; the comparison here names places and reasons
+    """Write diffoscope's report beside the rebuilt wheel, if diffoscope is installed."""
+    # diffoscope disassembles native code, and shows texts by line and all fields of an archive
     program = shutil.which("diffoscope")
     if program is not None:
         command = [program, "--text", str(again.parent / DIFFOSCOPE), str(wheel), str(again)]
-        # its status says whether they differ, which is known
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
@@ -115,8 +115,8 @@ def report_lines(wheel: Path, digest: str, differences: Sequence[Difference]) ->
         yield f"{wheel.name} is reproducible: sha256 {digest}"
         return
     members = {difference.member for difference in differences} - {""}
-    what = f": {count(len(members), 'file')} differ{'s' if len(members) == 1 else ''}" if members else ""
-    yield f"{wheel.name} is not reproducible{what}"
+    number = f": {count(len(members), 'file')} differ{'s' if len(members) == 1 else ''}" if members else ""
+    yield f"{wheel.name} is not reproducible{number}"
     yield "  in the wheel (-) and as rebuilt (+)"
     for member, group in itertools.groupby(differences, key=lambda difference: difference.member):
         listed = list(group)

@@ -33,6 +33,10 @@ def compare(
     return list(compare_wheels(one, other, places))
 
 
+def content(data: bytes) -> str:
+    return f"{len(data)} bytes, sha256 {sha256(data)[:16]}"
+
+
 def floats(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
@@ -100,9 +104,9 @@ def test_both_values_of_a_field_are_shown_and_long_ones_shortened(tmp_path: Path
     assert found[0].second == "(not there)"
 
 
-def test_a_document_that_is_only_written_otherwise_is_told_from_one_with_other_values(tmp_path: Path) -> None:
+def test_a_document_with_equal_values_in_another_form_is_named(tmp_path: Path) -> None:
     (found,) = compare(tmp_path, {DOCUMENT: '{"a":1}'}, {DOCUMENT: '{"a": 1}'})
-    assert "written otherwise" in found.reason
+    assert "in another form" in found.reason
 
 
 def test_a_changed_delegate_is_one_difference_whatever_names_it(tmp_path: Path) -> None:
@@ -118,8 +122,8 @@ def test_delegates_that_change_places_in_the_order_of_their_digests_are_told_apa
     ranks = [sorted(range(4), key=lambda at, listed=listed: sha256(listed[at][1])) for listed in (before, after)]  # type: ignore[misc]
     assert ranks[0] != ranks[1]
     found = compare(tmp_path, lowered(before), lowered(after))
-    assert {(each.member, each.first[:5]) for each in found} == {
-        (f"tiny/_lowered/net/delegates/{sha256(one)}.bin", b"first".hex(" ")[:5]) for one, _ in pairs
+    assert {(each.member, each.first, each.second) for each in found} == {
+        (f"tiny/_lowered/net/delegates/{sha256(one)}.bin", content(one), content(other)) for one, other in pairs
     }
 
 
@@ -254,59 +258,35 @@ def test_a_delegate_with_a_plan_and_its_weights_is_looked_into(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("member", "first", "second", "reason", "line"),
+    ("member", "first", "second", "reason"),
     [
         (
             f"{METADATA}METADATA",
             "Requires-Dist: a\nRequires-Dist: b\n",
             "Requires-Dist: b\nRequires-Dist: a\n",
             "another order",
-            "-Requires-Dist: b",
         ),
         (
             f"{METADATA}WHEEL",
-            "Generator: hatchling 1.27\nTag: a\n",
-            "Generator: hatchling 1.30\nTag: a\n",
+            "Generator: hatchling 1.27\n",
+            "Generator: hatchling 1.30\n",
             "version of the build backend",
-            "+Generator: hatchling 1.30",
         ),
-        (
-            f"{METADATA}WHEEL",
-            "Tag: py3-none-any\n",
-            "Tag: cp311-none-any\n",
-            "another platform",
-            "+Tag: cp311-none-any",
-        ),
-        ("tiny/model.py", "x = 1\n", "x = 2\n", "the sources are not those", "+x = 2"),
-        ("tiny/_version.py", "DATE = '2026-01-01'\n", "DATE = '2026-01-02'\n", "time stamp", "+DATE = '2026-01-02'"),
-        ("tiny/where.txt", "/nowhere/ada/tiny\n", "/srv/x/tiny\n", "path of a folder", "-/nowhere/ada/tiny"),
+        ("tiny/model.py", "x = 1\n", "x = 2\n", "the sources are not those"),
+        ("tiny/model.py", "a\nb\n", "a\r\nb\r\n", "ends of lines"),
+        ("tiny/_version.py", "DATE = '2026-01-01'\n", "DATE = '2026-01-02'\n", "time stamp"),
+        ("tiny/where.txt", "/nowhere/ada/tiny\n", "/srv/x/tiny\n", "path of a folder"),
+        ("tiny/x.so", "\x7fELF\0one", "\x7fELF\0other", "the compiler made other code"),
+        ("tiny/x.bin", "\0one", "\0other", ""),
     ],
 )
-def test_texts_are_compared_by_their_lines(
-    member: str, first: str, second: str, reason: str, line: str, tmp_path: Path
+def test_other_files_are_compared_by_size_and_digest(
+    member: str, first: str, second: str, reason: str, tmp_path: Path
 ) -> None:
     (found,) = compare(tmp_path, {member: first}, {member: second})
-    assert found.member == member
+    assert (found.member, found.first, found.second) == (member, content(first.encode()), content(second.encode()))
     assert reason in found.reason
-    assert line in found.lines
-
-
-def test_ends_of_lines_and_long_comparisons(tmp_path: Path) -> None:
-    (found,) = compare(tmp_path, {"t/a.py": "a\nb\n"}, {"t/a.py": "a\r\nb\r\n"})
-    assert "ends of lines" in found.reason
-    (found,) = compare(tmp_path / "long", {"t/a.py": "a\n" * 90}, {"t/a.py": "b\n" * 90})
-    assert found.lines[-1] == "… and 161 more lines of the comparison"
-    assert len(found.lines) == 21
-
-
-def test_other_bytes_are_compared_by_their_first_difference(tmp_path: Path) -> None:
-    one, other = b"\xff\0\1 /nowhere/ada/build/x.c \0", b"\xff\0\1 /srv/elsewhere/x.c \0"
-    (found,) = compare(tmp_path, {"t/a.bin": one}, {"t/a.bin": other})
-    assert found.place == f"byte 5; {len(one)} and {len(other)} bytes in all"
-    assert found.first.startswith("6e 6f 77 68")
-    assert "path of a folder" in found.reason
-    (found,) = compare(tmp_path / "end", {"t/a.bin": b"\0\xff"}, {"t/a.bin": b"\0\xff\1"})
-    assert (found.first, found.second) == ("(the end)", "01")
+    assert bool(reason) == bool(found.reason)
 
 
 @pytest.mark.parametrize(
@@ -334,14 +314,14 @@ FILES = {"tiny/a.py": "a = 1\n" * 40, "tiny/b.py": "b = 1\n"}
         ({"date": (2026, 1, 2, 3, 4, 6)}, "date", ("2020-02-02 00:00:00", "2026-01-02 03:04:06"), "the clock"),
         ({"mode": 0o100600}, "permissions", ("100644", "100600"), "umask"),
         ({"deflated": False}, "compression", ("deflated", "stored"), "other settings"),
-        ({"level": 0}, "compressed size", None, "another level"),
-        ({"extra": b"UT\1\0x"}, "extra fields", ("(not there)", "55 54 01 00 78"), ""),
-        ({"comment": b"hello"}, "bytes outside the members", ("(not there)", "5 bytes in a comment"), "added"),
+        ({"level": 0}, "bytes outside of the members", None, "another tool"),
+        ({"extra": b"UT\1\0x"}, "bytes outside of the members", None, "another tool"),
+        ({"comment": b"hello"}, "bytes outside of the members", None, "another tool"),
         (
             {"order": ("tiny/b.py", "tiny/a.py", f"{METADATA}RECORD")},
-            "order of the members",
-            ("1. tiny/a.py", "1. tiny/b.py"),
-            "another order",
+            "bytes outside of the members",
+            None,
+            "another tool",
         ),
     ],
 )
@@ -360,38 +340,7 @@ def test_one_date_of_all_members_is_said_once(tmp_path: Path) -> None:
     one = make_wheel(tmp_path / "one" / NAME, FILES)
     other = make_wheel(tmp_path / "other" / NAME, FILES, date=(2026, 1, 2, 3, 4, 6))
     (found,) = compare_wheels(one, other)
-    assert found.lines == ("each member in both wheels",)
-
-
-def test_bytes_before_and_behind_an_archive(tmp_path: Path) -> None:
-    one = make_wheel(tmp_path / "one" / NAME, FILES)
-    other = make_wheel(tmp_path / "other" / NAME, FILES)
-    other.write_bytes(one.read_bytes() + b"more")
-    (found,) = compare_wheels(one, other)
-    assert (found.place, found.second) == ("bytes outside the members", "4 bytes behind the directory")
-    other.write_bytes(b"\0" * 7 + one.read_bytes())
-    (found,) = compare_wheels(one, other)
-    assert found.second == "7 bytes before the members"
-
-
-def test_bytes_of_an_archive_that_say_nothing_differ_too(tmp_path: Path) -> None:
-    """Whatever the comparison knows nothing of: a time in a local header, which nobody reads."""
-    one = make_wheel(tmp_path / "one" / NAME, FILES)
-    other = make_wheel(tmp_path / "other" / NAME, FILES)
-    data = bytearray(one.read_bytes())
-    data[10] ^= 1
-    other.write_bytes(data)
-    (found,) = compare_wheels(one, other)
-    assert (found.member, found.place) == ("", "byte 10")
-    assert found.reason == "another tool wrote the archive"
-
-
-def test_a_member_that_is_there_twice(tmp_path: Path) -> None:
-    one, other = (make_wheel(tmp_path / name / NAME, FILES) for name in ("one", "other"))
-    with zipfile.ZipFile(other, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr("tiny/a.py", FILES["tiny/a.py"])
-    found = {(each.member, each.first, each.second) for each in compare_wheels(one, other)}
-    assert ("tiny/a.py", "at most once", "several times") in found
+    assert found.lines == ("of 3 members, first tiny/a.py",)
 
 
 def test_a_record_that_lists_something_else_than_the_wheel_has(tmp_path: Path) -> None:
@@ -399,8 +348,7 @@ def test_a_record_that_lists_something_else_than_the_wheel_has(tmp_path: Path) -
     other = make_wheel(tmp_path / "other" / NAME, FILES, record="tiny/a.py,sha256=AAAA,6\n")
     (found,) = compare_wheels(one, other)
     assert found.member == f"{METADATA}RECORD"
-    assert "changed after it was built" in found.reason
-    assert "+tiny/a.py,sha256=AAAA,6" in found.lines
+    assert "changed after its build" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -426,7 +374,7 @@ def test_metadata_of_another_version_is_compared_with_its_counterpart(tmp_path: 
             text = source.read(name).replace(b"1.0", b"1.1") if name.endswith("METADATA") else b""
             target.writestr(name.replace("-1.0.", "-1.1."), text)
     found = {each.member: each for each in compare_wheels(one, other)}
-    assert "+Version: 1.1" in found[f"{METADATA}METADATA"].lines
+    assert found[f"{METADATA}METADATA"].second.startswith("13 bytes, sha256 ")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "flipped", "missing"])
@@ -442,7 +390,7 @@ def test_a_wheel_that_cannot_be_read(damage: str, tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="the wheel cannot be read") as caught:
         compare_wheels(one, other)
     assert caught.value.where == str(other)
-    assert "whole and not changed" in caught.value.hint
+    assert "name a complete wheel" in caught.value.hint
 
 
 SAMPLE = {
@@ -487,7 +435,7 @@ def test_members_with_other_contents_are_always_named(data: some.DataObject, tmp
 def test_documents_that_nest_too_deeply_are_compared_as_bytes(tmp_path: Path) -> None:
     one, other = "[" * 30_000 + "1" + "]" * 30_000, "[" * 30_000 + "2" + "]" * 30_000
     (found,) = compare(tmp_path, {DOCUMENT: one}, {DOCUMENT: other})
-    assert found.place == "byte 30000"
+    assert (found.place, found.first) == ("", content(one.encode()))
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -530,7 +478,7 @@ def test_a_number_that_is_the_size_of_a_member_that_differs_is_left_out(tmp_path
     found = compare(tmp_path, files(bytes(500), 4), files(bytes(501) + b"\1", 5))
     assert [(each.member, each.place) for each in found] == [
         ("t/sbom.json", "/shape/0"),
-        ("t/x.bin", "byte 500; 500 and 502 bytes in all"),
+        ("t/x.bin", ""),
     ]
 
 

@@ -375,7 +375,7 @@ def test_a_key_is_the_same_before_and_after_it_was_stored() -> None:
 
 def test_what_follows_from_other_parts_speaks_last() -> None:
     after = {**KEY, "eager": NEW, "sharing": NEW}
-    assert consequences(KEY, after) == ["which tensors share memory", "what the module itself returns"]
+    assert consequences(KEY, after) == ["which tensors share memory", "the outputs of the eager module"]
     assert explained(build_of(KEY), build_of(after)) == tuple(consequences(KEY, after))
     assert explained(build_of(KEY), build_of(after), "digits/model.py") == ("digits/model.py",)
 

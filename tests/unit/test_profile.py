@@ -283,7 +283,7 @@ def test_a_files_name_says_its_format(name: str, expected: str) -> None:
 def test_a_trace_has_the_instructions_of_an_engine_inside_its_delegate() -> None:
     step = delegate_step(4_000_000, (["first"], 1_000_000), (["second"], 2_000_000))
     recipe = attribute(found_of(step), plan_with("engine"), debug_of({"first": (1,), "second": (2,)}))
-    events = json.loads(export_text(profile_of(default=recipe), "trace"))["traceEvents"]
+    events = json.loads(export_text(profile_of(default=recipe), Path("x.trace.json")))["traceEvents"]
     whole, first, second = (event for event in events if event["ph"] == "X")
     assert (whole["ts"], whole["dur"]) == (0, 1000)
     assert (first["ts"], first["dur"]) == (0, 250)
@@ -293,7 +293,7 @@ def test_a_trace_has_the_instructions_of_an_engine_inside_its_delegate() -> None
 
 def test_a_speedscope_file_weighs_stacks_of_modules() -> None:
     recipe = recipe_of(Row("a.py:12", "net.first", "aten.mm.default", "aoti", 0.0007, 10))
-    written = json.loads(export_text(profile_of(default=recipe), "speedscope"))
+    written = json.loads(export_text(profile_of(default=recipe), Path("x.speedscope.json")))
     frames = written["shared"]["frames"]
     (profile,) = written["profiles"]
     stacks = [[frames[index]["name"] for index in stack] for stack in profile["samples"]]

@@ -1,1 +1,1 @@
-"""Comparing two wheels that should be equal: what differs, where, and the likely reason. Torch is not imported."""
+"""Comparing two wheels that should be equal: differences, places, likely reasons. Torch is not imported."""

@@ -1,4 +1,4 @@
-"""Two documents (settings, tools, facts of a model) compared leaf by leaf."""
+"""Comparing two documents (settings, tools, facts of a model) leaf by leaf."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    place: Path  # the names that lead to it: `("models", "digits", "size")`
+    place: Path  # names from the root: `("models", "digits", "size")`
     first: object
     second: object
     lines: tuple[str, ...] = ()
 
 
 def document_changes(place: Path, first: object, second: object) -> Iterator[Change]:
-    """Yield where two values differ: things with names are compared by name, and what has a digest is one thing."""
+    """Yield the differences of two values. Named items are compared by name; a value with a digest is a leaf."""
     first, second = (list(side) if isinstance(side, tuple) else side for side in (first, second))
     if first == second:
         return
@@ -32,7 +32,7 @@ def document_changes(place: Path, first: object, second: object) -> Iterator[Cha
 
 
 def by_name(value: object) -> dict[str, object] | None:
-    """Return a mapping, a list of named things, or of rows that begin with a name, by name; else `None`."""
+    """Return a mapping, a list of named items, or a list of rows that begin with a name, by name; else `None`."""
     if isinstance(value, Mapping):
         return dict(value)
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What comparing two wheels finds, its likely reason, and what comparing a member is told of the wheels."""
+"""A difference between two wheels, its likely reason, and the facts that comparing a member needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from hatch_lower.frozen import Frozen
 
-NOTHING = "(not there)"  # what is shown for a side that lacks something
+NOTHING = "(not there)"  # the text of a side that lacks the leaf or file
 SHOWN = 96
 LABEL = "the sha256 of "
 SIZE = "the size of a member that differs"
-DIGITS = 20  # numbers in texts with as many are no sizes
+DIGITS = 20  # a number in a text with this many digits is not a size
 HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 ORDER = (
     "the same values in another order: of a set, which follows the hash seed, or of a folder's files; "
@@ -27,7 +27,7 @@ OTHER_SOURCES = (
 
 PATH = "the path of a folder is in it; write paths relative to the project, or leave them out"
 TIME = "a time stamp; leave it out, or take the time from SOURCE_DATE_EPOCH"
-# What a difference looks like, and its reason if two texts are equal once it is taken out of both
+# A pattern, and the reason if two texts are equal without the matches of the pattern
 MASKS = (
     (re.compile(r"(?<![\w.])(?:/[\w.+@ -]*[\w.+@-]){2,}|(?<!\w)[A-Z]:\\[^\s:\"']+"), PATH),
     (
@@ -81,34 +81,33 @@ UNSEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    member: str  # the file in the first wheel, or in the second if only that has it; empty for the wheel as a whole
-    place: str  # where in it: a JSON pointer, a tensor, a section or function; empty for the file as a whole
-    first: str  # what the first wheel has there, shortened
-    second: str  # what the second wheel has there, shortened
+    member: str  # the file in the first wheel, or in the second if only the second has the file; empty: the wheel
+    place: str  # a JSON pointer, a tensor or an attribute; empty for the whole file
+    first: str  # the value in the first wheel, shortened
+    second: str
     reason: str = ""  # the likely reason, or empty
-    lines: tuple[str, ...] = ()  # more about it: the lines of a diff, or sentences
+    lines: tuple[str, ...] = ()  # details, as sentences
 
 
 class Known(Frozen):
-    """What is known before members are compared one by one."""
+    """Facts about both wheels for comparing a pair of members."""
 
-    # paths that only one of the builds had, to what they are: `the rebuild's HOME`
+    # path of one build to its meaning: `the rebuild's HOME`
     places: Mapping[str, str] = field(default_factory=dict)
-    # for each wheel, the sha256 of members and tensors that differ and are compared themselves, to one text for both
-    # wheels
+    # for each wheel, the sha256 of a changed member or tensor to a label that both wheels share
     labels: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     # for each wheel, the sizes of these members
     sizes: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
-    # sha256 of a tensor in the first wheel to what the model calls it
+    # sha256 of a tensor in the first wheel to the model's name for the tensor
     names: Mapping[str, str] = field(default_factory=dict)
-    # sha256 of the tensors in files of constants of the first wheel; delegates may hold them once more
+    # sha256 of the tensors in constants files of the first wheel; delegates may hold copies
     stored: frozenset[str] = frozenset()
 
     def labelled(self, text: str, *, is_second: bool = False) -> str:
         return HEXADECIMAL.sub(lambda digest: self.labels[is_second].get(digest[0], digest[0]), text)
 
     def plain(self, value: object, *, is_second: bool = False) -> object:
-        """Return a JSON value of one wheel without what only says that a member differs: its digest, name and size."""
+        """Return a JSON value without digests, names and sizes of changed members."""
         if isinstance(value, dict):
             left_out = ("size", "header_sha256") if str(value.get("sha256")) in self.labels[is_second] else ()
             return {key: self.plain(part, is_second=is_second) for key, part in value.items() if key not in left_out}

@@ -1,6 +1,6 @@
-"""What differs between two exported graphs, in words, the most telling first.
+"""Differences between two exported graphs, in words, the most important first.
 
-Compared are canonical forms, so renamed values and moved lines are no difference.
+Canonical forms are compared, so renamed values and moved lines make no difference.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.words import change_text, range_text, value_change, value_text
 from hatch_lower.frozen import Frozen
 
-LARGEST_FORM = 1 << 28  # bytes of JSON that a stored form may have; the largest graphs of today have a tenth
+LARGEST_FORM = 1 << 28  # bytes of JSON of a stored form; the largest known graphs have a tenth
 CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
-# Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset
+# Columns of a constant's row, after kind, dtype, shape, strides, group of overlap, offset
 MUTATED, PERSISTENT = 6, 7
 
 
 class Form(Frozen):
-    """An exported method's canonical form, and what it leaves out but a reader wants."""
+    """An exported method's canonical form, with source lines and names for readers."""
 
     graph: Sequence[Any]  # rows of the nodes
     inputs: Sequence[Any]  # a row for each placeholder
     outputs: Sequence[Any]  # a row for each output
     symbols: Sequence[object]  # names and ranges
-    sources: Sequence[str] = ()  # for each node `digits/model.py:31`, empty where it has none
-    names: Sequence[str] = ()  # of the placeholders, as the author wrote them: `image`, `net.linear.weight`
+    sources: Sequence[str] = ()  # for each node `digits/model.py:31`, or empty
+    names: Sequence[str] = ()  # of the placeholders, in the source: `image`, `net.linear.weight`
     arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)  # operator to the names of its arguments
 
 
@@ -46,7 +46,7 @@ def read_form(data: bytes) -> Form | None:
 
 
 def differences(before: Form, after: Form) -> list[str]:
-    """Return a line for each difference, the most telling first; equal lines once."""
+    """Return a line for each difference, the most important first; equal lines once."""
     (old_inputs, old_constants), (inputs, constants) = read_placeholders(before), read_placeholders(after)
     same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
     places = [(left.position, right.position) for left, right in [*same_inputs, *same_constants]]
@@ -69,7 +69,7 @@ def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
 
 
 def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *, alone: bool) -> Iterator[str]:
-    # `alone`: no operator differs, so that another value is no consequence of that
+    # `alone`: no operator differs, so another output is no consequence of another operator
     moved = dict(pairs)
     old = [[kind, follow(value, moved)] for kind, value, _ in before.outputs]
     new = [[kind, value] for kind, value, _ in after.outputs]
@@ -93,9 +93,9 @@ def follow(value: object, moved: Mapping[int, int]) -> object:
 @dataclass(frozen=True, slots=True)
 class Placeholder:
     position: int
-    title: str  # `input x`, or `input 0` where the name is not known
-    name: str  # as the author wrote it; empty where it is not known
-    row: list[object]  # its kind, and for a constant how it lies in memory
+    title: str  # `input x`, or `input 0` if the name is unknown
+    name: str  # in the source; empty if unknown
+    row: list[object]  # its kind, and a constant's layout in memory
     value: object  # dtype, shape, strides, device
 
 
@@ -103,7 +103,7 @@ Matches = list[tuple[Placeholder, Placeholder]]
 
 
 def read_placeholders(form: Form) -> tuple[list[Placeholder], list[Placeholder]]:
-    """Return what a caller gives, and the constants."""
+    """Return the inputs and the constants."""
     rows = [(at, row) for at, row in enumerate(form.graph) if row[0] == "placeholder"]
     names = form.names if len(form.names) == len(rows) else [""] * len(rows)
     inputs: list[Placeholder] = []
@@ -115,14 +115,14 @@ def read_placeholders(form: Form) -> tuple[list[Placeholder], list[Placeholder]]
 
 
 def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
-    """Return the inputs that stand for each other: by position, or by name if there are more or fewer than before."""
+    """Return pairs of corresponding inputs: by position, or by name if their number has changed."""
     if len(before) == len(after) or not all(placeholder.name for placeholder in (*before, *after)):
-        return list(zip(before, after))  # noqa: B905 - those that are left over were added or removed
+        return list(zip(before, after))  # noqa: B905 - the rest was added or removed
     return by_name(before, after)
 
 
 def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
-    """Return the constants that stand for each other: by name, then those left over that look the same, in order."""
+    """Return pairs of corresponding constants: by name, then by equal kind, dtype and shape, in order."""
     pairs = by_name(before, after)
     seen = {id(placeholder) for pair in pairs for placeholder in pair}
     old, new = ([constant for constant in side if id(constant) not in seen] for side in (before, after))

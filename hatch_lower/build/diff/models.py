@@ -1,7 +1,7 @@
-"""What differs between two distributions with lowered models: programs, weights, settings, tools, sizes.
+"""Comparing two distributions with lowered models: programs, weights, settings, tools, sizes.
 
-Each side is first written down as one document of facts, and the two documents are compared; then tensors, native code
-and graphs that differ are looked into. Nothing of what is compared is run.
+Each side becomes a document of facts. The documents are compared leaf by leaf; changed tensors and graphs get details.
+Nothing is run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import Any
 
 from hatch_lower.build.contents import SBOM, Contents, LoweredModel, LoweredRecipe, find_contents, metadata_text
 from hatch_lower.build.diff.changes import Change, document_changes
-from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.tensors import compare_numbers, read_tensor_file
-from hatch_lower.build.diff.words import change_text
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
@@ -32,14 +30,14 @@ from hatch_lower.format.tree import tree_text
 from hatch_lower.frozen import Frozen
 
 Facts = dict[str, object]
-MOST_LINES = 40  # lines that are said of one graph or library
+MOST_LINES = 40  # of details of a graph
 
 
 class Side(Frozen):
     title: str
     models: Mapping[str, LoweredModel]
     requirements: Mapping[str, str]
-    components: Mapping[str, str]  # of the SBOM, name to version
+    components: Mapping[str, str]  # name to version, from the SBOM
 
 
 def read_side(target: str | Path) -> Side:
@@ -53,12 +51,12 @@ def read_side(target: str | Path) -> Side:
 
 
 def side_of(title: str, folders: Sequence[Contents]) -> Side:
-    """Return the models in some folders, without what only a distribution's metadata say."""
+    """Return the models in folders, without requirements and components, which are in a distribution's metadata."""
     return Side(title, {name: contents.model(name) for contents in folders for name in contents.models}, {}, {})
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
-    """Return requirements by what they are of, so that another version is a change and not two."""
+    """Return requirements by project, extras and marker, so that another version is a single change."""
     named: dict[str, str] = {}
     for text in texts:
         requirement = read_requirement(text)
@@ -84,8 +82,8 @@ def components_of(sbom: str, where: str) -> dict[str, str]:
 
 
 def compare_models(first: Side, second: Side) -> list[Change]:
-    """Return what differs; nothing if every packaged file of the models has the same contents."""
-    if len(first.models) == len(second.models) == 1:  # these are compared whatever their names are
+    """Return the differences; none if every packaged file of the models has the same contents."""
+    if len(first.models) == len(second.models) == 1:  # single models are compared under any name
         second = replace(second, models=dict(zip(first.models, second.models.values(), strict=True)))
     return [
         replace(change, lines=tuple(itertools.islice(details(first, second, change.place), MOST_LINES)))
@@ -138,7 +136,7 @@ def tensor_facts(plan: Plan) -> dict[str, Facts]:
 
 
 def file_facts(contents: Contents, file: FileEntry) -> Facts:
-    contents.map(file)  # which refuses a file that has another digest
+    contents.map(file)  # refuses a file with another digest
     return {"size": file.size, "sha256": file.sha256}
 
 
@@ -170,12 +168,10 @@ def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
             yield from tensor_lines(*models, name)
         case ("recipes", recipe, "files", "plan"):
             yield from graph_lines(models[0].recipes[recipe], models[1].recipes[recipe])
-        case ("recipes", recipe, "files", label) if label.startswith("delegate "):
-            yield from native_lines(*models, recipe, label)
 
 
 def tensor_lines(first: LoweredModel, second: LoweredModel, name: str) -> Iterator[str]:
-    """Yield by how much the numbers of a tensor differ, if there are as many on both sides."""
+    """Yield the size of a tensor's change, if both sides have equally many numbers."""
     left, right = stored_tensor(first, name), stored_tensor(second, name)
     if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
         return
@@ -184,7 +180,7 @@ def tensor_lines(first: LoweredModel, second: LoweredModel, name: str) -> Iterat
 
 
 def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | None:
-    """Return dtype and bytes of the storage that a constant is a view of, or `None` if there is none."""
+    """Return dtype and bytes of a constant's storage, or `None` if the wheel lacks the storage."""
     plans = (recipe.plan for recipe in model.recipes.values())
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
     if not keys or model.entry.constants is None:
@@ -195,20 +191,10 @@ def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | No
     return file.entries[keys[0]].dtype, file.contents(keys[0])
 
 
-def native_lines(first: LoweredModel, second: LoweredModel, recipe: str, label: str) -> Iterator[str]:
-    files = [(model, model.recipes[recipe].files().get(label)) for model in (first, second)]
-    left, right = (None if file is None else read_library(model.contents.map(file)) for model, file in files)
-    if left is not None and right is not None:
-        for difference in compare_libraries("", left, right, {}):
-            values = (difference.first, difference.second)
-            yield f"{difference.place}: {change_text(*values)}" if any(values) else difference.place
-            yield from (f"  {line}" for line in difference.lines)
-
-
 def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
     old, new = first.plan.methods, second.plan.methods
     for name in sorted(old.keys() & new.keys()):
-        # the arguments of what one side delegates are not known: to show the other side's would look like a change
+        # arguments of delegated operations are unknown: a side with arguments would look changed
         alike = first.entry.methods[name].delegated == second.entry.methods[name].delegated
         rows, sources = operations(old[name], first.method_debug(name), arguments=alike)
         new_rows, new_sources = operations(new[name], second.method_debug(name), arguments=alike)
@@ -219,8 +205,8 @@ def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
 
 
 def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tuple[list[Any], list[str]]:
-    """Return the operations of a method in their order, those in delegates too, and where they come from."""
-    # the debug map knows all of them; the plan knows the arguments of those that it runs itself
+    """Return the operations of a method in order, with those of delegates, and their source lines."""
+    # the debug map has all operations; the plan has the arguments of the operations that no delegate runs
     calls: dict[int, OpCall] = {}
     for number, instruction in enumerate(plan.graph.instructions):
         handles = debug.instructions.get(str(number), ())
@@ -241,7 +227,7 @@ def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tupl
 
 
 def argument_json(value: Argument, places: Mapping[int, int]) -> object:
-    """Return an argument of a plan as the canonical form of a graph has it; `places` are those of values by slot."""
+    """Return an argument of a plan in the canonical form of a graph; `places` maps a slot to a position."""
     match value:
         case Value(slot):
             return ["node", places.get(slot)]

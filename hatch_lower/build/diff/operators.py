@@ -1,7 +1,7 @@
-"""What differs between the operators of two graphs.
+"""Differences between the operators of two graphs.
 
-An edit of one operator moves the positions of all later ones; so operators are aligned first, without their edges, and
-edges only speak where no operator does.
+An edit of an operator moves the positions of all later operators. So operators are aligned without their edges first,
+and edges are compared only if all operators are equal.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hatch_lower.build.diff.align import align, gaps
 from hatch_lower.build.diff.words import change_text, literal_text, operator_text, value_change
 
 ABSENT = "default"
-CHECK = "aten._assert"  # what the names of torch's own checks begin with
+CHECK = "aten._assert"  # prefix of torch's own checks
 Names = Mapping[str, Sequence[str]]  # operator to the names of its arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node that computes something, or holds what an operator uses."""
+    """A node that computes, or that holds a constant or a nested graph."""
 
     position: int
     name: str
     source: str  # its source line, or empty
-    token: str  # equal for operators that are aligned: of all but edges, results and nested graphs
+    token: str  # equal for aligned operators: without edges, results and nested graphs
     arguments: Mapping[str, object] = field(default_factory=dict)
-    value: object = None  # what it gives: dtype, shape, strides, device
-    content: Any = None  # what is held: `["graph", rows]`, `["tensor", digest]`
+    value: object = None  # its result: dtype, shape, strides, device
+    content: Any = None  # `["graph", rows]` or `["tensor", digest]`
 
     def line(self, text: str, *, was: bool = False) -> str:
         return f"{text} ({'was ' if was else ''}{self.source})" if self.source else text
@@ -44,7 +44,7 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
             case ["placeholder" | "output", *_]:
                 continue
             case ["attribute", ["graph", _] as content]:
-                # nested graphs are aligned whatever is in them, and compared by themselves
+                # nested graphs are always aligned, and compared separately
                 operators.append(Operator(position, "a nested graph", source, "graph", content=content))
             case ["attribute", content]:
                 token = json.dumps(row)
@@ -58,7 +58,7 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
 
 
 class Comparison:
-    """Two graphs with their operators aligned; `pairs` are those that are equal but for edges."""
+    """Two graphs with aligned operators; the operators of a pair may differ in edges only."""
 
     def __init__(
         self,
@@ -79,9 +79,8 @@ class Comparison:
         return [(before.position, after.position) for before, after in self._pairs]
 
     def operator_lines(self) -> tuple[list[str], list[str]]:
-        """Return a line for each operator that was changed, added or removed, and apart those for torch's checks."""
-        # Operators left over between aligned ones count as changed if they are the same operator, as replaced if there
-        # are as many on both sides.
+        """Return a line for each changed, added or removed operator, and separately the lines for torch's checks."""
+        # Unaligned operators count as changed if their names are equal, and as replaced if both sides have equally many
         if self._aligned is None:
             return [self._summary()], []
         lines = [("", line) for before, after in self._pairs for line in self._nested_lines(before, after)]
@@ -116,7 +115,7 @@ class Comparison:
 
     def placeholders(self) -> list[tuple[int, int]]:
         places = ([at for at, row in enumerate(rows) if row[0] == "placeholder"] for rows in self._rows)
-        return list(zip(*places))  # noqa: B905 - a graph may take one value more
+        return list(zip(*places))  # noqa: B905 - a graph may have an additional input
 
     def _summary(self) -> str:
         old, new = (Counter(operator.name for operator in side) for side in (self._before, self._after))
@@ -151,7 +150,7 @@ def argument_changes(before: Operator, after: Operator) -> Iterator[str]:
 
 
 def without_edges(value: object) -> object:
-    """Return an argument without the positions of nodes and the example's sizes in it."""
+    """Return an argument without positions of nodes and example sizes."""
     if isinstance(value, dict):
         return {key: without_edges(part) for key, part in value.items()}
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Which members of two wheels belong together, and which differences follow from others."""
+"""Pairs of members of two wheels, and differences that follow from other differences."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hatch_lower.format.constants import CONSTANTS_FILES
 DOCUMENT_LIMIT = 1 << 26  # bytes of a document that is read whole
 FOLDER = "/_lowered/"
 MANIFEST = "/manifest.json"
-LEAST_SIZE = 256  # bytes: a smaller number in a document is not taken for the size of a member
-# Of a tensor, or of the contents of a file that is called by it
+LEAST_SIZE = 256  # bytes: a smaller number in a document does not count as the size of a member
+# The digest of a tensor, or of a file whose name is its digest
 DIGEST = re.compile(rb'(?:"key": ?"|/(?:sha256_)?)([0-9a-f]{64})["._]')
 
 IN_NAME = re.compile(r"(?=([0-9a-f]{64}))")
 
 
 def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the members of both wheels, and the digests of members and tensors that have other contents."""
-    # A delegate is called by the digest of its contents, so one that differs has two names, as a tensor has; plan and
-    # manifest say at the same place which it is. Metadata folders are called by the version, which may differ too.
+    """Return the names of corresponding members, and the digests of corresponding members and tensors that differ."""
+    # A delegate's name is its digest, so a changed delegate has another name; plan and manifest have both names at the
+    # same place. The name of a metadata folder has the version.
     pairs = {name: name for name in first.members if name in second.members}
     folders = [metadata_folder(wheel) for wheel in (first, second)]
     lone = {name: f"{folders[1]}{name.removeprefix(folders[0])}" for name in first.members if name not in pairs}
     pairs |= {name: right for name, right in lone.items() if name.startswith(folders[0]) and right in second.members}
     digests: dict[str, str] = {}
     documents = [name for name in sorted(pairs) if FOLDER in name and name.endswith(".json")]
-    for name in sorted(documents, key=lambda name: name.endswith(MANIFEST)):  # whose lists are sorted by digest
+    for name in sorted(documents, key=lambda name: name.endswith(MANIFEST)):  # its lists are sorted by digest
         digests = digests_of(first, second, name, name) | digests
     called: dict[str, list[str]] = {}
     for name in lone:
@@ -55,11 +55,11 @@ def metadata_folder(wheel: Wheel) -> str:
 
 
 def digests_of(first: Wheel, second: Wheel, name: str, counterpart: str) -> dict[str, str]:
-    """Return the digests that two documents, or two delegates that begin with one, have at the same places."""
+    """Return the digests at the same places of two documents, or of the documents at the beginning of two delegates."""
     if first.digests[name] == second.digests[counterpart]:
         return {}
     ours, theirs = (DIGEST.findall(head_of(wheel, member)) for wheel, member in ((first, name), (second, counterpart)))
-    pairs = zip(ours[::-1], theirs[::-1], strict=False)  # of a digest that is there twice the first place counts
+    pairs = zip(ours[::-1], theirs[::-1], strict=False)  # the first place of a repeated digest counts
     return {left.decode(): right.decode() for left, right in pairs if left != right}
 
 
@@ -104,7 +104,7 @@ def parsed(data: bytes) -> object:
 
 
 def constant_names(document: Any) -> Iterator[tuple[str, str]]:
-    """Yield the key of each constant's storage, and the constant's name, of a plan; nothing of another document."""
+    """Yield storage key and name of each constant of a plan; other documents have no constants."""
     try:
         for name, constant in sorted(document["constants"].items(), reverse=True):
             yield str(document["storages"][constant["storage"]]["key"]), name
@@ -112,18 +112,13 @@ def constant_names(document: Any) -> Iterator[tuple[str, str]]:
         return
 
 
-def record_rows(record: str, text: str, wheel: Wheel, pairs: Mapping[str, str]) -> list[str]:
-    """Return the rows of a RECORD that say something else than what the wheel has, and only the names of the rest."""
-    # rows of members that `pairs` does not name are left out
-    rows = []
-    for row in csv.reader(io.StringIO(text, newline="")):
-        name = row[0] if row else ""
-        if name in wheel.members and row[1:] == ([""] * 2 if name == record else row_of(wheel, name)):
-            if name in pairs:
-                rows.append(f"{pairs[name]},as it is")
-        else:
-            rows.append(",".join(row))
-    return rows
+def record_rows(record: str, data: memoryview, wheel: Wheel, pairs: Mapping[str, str]) -> tuple[list[str], bool]:
+    """Return the members that a RECORD lists, by their names in the first wheel, and whether the RECORD is right."""
+    rows = [row for row in csv.reader(io.StringIO(bytes(data).decode("utf-8", "replace"), newline="")) if row]
+    right = all(
+        row[0] in wheel.members and row[1:] == (["", ""] if row[0] == record else row_of(wheel, row[0])) for row in rows
+    )
+    return sorted(pairs[row[0]] for row in rows if row[0] in pairs), right
 
 
 def row_of(wheel: Wheel, name: str) -> list[str]:

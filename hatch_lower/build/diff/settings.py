@@ -1,6 +1,6 @@
-"""What differs between the keys of two builds, in words: settings first, then the versions of tools.
+"""Differences between the keys of two builds, in words: settings first, then the versions of tools.
 
-A key is the components of an `ExportKey` or a `ManifestKey`. A field that is not known here is named by itself.
+A key is the components of an `ExportKey` or a `ManifestKey`. An unknown field keeps its own name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hatch_lower.build.diff.changes import Path, document_changes
 from hatch_lower.build.diff.words import change_text
 from hatch_lower.config.tables import IN_A_FILE
 
-# Fields that the export itself fills: they are told from the methods, one by one
+# Fields that the export fills: reported for each method
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
-# Fields that follow from the weights and the graph, unless they are all that differs
+# Fields that follow from the weights and the graph; reported if nothing else differs
 CONSEQUENCES = {
     "sharing": "which tensors share memory",
-    "eager": "what the module itself returns",
+    "eager": "the outputs of the eager module",
 }
-# Fields that are no settings, in words; their parts are named after them
+# Fields that are not settings, in words; the names of their parts follow
 TOOLS = {
     "torch": "torch",
     "interpreter": "Python",
@@ -32,7 +32,7 @@ TOOLS = {
     "code": "hatch-lower's own code",
     "schema": "hatch-lower's stored form",
 }
-# Settings of which the values say nothing, or must not be shown
+# Settings whose values are meaningless to a reader, or must not be shown
 NAMES_ALONE = {
     "entry_points": "the project's entry points",
     "roots": "import roots",
@@ -45,7 +45,7 @@ DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
 
 def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return a line for each setting and tool that differs, or that only one of the keys has, settings first."""
+    """Return a line for each changed, added or removed setting and tool, settings first."""
     settings: list[str] = []
     tools: list[str] = []
     for name in {**before, **after}:
@@ -70,7 +70,7 @@ def rows_of(value: object) -> Sequence[Any]:
 
 
 def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each file, by URL and digest, that may have weights on one side only, or has others."""
+    """Yield a line for each file of weights, by URL and digest, that was added, removed or changed."""
     for url in {**before, **after}:
         words = "a file beside the wheel" if url == IN_A_FILE else url
         if url not in after:
@@ -82,7 +82,7 @@ def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
 
 def samples_lines(before: object, after: object) -> Iterator[str]:
-    """Yield a line for each method, by source and digest, that is verified on other real inputs."""
+    """Yield a line for each method whose real inputs, by source and digest, have changed."""
     old, new = ({name: (source, digest) for name, source, digest in rows_of(value)} for value in (before, after))
     for name in {**old, **new}:
         if name not in new:

@@ -1,4 +1,4 @@
-"""Comparing safetensors: which tensor differs, and by how much. Contents are read in pieces."""
+"""Comparing the tensors of safetensors files, in pieces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hatch_lower.build.diff.archive import equal_bytes
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason_for_numbers
-from hatch_lower.build.diff.texts import compare_documents, pieces
+from hatch_lower.build.diff.documents import compare_documents
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode
 from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, TensorEntry, header_span, tensors_begin
@@ -17,14 +18,14 @@ from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-# Safetensors' name of a dtype to torch's; complex numbers are pairs of others
+# Safetensors' name of a dtype to torch's name; a complex number is a pair of real numbers
 NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
 PIECE = 1 << 20
 SHOWN = 3
 
 
 class Header(NamedTuple):
-    """The JSON value with which a file begins, and where that is."""
+    """The JSON value at the beginning of a file, and its span."""
 
     value: object
     begin: int
@@ -41,7 +42,7 @@ class TensorFile(Frozen):
 
 
 def header_of(data: memoryview) -> Header | None:
-    # of safetensors, and of delegates that begin as they do
+    # safetensors, and delegates whose files begin like safetensors
     span = header_span(data, tensors_begin(bytes(data[:DATA_MAP_BYTES])))
     if span is None:
         return None
@@ -68,7 +69,7 @@ def read_tensor_file(data: memoryview) -> TensorFile | None:
 def compare_tensors(
     member: str, first: TensorFile, second: TensorFile, known: Known, *, drawn: bool
 ) -> list[Difference]:
-    """Return the tensors in which two files differ; `drawn` of files of weights."""
+    """Return the tensors in which two files differ; `drawn`: the tensors are weights."""
     differences = compare_documents(member, metadata_of(first), metadata_of(second), known)
     ours = {known.labelled(name): name for name in first.entries}
     others = {known.labelled(name, is_second=True): name for name in second.entries}
@@ -80,7 +81,7 @@ def compare_tensors(
         if left is None or right is None:
             differences.append(Difference(member, place, form_of(left), form_of(right)))
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS_FILES):
-            continue  # said of the file of constants
+            continue  # reported for the file of constants
         elif (left.dtype, left.shape) != (right.dtype, right.shape):
             reason = "another model, or other settings"
             differences.append(Difference(member, place, form_of(left), form_of(right), reason))
@@ -104,7 +105,7 @@ def form_of(entry: TensorEntry | None) -> str:
 def compare_contents(
     member: str, place: str, dtype: str, first: memoryview, second: memoryview, *, drawn: bool
 ) -> Iterator[Difference]:
-    if next(pieces(first, second), None) is None:
+    if equal_bytes(first, second):
         return
     change = compare_numbers(dtype, first, second)
     if not change.different:
@@ -118,19 +119,19 @@ def compare_contents(
 
 @dataclass(slots=True)
 class NumberChange:
-    """What differs between the numbers of two tensors of one dtype and shape."""
+    """The numbers in which two tensors of equal dtype and shape differ."""
 
-    dtype: str  # as safetensors calls it
-    total: int = 0  # how many numbers there are
-    different: int = 0  # how many differ; 0 where only their bits do (-0, NaN), or the dtype is not known here
-    largest: float = 0.0  # the largest difference; infinite where one number is not finite
-    relative: float = 0.0  # the largest difference by the larger of the two numbers
-    first: tuple[float, ...] = ()  # the first few that differ, in the one tensor
-    second: tuple[float, ...] = ()  # the same in the other
+    dtype: str  # in safetensors' spelling
+    total: int = 0
+    different: int = 0  # 0 if only bits differ (-0, NaN), or the dtype is unknown
+    largest: float = 0.0  # the largest difference; infinite if a number is not finite
+    relative: float = 0.0  # the largest difference divided by the larger number of the pair
+    first: tuple[float, ...] = ()  # the first three different numbers of the first tensor
+    second: tuple[float, ...] = ()
 
     def text(self) -> str:
         if not self.different:
-            return "equal numbers of other bits, or an unknown dtype"
+            return "equal numbers with different bits, or an unknown dtype"
         return (
             f"{self.different:,} of {self.total:,} numbers differ, by up to {self.largest:.2g}, "
             f"or {self.relative:.2g} of their size"
@@ -158,12 +159,12 @@ def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> Number
 
 
 def compare_piece(name: str, first: bytearray, second: bytearray, change: NumberChange) -> None:
-    import torch  # only where numbers differ, and once all else is known
+    import torch  # imported only if numbers differ
 
     exact = [torch.frombuffer(side, dtype=getattr(torch, name)) for side in (first, second)]
     left, right = (side.to(torch.float64) for side in exact)
     different = (left != right) & ~(left.isnan() & right.isnan())
-    if name in ("int64", "uint64"):  # float64 has not all of them
+    if name in ("int64", "uint64"):  # float64 cannot represent all integers
         different = exact[0] != exact[1]
     left, right = left[different], right[different]
     if not len(left):
@@ -174,6 +175,6 @@ def compare_piece(name: str, first: bytearray, second: bytearray, change: Number
     change.second += tuple(right[:missing].tolist())
     distance = (left - right).abs()
     larger = torch.maximum(left.abs(), right.abs())
-    # a number that is not finite is infinitely far from every other
+    # a number that is not finite is infinitely far from every other number
     change.largest = max(change.largest, float(distance.nan_to_num(math.inf, math.inf).max()))
     change.relative = max(change.relative, float((distance / larger).nan_to_num(math.inf, math.inf).max()))

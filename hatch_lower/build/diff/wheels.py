@@ -1,7 +1,11 @@
-"""Comparing two wheels: what differs, first of the wheels as a whole, then of their members by what is in them."""
+"""Comparing two wheels: names, attributes and members, documents by leaf and weights by tensor.
+
+Other members are compared by size and digest. diffoscope disassembles native code and compares texts by line.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,24 +13,30 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from hatch_lower.build.diff.archive import Wheel, compare_archives, map_member, read_wheel
-from hatch_lower.build.diff.difference import NOTHING, Difference, Known
-from hatch_lower.build.diff.native import CODE, compare_libraries, read_library
+from hatch_lower.build.diff.archive import Wheel, compare_archives, equal_bytes, map_member, read_wheel
+from hatch_lower.build.diff.difference import NOTHING, ORDER, OTHER_SOURCES, Difference, Known, reason_for_texts
+from hatch_lower.build.diff.documents import compare_documents, is_equal
 from hatch_lower.build.diff.pairing import DOCUMENT_LIMIT, known_of, pair_members, record_rows
 from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tensor_file
-from hatch_lower.build.diff.texts import compare_bytes, compare_documents, compare_texts, is_equal, pieces
 from hatch_lower.build.opened_wheel import map_part
 
+ELF = b"\x7fELF"
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"
 CHECK_FILE = "/check.safetensors"
-OTHER_FORM = "the same values, written otherwise: by another version of what writes the file"
+OTHER_FORM = "the same values in another form: another version wrote the file"
+OTHER_TOOL = "another tool wrote the archive, or the wheel was changed after its build"
+WRONG_RECORD = "a RECORD that does not list the wheel's files: the wheel was changed after its build"
+CODE = (
+    "the compiler made other code: another compiler, other flags, another instruction set, or generated sources in "
+    "another order"
+)
 
 
 def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None = None) -> tuple[Difference, ...]:
-    """Return in what two wheels differ; nothing if all their bytes are equal."""
+    """Return the differences of two wheels; none if all bytes are equal."""
     left, right = read_wheel(first), read_wheel(second)
-    # digests and sizes of other members, in RECORD, manifest and plans, follow from those members, and are left out
+    # digests and sizes of members in RECORD, manifest and plans follow from the members, and are left out
     pairs, keys = pair_members(left, right)
     known = known_of(left, right, pairs, keys, places or {})
     differences = [
@@ -37,11 +47,11 @@ def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None =
     for name, counterpart in sorted(pairs.items(), key=order_of):
         if left.digests[name] != right.digests[counterpart]:
             differences += compare_pair(left, right, name, counterpart, pairs, known)
-    return tuple(explained_by_others(differences)) or tuple(compare_files(first, second, known))
+    return tuple(explained_by_others(differences)) or tuple(compare_files(first, second))
 
 
 def order_of(pair: tuple[str, str]) -> tuple[bool, bool, str]:
-    """Return what orders pairs of members so that what differs because of others comes after them."""
+    """Return a sort key that puts causes before the members that follow from them."""
     return ".dist-info/" in pair[0], pair[0].endswith(CHECK_FILE), pair[0]
 
 
@@ -52,7 +62,7 @@ def compare_names(first: str, second: str) -> Iterator[Difference]:
     try:
         left, right = parse_wheel_filename(first), parse_wheel_filename(second)
         if left[1] != right[1]:
-            reason = "another version of the project: its number comes from the commit or a clock, say"
+            reason = "another version of the project: the number may come from the commit or a clock"
         elif left[3] != right[3]:
             reason = "built for another platform or with another compiler, or the wheel was renamed or retagged"
     except InvalidWheelFilename:
@@ -81,23 +91,17 @@ def compare_pair(
     left, right = map_member(first, name), map_member(second, counterpart)
     if not name.endswith(".dist-info/RECORD"):
         return compare_members(name, left, right, known)
-    texts = [bytes(side).decode("utf-8", "replace") for side in (left, right)]
     back = {value: key for key, value in pairs.items()}
-    rows = record_rows(name, texts[0], first, {key: key for key in pairs})
-    return compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
-
-
-def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> list[Difference]:
-    if any(key != value for key, value in pairs.items()):  # rows are in the order of names
-        first, second = sorted(first), sorted(second)
-    wrong = any(not row.endswith(",as it is") for row in first + second)
-    reason = "a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
-    differences = compare_texts(name, "\n".join(first), "\n".join(second), Known())
-    return [replace(difference, reason=reason) for difference in differences]
+    rows, is_right = record_rows(name, left, first, {key: key for key in pairs})
+    other_rows, is_other_right = record_rows(counterpart, right, second, back)
+    if rows == other_rows and is_right and is_other_right:
+        return []
+    reason = "" if is_right and is_other_right else WRONG_RECORD
+    return [Difference(name, "", content_text(left), content_text(right), reason)]
 
 
 def explained_by_others(differences: list[Difference]) -> list[Difference]:
-    """Return differences without an SBOM's number, which is made of its contents, and with reasons that others tell."""
+    """Return the differences without the SBOM's serial number, and with reasons that other differences give."""
     own = [difference for difference in differences if difference.place != SERIAL] or differences
     programs = any(is_program(difference.member) for difference in own)
     isa = next((difference.reason for difference in own if difference.place.endswith("/target/isa")), "")
@@ -112,25 +116,29 @@ def is_program(member: str) -> bool:
     return "/_lowered/" in member and not member.endswith((CHECK_FILE, ".debug.json", "/manifest.json"))
 
 
-def compare_files(first: Path, second: Path, known: Known) -> Iterator[Difference]:
+def compare_files(first: Path, second: Path) -> Iterator[Difference]:
     left, right = (map_part(path, 0, path.stat().st_size) for path in (first, second))
-    if next(pieces(left, right), None) is not None:
-        yield replace(compare_bytes("", left, right, known), reason="another tool wrote the archive")
+    if not equal_bytes(left, right):
+        yield Difference("", "bytes outside of the members", content_text(left), content_text(right), OTHER_TOOL)
 
 
 def compare_members(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference]:
-    """Return what differs in two members that are not equal; nothing if it follows from other members."""
+    """Return the differences of two members with other contents; none if they follow from other members."""
     try:
         differences = compare_parsed(member, first, second, known)
-    except RecursionError:  # a document that nests deeper than Python goes
+    except RecursionError:  # a document nests deeper than Python's stack
         differences = None
-    return [compare_bytes(member, first, second, known)] if differences is None else differences
+    if differences is not None:
+        return differences
+    return [Difference(member, "", content_text(first), content_text(second), reason_for(member, first, second, known))]
+
+
+def content_text(data: memoryview) -> str:
+    return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def compare_parsed(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference] | None:
-    libraries = read_library(first), read_library(second)
-    if libraries[0] is not None and libraries[1] is not None:
-        return compare_libraries(member, libraries[0], libraries[1], known.places) or None
+    """Return the differences of two documents or tensor files, or `None` for other contents."""
     tensors = read_tensor_file(first), read_tensor_file(second)
     if tensors[0] is not None and tensors[1] is not None:
         drawn = not member.endswith(CHECK_FILE)
@@ -138,30 +146,44 @@ def compare_parsed(member: str, first: memoryview, second: memoryview, known: Kn
         return differences if differences or tensors[0].entries.keys() != tensors[1].entries.keys() else None
     left, right = header_of(first), header_of(second)
     if left is not None and right is not None:
-        # a JSON value after its length, and something else behind it
+        # a JSON value after its length, then other contents
         differences = compare_documents(member, left.value, right.value, known)
-        first, second = first[left.end :], second[right.end :]
-        if next(pieces(first, second), None) is not None:
-            return differences + compare_members(member, first, second, known)
+        if not equal_bytes(first[left.end :], second[right.end :]):
+            return differences + compare_members(member, first[left.end :], second[right.end :], known)
         return [Difference(member, "", "", "", OTHER_FORM)] if is_equal(left.value, right.value) else differences
-    if max(len(first), len(second)) > DOCUMENT_LIMIT:
-        return None
-    return compare_whole(member, bytes(first), bytes(second), known)
-
-
-def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> list[Difference] | None:
+    texts = text_of(first), text_of(second)
     try:
-        texts = first.decode(), second.decode()
+        documents = [json.loads(text) for text in texts if text is not None]
+    except ValueError:
+        documents = []
+    if len(documents) == 2 and all(isinstance(document, dict | list) for document in documents):
+        if is_equal(*documents):
+            return [Difference(member, "", "", "", OTHER_FORM)]
+        return compare_documents(member, documents[0], documents[1], known)
+    labelled = [text and known.labelled(text, is_second=side > 0) for side, text in enumerate(texts)]
+    return [] if labelled[0] is not None and labelled[0] == labelled[1] else None
+
+
+def text_of(data: memoryview) -> str | None:
+    """Return the text of a file; `None` for binary or large files."""
+    if len(data) > DOCUMENT_LIMIT or b"\0" in bytes(data):
+        return None
+    try:
+        return bytes(data).decode()
     except UnicodeDecodeError:
         return None
-    if any("\0" in text for text in texts):
-        return None
-    try:
-        documents = json.loads(texts[0]), json.loads(texts[1])
-    except ValueError:
-        documents = None, None
-    if not all(isinstance(document, dict | list) for document in documents):
-        return compare_texts(member, *texts, known)
-    if is_equal(*documents):
-        return [Difference(member, "", "", "", OTHER_FORM)]
-    return compare_documents(member, *documents, known)
+
+
+def reason_for(member: str, first: memoryview, second: memoryview, known: Known) -> str:
+    """Return the likely reason why two files that are no documents differ."""
+    if bytes(first[: len(ELF)]) == bytes(second[: len(ELF)]) == ELF:
+        return CODE
+    left, right = text_of(first), text_of(second)
+    if left is None or right is None:
+        return ""
+    if sorted(left.splitlines()) == sorted(right.splitlines()):
+        return ORDER if left.splitlines() != right.splitlines() else "other ends of lines: a checkout may convert them"
+    reason = reason_for_texts(left, right, known.places)
+    if not reason and ".dist-info/" in member:
+        return "another version of the build backend or of the project, or another platform"
+    return reason or ("" if "/_lowered/" in member else OTHER_SOURCES)

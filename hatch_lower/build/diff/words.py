@@ -10,7 +10,7 @@ SCHEMA = re.compile(r":(?P<namespace>\w+)::(?P<name>\w+)\.(?P<overload>\w*)$")
 
 
 def operator_text(target: str) -> str:
-    """Return an operator's name as its documentation writes it: `aten.clamp`, `aten.add.Tensor`, `getitem`."""
+    """Return an operator's documented name: `aten.clamp`, `aten.add.Tensor`, `getitem`."""
     schema = SCHEMA.search(target)
     if schema is None:
         return target.split(":")[2]
@@ -62,7 +62,7 @@ def value_text(value: object) -> str:
 
 
 def value_change(before: Any, after: Any) -> str:
-    """Return how two values differ, by the first of dtype and shape, strides, layout, device, the example's sizes."""
+    """Return the first difference of two values in dtype and shape, strides, layout, device, example sizes."""
     short = value_text(before), value_text(after)
     if short[0] != short[1]:
         return change_text(*short)

@@ -5,13 +5,14 @@ With them come those of its build, where one was made. The largest error against
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
 from hatch_lower.build.contents import Contents
-from hatch_lower.build.diff.native import MAGIC, read_library
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.config.requirements import read_requirement
@@ -27,6 +28,8 @@ from hatch_lower.format.weights import Weights, is_aligned, spans_outside
 KERNEL = "cpp_"
 # backends whose delegates use constants where they lie, or none
 BINDS_IN_PLACE = ("aoti", "null")
+MAGIC = b"\x7fELF"
+FILE_LIMIT = 1 << 30  # bytes of a library that is read into memory
 
 
 def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
@@ -139,8 +142,20 @@ def inner_plan(contents: Contents, delegate: DelegateEntry, blob: memoryview) ->
 def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, int]:
     """Return the number of kernels in each library that `aoti` made; those of other native code are not known."""
     made = {delegate.file for delegate in plan.delegates if delegate.backend == "aoti"} & native.keys()
-    return {
-        file: sum(name.startswith(KERNEL) for name in library.functions)
-        for file in made
-        if (library := read_library(native[file])) is not None
-    }
+    counts = {file: kernels_in(native[file]) for file in made}
+    return {file: count for file, count in counts.items() if count is not None}
+
+
+def kernels_in(library: memoryview) -> int | None:
+    from elftools.elf.elffile import ELFFile  # needed for native code only
+
+    if len(library) > FILE_LIMIT:
+        return None
+    try:
+        file = ELFFile(io.BytesIO(library))
+        table: Any = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
+        symbols = [] if table is None else list(table.iter_symbols())
+        names = [str(symbol.name) for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"]
+        return sum(name.startswith(KERNEL) for name in names)
+    except Exception:  # the parser raises any exception for a damaged file
+        return None
