@@ -650,6 +650,17 @@ def test_schema_prints_what_is_checked_in() -> None:
     assert run("schema").output == schema_text()
 
 
+def test_the_commands_page_shows_each_option_without_click_internals() -> None:
+    markdown = pytest.importorskip("markdown", reason="mkdocs is not installed")
+    pytest.importorskip("mkdocs_click", reason="mkdocs-click is not installed")
+    page = markdown.markdown(
+        (Path(__file__).parents[2] / "docs" / "commands.md").read_text(), extensions=["attr_list", "mkdocs-click"]
+    )
+    assert "--against-rev REV" in page
+    assert "UNSET" not in page
+    assert "Sentinel" not in page
+
+
 def test_version() -> None:
     assert run("--version").output == f"hatch-lower, version {__version__}\n"
 
