@@ -1,5 +1,4 @@
-"""The command line `hatch-lower`: a module for each command, and `output`, through which all of them print.
+"""The command line `hatch-lower`: a module for each command, and `output` for printing.
 
-What no other room needs of a command is in a folder: `measure` for `bench`, `profile` and pytest's plugin, `page` for
-`report`.
+Code for commands only is in folders: `measure` for `bench`, `profile` and pytest's plugin, `page` for `report`.
 """

@@ -64,10 +64,10 @@ def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, 
     chosen = [row for row in every if model is None or row[1] == model]
     if len(chosen) != 1:
         raise ProgramError(
-            "there is no such model" if model and not chosen else "there is more than one model",
+            "there is no such model" if model and not chosen else "there are several models",
             where=", ".join(folder.place for folder in folders),
             found=nearest(model or "", [name for _, name in every]),
-            hint="name one with `--model`",
+            hint="select a model with `--model`",
         )
     contents, name = chosen[0]
     return contents, name, contents.manifest.models[name]

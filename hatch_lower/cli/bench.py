@@ -156,8 +156,8 @@ def required(project: Project | None) -> Project:
         raise ConfigError(
             "`--against-rev` needs a project that uses hatch-lower",
             where=str(Path().resolve()),
-            found="no such project",
-            hint="run this in the project's folder, or name it with `--root`",
+            found="no project that uses hatch-lower",
+            hint="run this in the project's folder, or name the folder with `--root`",
         )
     return project
 
@@ -211,7 +211,7 @@ def difference_lines(task: Task) -> list[str]:
 
 @contextmanager
 def progress() -> Iterator[Tell]:
-    """Yield a function that shows the current step in a line of the terminal; without a terminal it shows nothing."""
+    """Yield a function that shows the current step in a line of the terminal, if there is a terminal."""
     if not sys.stderr.isatty():
         yield lambda line: None
         return

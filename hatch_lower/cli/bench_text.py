@@ -1,4 +1,4 @@
-"""What `hatch-lower bench` shows people: a table that says at a glance what got better, worse, or stayed."""
+"""Text output of `hatch-lower bench`: a table of figures, the worst first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hatch_lower.hatch.terminal import table_lines
 
 HEADINGS = ("", "of", "figure", "A", "B", "A/B", "A/eager", "limit")
 NUMBERS = (3, 4, 5, 6)  # columns
-NONE = "\N{EN DASH}"  # of a side that does not have the figure, where there are two
+NONE = "\N{EN DASH}"  # a side without the figure
 ORDER = ("broken", "worse", "not decided", "better", "same", "")
 
 
@@ -32,7 +32,7 @@ def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that a table has, the worst first: of figures that are equal, exact ones are only counted."""
+    """Return the rows of the table, the worst first. Equal exact figures have no row; they are counted."""
     shown = [row for row in rows if not is_equal_figure(row)]
     return sorted(shown, key=lambda row: (ORDER.index(word_of(row)), row.subject))
 
@@ -70,7 +70,7 @@ def summary(result: Result) -> str:
 
 
 def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str]) -> str:
-    """Return the same for a job's summary, and what `hatch-lower diff` says below the table: why."""
+    """Return the table for a job's summary, followed by the output of `hatch-lower diff`."""
     rows = [cells_of(row, is_compared=len(titles) > 1) for row in shown_rows(result.rows)]
     kept = [at for at in range(len(HEADINGS)) if at < 3 or any(row[at] for row in rows)]
     lines = [f"### Lowered models: {summary(result)}", ""]
@@ -85,7 +85,7 @@ def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str])
     lines += ["", *equal_lines(result.rows), *(f"\nnote: {note}" for note in result.notes)]
     lines += [f"\nnot judged: {line}" for line in result.unjudged]
     if changes:
-        lines += ["", "<details><summary>what differs</summary>", "", "```diff", *changes, "```", "", "</details>"]
+        lines += ["", "<details><summary>differences</summary>", "", "```diff", *changes, "```", "", "</details>"]
     return "\n".join(lines) + "\n"
 
 

@@ -43,7 +43,7 @@ def read_number(text: str) -> float:
     except ValueError:
         number = math.nan
     if not number >= 0:
-        msg = f"`{text}` is no number of at least 0"
+        msg = f"`{text}` is not a number of at least 0"
         raise click.BadParameter(msg)
     return number
 
@@ -56,8 +56,8 @@ NOTHING_COMPARED = 3  # exit status
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
-@click.option("--model", help="The model to check. Default: all.")
-@click.option("--recipe", help="The recipe to check. Default: all that can run here.")
+@click.option("--model", help="The model to check. Default: all models.")
+@click.option("--recipe", help="The recipe to check. Default: all recipes that can run here.")
 @click.option("--rtol", default="1e-4", callback=read_limits, help=f"Relative tolerance, 1e-4 by default, {LIMITS}")
 @click.option("--atol", default="1e-5", callback=read_limits, help=f"Absolute tolerance, 1e-5 by default, {LIMITS}")
 @json_option
@@ -71,10 +71,10 @@ def check(
     atol: float | dict[str, float],
     as_json: bool,
 ) -> None:
-    """Compare what a model computes here with its packaged check.
+    """Compare a model's outputs here with the eager model's.
 
-    It runs the packaged inputs. Ends with status 1 if an output differs from the eager model's, or a file is damaged
-    or missing, and with status 3 if no method could be compared.
+    The packaged inputs are run. Ends with status 1 if an output differs, or a file is damaged or missing, and with
+    status 3 if no method could be compared.
     """
     with places_of(target_of(name)) as places:
         chosen = choose(places, name, model, recipe)
@@ -94,13 +94,13 @@ def choose(
     chosen = [row for row in every if model is None or row[2] == model]
     if not chosen:
         found = nearest(model or "", [known for _, _, known in every])
-        raise ProgramError("there is no such model", where=name, found=found, hint="name one with `--model`")
+        raise ProgramError("there is no such model", where=name, found=found, hint="select a model with `--model`")
     if recipe is None:
         return chosen
     entries: list[ModelEntry] = [folder.manifest.models[known] for _, folder, known in chosen]
     if not any(recipe in entry.recipes for entry in entries):
         recipes = sorted({name for entry in entries for name in entry.recipes})
-        hint = "name one with `--recipe`"
+        hint = "select a recipe with `--recipe`"
         raise ProgramError("there is no such recipe", where=name, found=nearest(recipe, recipes), hint=hint)
     return [row for row, entry in zip(chosen, entries, strict=True) if recipe in entry.recipes]
 
@@ -118,7 +118,7 @@ def check_all(
 
 
 def said_of(detail: str, folder: Path, place: str, name: str) -> str:
-    # a wheel is unpacked where nobody finds it: there is no folder to fetch weights for
+    # a wheel is unpacked into a temporary folder, which `fetch` cannot know
     return detail.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
 
 
@@ -147,4 +147,4 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
     wrong = sum(row.is_wrong for row in rows)
     yield f"{count(len(compared), 'method')} compared, {count(wrong, 'fault')}"
     if not compared and not wrong:
-        yield "this is no success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)"
+        yield "not a success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)"

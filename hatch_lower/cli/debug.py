@@ -90,7 +90,7 @@ def debug_lines(rows: Sequence[Report]) -> Iterator[str]:
 
 
 def folded(entries: Iterable[tuple[str, list[dict[str, str]]]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield labels and origins; successive entries with equal origins become one entry."""
+    """Yield labels and origins; successive entries with equal origins are merged."""
     for listed, group in itertools.groupby(entries, key=lambda entry: entry[1]):
         labels = [label for label, _ in group]
         yield ", ".join(labels) if len(labels) < 4 else f"{labels[0]} … {labels[-1]} ({len(labels)})", listed

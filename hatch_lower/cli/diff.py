@@ -1,4 +1,4 @@
-"""`hatch-lower diff`: what differs between two lowered distributions."""
+"""`hatch-lower diff`: the differences of two lowered distributions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ INDENT = "  "
 @json_option
 @click.pass_context
 def diff(context: click.Context, first: str, second: str, as_json: bool) -> None:
-    """Say what differs between two lowered wheels or packages.
+    """Show the differences of two lowered wheels or packages.
 
     A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
-    Ends with status 0 if the models are equal, 1 if they differ, 2 if one cannot be read.
+    Ends with status 0 if the models are equal, 1 if they differ, 2 if a side cannot be read.
     """
     from hatch_lower.build.diff.models import compare_models, read_side
 
@@ -67,7 +67,7 @@ def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator
 
 
 def titles(place: Sequence[str]) -> list[str]:
-    """Return the headings above a change, and what it is a change of: `model digits`, `recipe default`, `size`."""
+    """Return the headings above a change, and its title: `model digits`, `recipe default`, `size`."""
     if len(place) > 1 and place[0] in NOUNS:
         return [f"{NOUNS[place[0]]} {place[1]}", *titles(place[2:])]
     return [" ".join(place)] if place else []
@@ -81,7 +81,7 @@ def change_line(name: str, first: object, second: object) -> str:
 
 
 def short_value(name: str, value: object) -> str:
-    """Return a value in short: a tensor's dtype and shape, a file's size; nothing of a whole model."""
+    """Return a value in short: a tensor's dtype and shape, a file's size; empty for a whole model."""
     match value:
         case {"dtype": dtype, "shape": shape}:
             return f"{dtype}{shape}"

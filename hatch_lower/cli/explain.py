@@ -1,4 +1,4 @@
-"""`hatch-lower explain`: what the last build did and why, and which models the next build will export again."""
+"""`hatch-lower explain`: actions of the last build with reasons, and the models that the next build will export."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
-# What is reported of a row of the build's summary
+# Reported columns of the build summary
 ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds")
 LEVELS = {
     0: "lowered",
-    1: "unchanged, nothing was run",
-    2: "exported, nothing to lower",
+    1: "unchanged, not exported",
+    2: "exported, already lowered",
     3: "exported, no partition had to be lowered",
 }
 
@@ -36,10 +36,10 @@ LEVELS = {
 @root_option
 @json_option
 def explain(model: str | None, root: Path, as_json: bool) -> None:
-    """Say what the last build did, and what the next will do.
+    """Explain the last build, and predict the next build.
 
-    It gives the reasons, and names the models that the next build exports again. Installed packages count: those of
-    the environment of the last build are compared, as long as it is there.
+    Shows the reasons for each action, and the models that the next build will export. Installed packages are compared
+    in the environment of the last build if the environment still exists.
     """
     project = open_project(root)
     names = [model.name for model in project.settings.models]
@@ -110,7 +110,7 @@ def explain_lines(report: Report) -> Iterator[str]:
     last = report["last"]
     yield ""
     if last is None:
-        yield "last build: none is known"
+        yield "last build: unknown"
     else:
         yield "last build"
         for name, model in last["models"].items():
@@ -165,12 +165,12 @@ def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:
 def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:
     reasons = [*model["settings"], *model["changes"], *model["unknown"]]
     if model["unchanged"]:
-        yield f"  {name}: unchanged, nothing will be run"
+        yield f"  {name}: unchanged, will not be exported"
     elif reasons:
         yield f"  {name}: will be exported again, for {count(len(reasons), 'reason')}"
         yield from (f"    {line}" for line in reasons)
     else:
-        yield f"  {name}: will be exported{', for no result of it is in the cache' if known else ' for the first time'}"
+        yield f"  {name}: will be exported{', because the cache has no result' if known else ' for the first time'}"
 
 
 def block(title: str, lines: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`hatch-lower fetch`: weights that are not in the wheel, from where the wheel says that they are."""
+"""`hatch-lower fetch`: download weights that are not in the wheel."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from hatch_lower.hatch.terminal import table_lines
 
 @click.command()
 @click.argument("name", metavar="NAME|WHEEL|FOLDER")
-@click.option("--model", help="The model whose weights to fetch. Default: all.")
+@click.option("--model", help="Fetch the weights of this model. Default: all models.")
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),
     help="Put the files into this folder instead of the cache: for another machine, or a layer of an image. `load`"
-    " finds them if `HATCH_LOWER_WEIGHTS` names it.",
+    " finds the files if `HATCH_LOWER_WEIGHTS` names the folder.",
 )
 @click.option(
     "--from",
     "origins",
     multiple=True,
     metavar="URL|PATH",
-    help="Another place that has the same bytes: a file, or with `/` at its end a folder of files. May be repeated.",
+    help="Another place with the same bytes: a file, or a folder of files with `/` at the end. Repeatable.",
 )
 @json_option
 def fetch(name: str, model: str | None, to: Path | None, origins: tuple[str, ...], as_json: bool) -> None:
-    """Fetch weights that lie outside the wheel.
+    """Fetch weights that are stored outside of the wheel.
 
-    They are compared with the digests that the wheel has. What is here already is compared, too, and only fetched if it
-    is another file.
+    Files are compared with the digests in the wheel. A file that is here already is fetched again only if its digest
+    differs.
     """
-    from hatch_lower.runtime.obtain import fetch_sources  # what opens connections takes long to import
+    from hatch_lower.runtime.obtain import fetch_sources  # imports libraries for connections, which takes long
 
     sources = list(sources_of(find_contents(target_of(name)), model, name))
     files = fetch_sources(sources, to, origins)
@@ -50,7 +50,7 @@ def sources_of(folders: Sequence[Contents], model: str | None, name: str) -> Ite
     known = sorted({each for contents in folders for each in contents.models})
     if model is not None and model not in known:
         raise ProgramError(
-            "there is no such model", where=name, found=nearest(model, known), hint="name one with `--model`"
+            "there is no such model", where=name, found=nearest(model, known), hint="select a model with `--model`"
         )
     for contents in folders:
         for each in contents.models:

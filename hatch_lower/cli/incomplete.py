@@ -1,4 +1,4 @@
-"""What the command `hatch-lower` says if a package is missing that it needs, and running programs does not."""
+"""Error of the command `hatch-lower` if a package is missing that only the command needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from hatch_lower.errors import ConfigError
 
-# packages to import, to the extra of hatch-lower that brings them
+# import package to the extra of hatch-lower that installs the package
 EXTRAS = {
     **dict.fromkeys(("click", "elftools", "filelock", "platformdirs", "tomlkit"), "cli"),
     **dict.fromkeys(("cyclonedx", "numpy", "safetensors", "torch"), "build"),

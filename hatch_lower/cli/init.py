@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 HATCHLING = "hatchling>=1.28"
-SETUPTOOLS = ("setuptools.build_meta", None)  # of `[build-system] build-backend`: without one it is setuptools as well
+SETUPTOOLS = ("setuptools.build_meta", None)  # `[build-system] build-backend`; the default is setuptools, too
 REPLACED = frozenset(["setuptools", "wheel"])
 
 
 @click.command()
 @root_option
 @click.option("--model", help="The model's name. Default: the project's.")
-@click.option("--export", help="The function that says what to export. Default: `export` in the package's `model`.")
-@click.option("--backend", "backends", multiple=True, default=["aoti"], help="May be repeated. Default: aoti.")
+@click.option("--export", help="The function that returns the model. Default: `export` in the package's `model`.")
+@click.option("--backend", "backends", multiple=True, default=["aoti"], help="A backend. Repeatable. Default: aoti.")
 def init(root: Path, model: str | None, export: str | None, backends: Sequence[str]) -> None:
-    """Make a project ready for `hatch build`.
+    """Set up a project for `hatch build`.
 
-    Edits its pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
-    hatchling in place of setuptools. Writes a module with a stand-in for the model if there is none. All else stays as
-    it is.
+    Edits pyproject.toml: the build requirements, the dependencies, the model's entry point and the build hook, and
+    hatchling in place of setuptools. Writes a module with a stand-in for the model if there is no module. Nothing else
+    changes.
     """
     path = Path(os.path.realpath(root / "pyproject.toml"))
     table = read_pyproject(path)
@@ -68,7 +68,7 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
 
 
 class Declared(Frozen):
-    """A model, as its project declares it."""
+    """A model in the form in which a project declares models."""
 
     root: Path
     package: Package
@@ -79,7 +79,7 @@ class Declared(Frozen):
 
     @property
     def code(self) -> str:
-        """The folder of the top-level package, which may be a namespace of others, relative to the project."""
+        """The folder of the top-level package, relative to the project; the package may be a namespace."""
         return (self.package.source / self.package.name.partition(".")[0]).relative_to(self.root).as_posix()
 
 
@@ -89,7 +89,7 @@ def entry_point(package: Package) -> tuple[str, list[Path]]:
 
 
 def refuse_present(table: Mapping[str, Any], path: Path) -> None:
-    """Refuse a project that has the tables already, or in which they would have no effect."""
+    """Refuse a project that has the tables already, or in which the tables have no effect."""
     where = str(path)
     project, system = table.get("project", {}), table.get("build-system", {})
     if not isinstance(project.get("name"), str):
@@ -128,7 +128,7 @@ def refuse_setuptools(table: Mapping[str, Any], path: Path) -> None:
             "metadata of the project come from setuptools",
             where=str(path),
             found=f"`dynamic` = {', '.join(f'`{name}`' for name in sorted(dynamic))}",
-            hint="write them into `[project]`, and let hatchling build the project",
+            hint="write the values into `[project]`, and let hatchling build the project",
         )
     if (path.parent / "setup.py").is_file() and "ext_modules" in (path.parent / "setup.py").read_text(errors="replace"):
         raise ConfigError(
@@ -139,7 +139,7 @@ def refuse_setuptools(table: Mapping[str, Any], path: Path) -> None:
 
 
 def edit(document: TOMLDocument, declared: Declared) -> None:
-    """Change a project's document; what is there keeps its place, its order and its comments."""
+    """Change a project's document; existing entries keep their places, order and comments."""
     was_setuptools = document.get("build-system", {}).get("build-backend") in SETUPTOOLS
     edit_build_system(document, declared, was_setuptools)
     project = table_at(document, "project")
@@ -214,10 +214,10 @@ def minor_of_torch() -> str:
 
 
 def with_needed(given: Sequence[str], needed: Sequence[str]) -> list[str]:
-    """Return requirements, and of the needed ones those whose distributions they do not name."""
+    """Return the given requirements, then the needed requirements of distributions that are not given."""
     names = {name_of(text) for text in given}
     mine = {name_of(text): text for text in needed}
-    # an extra that a requirement lacks is added to it
+    # a requirement of hatch-lower without extras gets the needed extras
     kept = [mine.get(OWN_NAME, text) if text.strip() == OWN_NAME else text for text in given]
     return [*kept, *(text for text in needed if name_of(text) not in names)]
 
@@ -228,7 +228,7 @@ def name_of(text: str) -> str:
 
 
 def table_at(owner: Any, *names: str) -> Any:
-    """Return a table below another table; missing tables are made, and only the last has a heading."""
+    """Return a table below another table. Missing tables are created; only the last has a heading."""
     import tomlkit
 
     for place, name in enumerate(names):
@@ -239,7 +239,7 @@ def table_at(owner: Any, *names: str) -> Any:
 
 
 def set_list(table: Any, key: str, values: Sequence[str]) -> None:
-    """Set a list of strings; a list that is there keeps its comments, and gets the values that it lacks."""
+    """Set a list of strings; an existing list keeps its comments, and gets the missing values."""
     import tomlkit
 
     if list(table.get(key, [])) == list(values) and key in table:
@@ -272,8 +272,8 @@ def replace_file(path: Path, declared: Declared) -> None:
 
 def next_steps(table: Mapping[str, Any], export: str, inputs: Sequence[str]) -> Iterator[str]:
     if "dependencies" in table["project"].get("dynamic", []):
-        yield "`dependencies` are dynamic: the build names what they must contain"
-    yield f"`{export}` returns the model that is lowered"
+        yield "`dependencies` are dynamic: the build names the required entries"
+    yield f"`{export}` returns the model to lower"
     if not inputs:
         yield f"`inputs = [...]` in `[{HOOK_PATH}]` names files of weights that `{export}` reads"
     yield "`hatch build` builds the wheel"

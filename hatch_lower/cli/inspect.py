@@ -25,7 +25,7 @@ from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # the parts of a reason that concern a single node
-SHOWN = 3  # operators or delegates that one row names
+SHOWN = 3  # operators or delegates in a row
 
 
 @click.command()

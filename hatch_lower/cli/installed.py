@@ -30,7 +30,7 @@ def distribution_report(owner: str, distribution: Distribution) -> Iterator[Repo
 
 
 def recipe_reports(model: InstalledModel) -> Iterator[Report]:
-    """Yield the recipes in load order, each with the reason why it cannot run here, or `None`."""
+    """Yield the recipes in load order, each with the reason why the recipe cannot run here, or `None`."""
     if isinstance(model.source, EagerEntry):
         yield {"recipe": "eager", "backends": [], "reason": None}
         return

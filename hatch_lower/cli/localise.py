@@ -1,4 +1,4 @@
-"""`hatch-lower localise`: which operation of a method is the first to compute something else than eager."""
+"""`hatch-lower localise`: the first operation of a method whose result differs from eager."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ SECONDS = 120.0
     "--inputs",
     type=FILE,
     metavar="FILE",
-    help="A safetensors file of inputs, under keys such as `forward/0/image`: method, case and input. Default: what a"
-    " build compares with.",
+    help="A safetensors file of inputs, under keys such as `forward/0/image`: method, case and input. Default: the"
+    " inputs of a build's comparison.",
 )
 @click.option(
     "--write-reproduction",
     "reproduction",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a project that shows it into this new folder: the operations, inputs, and a test.",
+    help="Write a project that reproduces the fault into this new folder: operations, inputs, a test.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), default=SECONDS, show_default=True, help="When to give up.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=SECONDS, show_default=True, help="Time limit.")
 @json_option
 @click.pass_context
 def localise(
@@ -69,8 +69,8 @@ def localise(
 ) -> None:
     """Find the first wrong operation of a method, and its line.
 
-    The model is exported and lowered again, as a build does it. Then parts of what is wrong are lowered, at most
-    twelve, and compared with what torch computes from the same values. Ends with status 1 if something is wrong.
+    The model is exported and lowered again as in a build. Then at most twelve parts are lowered and compared with torch
+    on the same values. Ends with status 1 if an operation is wrong.
     """
     from hatch_lower.pipeline.localise.finding import Localisation
 
@@ -127,7 +127,7 @@ def find_sources(name: str, model: str | None) -> tuple[Project, str, Contents |
 
 
 def is_same(contents: Contents, model: str, recipe: str | None, found: Findings) -> bool:
-    """Return whether what is installed, or in the wheel, is what was looked at."""
+    """Return whether the named wheel or installed package has the delegates of the project."""
     entry = contents.manifest.models[model]
     plan = contents.plan(entry.recipes[choose_recipe(model, entry, recipe)])
     return {delegate.file for delegate in plan.delegates} == set(found.delegates)
@@ -142,4 +142,4 @@ def report_lines(report: Report, found: Findings) -> Iterator[str]:
         yield f"  {finding.lowerings} parts lowered, {finding.seconds:.0f} s"
     if report["same_program"] is False:
         yield ""
-        yield "what was named holds other delegates than the project as it is now: this is said of the project"
+        yield "the named wheel or package has other delegates: the findings are about the project in its present state"

@@ -1,4 +1,4 @@
-"""`hatch-lower new-backend`: a distribution with a backend, its two halves and their tests, to begin with."""
+"""`hatch-lower new-backend`: write a distribution with a backend, its two halves and tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
 KIT_TIME = "the kit lowers and runs many programs, which takes minutes; pytest-xdist (`pytest -n auto`) divides them"
 TEMPLATE = Path(__file__).with_name("template")
-# What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form
+# A Python identifier that is, with `-` for `_`, the normal form of a distribution's name (PEP 508)
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# File of the template, which is about a backend called `demo`, to its place in the new folder
+# File of the template for the backend `demo`, to its place in the new folder
 FILES: Mapping[str, str] = {
     "README.md.in": "README.md",
     "__init__.py.in": "demo_backend/__init__.py",
@@ -36,12 +36,12 @@ FILES: Mapping[str, str] = {
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
-    help="The new folder. Default: one named after the distribution, here.",
+    help="The new folder. Default: the name of the distribution.",
 )
 def new_backend(name: str, directory: Path | None) -> None:
-    """Write a distribution with a new backend of that id.
+    """Write a distribution with a new backend.
 
-    It has a compile half, a run half, and the tests of hatch-lower's kit, and can be installed as it is.
+    The distribution has a compile half, a run half, and tests with hatch-lower's kit, and is ready to install.
     """
     check_name(name)
     folder = Path(renamed("demo-backend", name)) if directory is None else directory
@@ -52,7 +52,7 @@ def new_backend(name: str, directory: Path | None) -> None:
 def check_name(name: str) -> None:
     if NAME.fullmatch(name) is None or keyword.iskeyword(name):
         raise ConfigError(
-            "a backend cannot have such a name",
+            "the name of the backend is not allowed",
             found=f"`{name}`",
             hint="use lower-case letters and digits, with single underscores between words: `my_engine`",
         )
@@ -62,7 +62,7 @@ def check_name(name: str) -> None:
                 f"there is a backend `{name}` already",
                 where=f"entry points `{group}`",
                 found=f"`{entry_point.value}`",
-                hint="choose another name: two backends with one id cannot be installed together",
+                hint="choose another name: two backends with the same id cannot be installed together",
             )
 
 
@@ -71,25 +71,25 @@ def render(name: str) -> dict[str, str]:
 
 
 def renamed(text: str, name: str) -> str:
-    """Return a text of the template about the backend of this id."""
+    """Return a text of the template with the names of this backend."""
     package, prefix = f"{name}_backend", "".join(part.capitalize() for part in name.split("_"))
     names = {"demo_backend": package, "demo-backend": package.replace("_", "-"), "Demo": prefix, "demo": name}
     return re.sub("|".join(names), lambda match: names[match[0]], text)
 
 
 def write_backend(name: str, folder: Path) -> list[Path]:
-    """Write a new backend; return its files. There is the whole folder afterwards, or none."""
+    """Write a new backend, completely or not at all; return its files."""
     if os.path.lexists(folder):
         raise ConfigError(
-            "the folder for the new backend is there already",
+            "the folder for the new backend exists already",
             where=str(folder),
-            hint="name one that does not exist with `--directory`",
+            hint="name a new folder with `--directory`",
         )
     files = sorted(render(name).items())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:
-            unfinished = Path(beside, "unfinished")  # not `beside`, which nobody else may read
+            unfinished = Path(beside, "unfinished")  # `beside` is readable for its owner only
             for path, text in files:
                 place = unfinished / path
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the commands print: text from files that somebody else has made reaches a terminal only through here."""
+"""Output of the commands. Text from files of other people reaches a terminal only through these functions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import click
 
 from hatch_lower.errors import PackageError, printable
 
-Report = dict[str, Any]  # what `--json` prints, and the lines for people are made of
+Report = dict[str, Any]  # printed by `--json`, and the source of the text output
 Contents = TypeVar("Contents")
 
 
 def show(lines: Iterable[str], *, err: bool = False) -> None:
-    """Print lines; a line break within one is no line break of ours, and does not become one."""
+    """Print lines. A line break within a line is escaped."""
     click.echo("\n".join(map(printable, lines)), err=err)
 
 
 def show_text(text: str) -> None:
-    """Print a document whose line breaks are its own."""
+    """Print a document with its own line breaks."""
     click.echo("\n".join(map(printable, text.split("\n"))), nl=False)
 
 
@@ -44,7 +44,7 @@ def show_error(error: Exception) -> None:
 
 
 def write_document(path: Path, text: str, noun: str, *, append: bool = False) -> int:
-    """Write a file, or append to it; return how many bytes were written."""
+    """Write a file, or append to a file; return the number of written bytes."""
     try:
         with path.open("ab" if append else "wb") as file:
             return file.write(text.encode("utf-8", "backslashreplace"))
@@ -53,7 +53,7 @@ def write_document(path: Path, text: str, noun: str, *, append: bool = False) ->
 
 
 def page(lines: Iterable[str]) -> None:
-    """Print lines, through the pager where they are more than the terminal has."""
+    """Print lines, through the pager if there are more lines than the terminal has."""
     listed = [printable(line) for line in lines]
     if sys.stdout.isatty() and len(listed) >= shutil.get_terminal_size().lines:
         click.echo_via_pager("\n".join(listed))

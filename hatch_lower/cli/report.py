@@ -55,7 +55,7 @@ FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.
     "--check/--no-check",
     "runs",
     default=False,
-    help="Run the packaged check inputs, and show how far the outputs are from eager's. Default: run nothing.",
+    help="Run the packaged check inputs, and show the errors against eager. Default: the program is not run.",
 )
 def report(
     name: str,

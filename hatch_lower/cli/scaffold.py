@@ -1,4 +1,4 @@
-"""The files of a project that `hatch-lower init` looks at and writes: its import package, and an entry point."""
+"""Files of a project that `hatch-lower init` reads and writes: the import package, and an entry point."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def find_package(root: Path, project: str) -> Package:
     if found:
         names = ", ".join(f"`{package.name}`" for package in found)
         raise ConfigError(
-            "the project has several packages, and none has its name",
+            "the project has several packages, and no package has its name",
             where=str(root),
             found=names,
-            hint="name the function that says what to export: `--export PACKAGE.model:export`",
+            hint="name the function that returns the model: `--export PACKAGE.model:export`",
         )
     name = re.sub(r"[-_.]+", "_", project).lower()
     source = root if not (root / "src").is_dir() and (root / f"{name}.py").exists() else root / "src"
@@ -84,7 +84,7 @@ def packages_below(folder: Path, source: Path, depth: int = 0) -> Iterator[Packa
 
 
 def package_of(root: Path, module: str) -> Package | None:
-    """Return the outermost package of a module by its dotted name, if it is in the project."""
+    """Return the outermost package of a dotted module name, if the package is in the project."""
     parts = module.split(".")
     for source in (root / "src", root):
         for count in range(1, len(parts) + 1):
@@ -111,7 +111,7 @@ def write_stub(package: Package, module: str) -> tuple[str, list[Path]]:
         "the project has modules of the names that an entry point would have",
         where=str(package.folder),
         found=f"`{module}.py` and `{module}_export.py`, without a function `{FUNCTION}`",
-        hint="name the function that says what to export with `--export`",
+        hint="name the function that returns the model with `--export`",
     )
 
 
@@ -124,7 +124,7 @@ def defines(path: Path, function: str) -> bool:
 
 
 def weights_globs(root: Path, package: Package) -> list[str]:
-    """Return globs, relative to the project, of the files of weights in it: a glob for each folder and suffix."""
+    """Return globs of the files of weights, relative to the project: a glob for each folder and suffix."""
     found = set()
     for folder in (package.folder, *(child for child in root.iterdir() if child.name in ("models", "weights"))):
         for path in folder.rglob("*") if folder.is_dir() else ():

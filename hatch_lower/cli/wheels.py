@@ -1,4 +1,4 @@
-"""Wheels in a folder, such as `dist/`: a command that is given the folder takes the newest."""
+"""Wheels in a folder such as `dist/`; a command takes the newest wheel of a folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hatch_lower.build.contents import MANIFEST
 
 
 def wheels_in(folder: Path) -> list[Path]:
-    """Return the wheels in a folder; none if the folder has lowered models itself, for these are meant."""
+    """Return the wheels in a folder; empty for a folder that has lowered models itself."""
     if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
         return []
     return sorted(path for path in folder.glob("*.whl") if path.is_file())
 
 
 def newest(wheels: Sequence[Path]) -> Path:
-    """Return the wheel that was written last; of those of one time the one of the greatest version."""
+    """Return the last written wheel; among wheels with the same time, the greatest version."""
     return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, version_of(wheel), wheel.name))
 
 

@@ -99,7 +99,7 @@ def test_a_wheel_that_holds_another_program_is_said_to(faulty: Project, right_wh
     done = localise(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert LINE in done.stdout
-    assert "what was named holds other delegates than the project as it is now" in done.stdout
+    assert "the named wheel or package has other delegates" in done.stdout
 
 
 def test_a_wheel_without_its_project_is_refused(
@@ -108,5 +108,5 @@ def test_a_wheel_without_its_project_is_refused(
     monkeypatch.chdir(tmp_path)
     done = localise(faulty, str(right_wheel))
     assert done.exit_code == 1
-    assert "error: the project that the model comes from is not known" in done.stderr
+    assert "error: the model's project is unknown" in done.stderr
     assert "name it with `--project`" in done.stderr

@@ -253,7 +253,7 @@ def test_a_limit_that_nothing_can_be_compared_with_is_told(wheels: Mapping[str, 
     options = ("--budget", "0", "--root", root)
     lenient, strict = (bench(wheels["one"], *options, *more) for more in ((), ("--strict",)))
     assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output
-    assert "not judged: bench.max-kernels = 5: there is nothing to compare with it" in lenient.stdout
+    assert "not judged: bench.max-kernels = 5: no figure to compare" in lenient.stdout
     assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 not judged"
 
 

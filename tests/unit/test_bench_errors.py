@@ -132,7 +132,7 @@ def test_what_is_not_compared_has_a_reason(found: Found) -> None:
     reason = reasons.pop(Subject("other", "default"))
     assert reason.startswith("it cannot run here: ")
     assert "Plan 9" in reason
-    missing = "no check inputs are packaged with it"
+    missing = "no packaged check inputs"
     assert reasons == {Subject("plain"): missing, Subject("without", "default", "forward"): missing}
     assert error_of(found, "other", "portable") == 0
 
@@ -192,8 +192,8 @@ def test_a_method_that_hangs_is_named_and_nothing_of_it_stays(tmp_path: Path, mo
     monkeypatch.setattr(command, "ended_within", wait)
     with pytest.raises(ProcessError) as caught:
         measured(folder, seconds=60)
-    assert caught.value.where == "net.whl, `net/default/second`, loaded or called"
-    assert caught.value.found == "it took more than 60 seconds"
+    assert caught.value.where == "net.whl, `net/default/second`, at load or call"
+    assert caught.value.found == "the process took more than 60 seconds"
     assert [is_running(int(pid)) for pid in pids.read_text().split()] == [False, False]
 
 
@@ -223,8 +223,8 @@ def test_a_method_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: py
     code = "os.write(2, b'the last words'); os.abort()"
     with pytest.raises(ProcessError) as caught:
         measured(with_delegate(tmp_path / "site", monkeypatch, code))
-    assert caught.value.where == "net.whl, `net/default/second`, loaded or called"
-    assert caught.value.found.startswith("it was ended by SIGABRT; it said: the last words")
+    assert caught.value.where == "net.whl, `net/default/second`, at load or call"
+    assert caught.value.found.startswith("the process was ended by SIGABRT; output: the last words")
 
 
 def test_a_method_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

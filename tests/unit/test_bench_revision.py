@@ -109,7 +109,7 @@ def test_a_revision_that_does_not_exist(place: Workplace) -> None:
         "there is no such revision\n"
         f"  where: `v1.1` in {place.repository}\n"
         "  found: did you mean `v1.0`? known: `main`, `v1.0`\n"
-        "  to do: name a branch, a tag or a commit of this repository; `git fetch` brings those of its remote"
+        "  to do: name a branch, a tag or a commit of this repository; `git fetch` gets the branches of its remote"
     )
     for name in ("", "-h", "--help", "0" * 40, "main:models", "a b", "\n"):
         error = place.refusal(place.revision(name))

@@ -111,10 +111,10 @@ def test_two_models_of_one_name(tmp_path: Path) -> None:
         pass
     places = [tmp_path / version / "digits" / "_lowered" for version in ("new", "old")]
     assert str(caught.value) == (
-        "two models have one name\n"
+        "two models have the same name\n"
         f"  where: {tmp_path}\n"
         f"  found: `digits` in {places[0]} and in {places[1]}\n"
-        "  to do: name one of the two folders, or the wheel that it was unpacked from"
+        "  to do: name a folder of a single model, or its wheel"
     )
 
 

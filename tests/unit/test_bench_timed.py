@@ -265,7 +265,7 @@ def test_what_a_measuring_process_meets_is_raised_in_its_parent(host: Host, fold
 def test_a_model_that_crashes_is_an_error_and_ends_nothing_else(host: Host, folder: Path) -> None:
     (folder.parent / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     eager = {"paths": [str(folder.parent)], "export": "crashing:export"}
-    with pytest.raises(ProcessError, match="the process that measures has crashed") as caught:
+    with pytest.raises(ProcessError, match="the measuring process has crashed") as caught:
         host.ask(calls_of(folder, "grow", eager=eager), "calls of net/default", 60)
     assert caught.value.where == "calls of net/default"
     assert "signal 11" in caught.value.found

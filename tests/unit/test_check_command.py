@@ -369,10 +369,10 @@ def test_a_difference_that_the_tolerance_allows(net: Mapping[str, bytes], tmp_pa
     [
         ("flaot16=1", "`flaot16` is no dtype of numbers that may differ; did you mean `float16`?"),
         ("int64=1", "`int64` is no dtype of numbers that may differ"),
-        ("float16=", "`` is no number of at least 0"),
-        ("float16=-1", "`-1` is no number of at least 0"),
+        ("float16=", "`` is not a number of at least 0"),
+        ("float16=-1", "`-1` is not a number of at least 0"),
         ("1e-4,float16=1", "`1e-4` is no dtype"),
-        ("nan", "`nan` is no number of at least 0"),
+        ("nan", "`nan` is not a number of at least 0"),
     ],
 )
 def test_a_tolerance_is_a_number_or_numbers_by_dtype(given: str, said: str) -> None:
@@ -417,7 +417,7 @@ def test_a_model_without_check_inputs(shop: Workshop, tmp_path: Path, monkeypatc
     }
     assert done.stdout.endswith(
         "\n0 methods compared, 0 faults\n"
-        "this is no success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)\n"
+        "not a success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)\n"
     )
 
 
@@ -635,12 +635,12 @@ def test_a_plan_that_cannot_be_loaded(net: Mapping[str, bytes], tmp_path: Path) 
         (
             ["--model", "nets"],
             "error: there is no such model\n  where: {folder}\n"
-            "  found: did you mean `net`? known: `net`\n  to do: name one with `--model`\n",
+            "  found: did you mean `net`? known: `net`\n  to do: select a model with `--model`\n",
         ),
         (
             ["--recipe", "portabel"],
             "error: there is no such recipe\n  where: {folder}\n"
-            "  found: did you mean `portable`? known: `default`, `portable`\n  to do: name one with `--recipe`\n",
+            "  found: did you mean `portable`? known: `default`, `portable`\n  to do: select a recipe with `--recipe`\n",
         ),
     ],
 )

@@ -466,7 +466,7 @@ def test_debug_as_json(wheel: str) -> None:
         (
             ["forward", "--model", "digit"],
             "error: there is no such model\n  where: digits-1.0-py3-none-any.whl: digits/_lowered\n"
-            "  found: did you mean `digits`? known: `digits`\n  to do: name one with `--model`\n",
+            "  found: did you mean `digits`? known: `digits`\n  to do: select a model with `--model`\n",
         ),
     ],
 )

@@ -521,7 +521,7 @@ def test_explain_before_anything_was_built() -> None:
     assert shown(None, {"digits": next_of()}) == (
         "digits 1.0 in /project\n"
         "\n"
-        "last build: none is known\n"
+        "last build: unknown\n"
         "\n"
         "next build\n"
         "  digits: will be exported for the first time"
@@ -578,7 +578,7 @@ def test_explain_says_all_reasons() -> None:
         "    forward  default            4       3     2.10  lowered\n"
         "    forward  portable           4       0     0.20  exported, no partition had to be lowered\n"
         "    embed    default            4       4     0.10  exported, no partition had to be lowered\n"
-        "  tiny: unchanged, nothing was run\n"
+        "  tiny: unchanged, not exported\n"
         "    method   recipe   partitions  reused  seconds\n"
         "    forward  default           1       1     0.00\n"
         "\n"
@@ -586,7 +586,7 @@ def test_explain_says_all_reasons() -> None:
         "  digits: will be exported again, for 2 reasons\n"
         "    digits/model.py\n"
         "    input weights/digits.safetensors\n"
-        "  tiny: unchanged, nothing will be run\n"
+        "  tiny: unchanged, will not be exported\n"
         "  lost: will be exported again, for 1 reason\n"
         "    a connection to example.org"
     )
@@ -594,7 +594,7 @@ def test_explain_says_all_reasons() -> None:
 
 def test_explain_of_a_result_that_was_trimmed() -> None:
     last = last_report(BuildHistory("digits", "1.0", {"digits": ModelHistory(1)}), ["digits"])
-    expected = "  digits: will be exported, for no result of it is in the cache"
+    expected = "  digits: will be exported, because the cache has no result"
     assert shown(last, {"digits": next_of()}).endswith(f"next build\n{expected}")
 
 

@@ -189,7 +189,7 @@ def test_init_refuses_a_project_that_it_would_break(tmp_path: Path, old: str, ne
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["one/__init__.py", "two/__init__.py"], "the project has several packages, and none has its name"),
+        (["one/__init__.py", "two/__init__.py"], "the project has several packages, and no package has its name"),
         (["my_net.py"], "the project is a single module, and lowered programs need a package"),
     ],
 )

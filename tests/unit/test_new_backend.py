@@ -67,9 +67,9 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["new-backend", "engine", "--directory", str(tmp_path)])
     assert done.exit_code == 1
     assert done.stderr == (
-        "error: the folder for the new backend is there already\n"
+        "error: the folder for the new backend exists already\n"
         f"  where: {tmp_path}\n"
-        "  to do: name one that does not exist with `--directory`\n"
+        "  to do: name a new folder with `--directory`\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -97,7 +97,7 @@ def test_names_that_are_none_are_refused(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["new-backend", name, "--directory", str(tmp_path / "new")])
     assert done.exit_code == 1
     assert done.stderr == (
-        "error: a backend cannot have such a name\n"
+        "error: the name of the backend is not allowed\n"
         f"  found: `{name}`\n"
         "  to do: use lower-case letters and digits, with single underscores between words: `my_engine`\n"
     )
@@ -117,5 +117,5 @@ def test_the_id_of_an_installed_backend_is_refused(tmp_path: Path, monkeypatch: 
         "error: there is a backend `tape` already\n"
         "  where: entry points `hatch_lower.backends`\n"
         "  found: `tape.compile:TapeBackend`\n"
-        "  to do: choose another name: two backends with one id cannot be installed together\n"
+        "  to do: choose another name: two backends with the same id cannot be installed together\n"
     )

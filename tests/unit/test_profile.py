@@ -252,7 +252,7 @@ def test_without_a_debug_map_nothing_is_attributed() -> None:
     profile = attribute(found_of(step), plan_with("engine"), MethodDebug({}, {}, {}, ()))
     assert profile.attributed == 0
     assert [(row.op, round(row.seconds * 1e6)) for row in profile.rows] == [("fused", 1000)]
-    assert "does not say what the instructions inside `engine` compute" in profile.notes[0]
+    assert "has no operations for instructions inside `engine`" in profile.notes[0]
 
 
 def profile_of(**recipes: RecipeProfile) -> Profile:

@@ -1,4 +1,4 @@
-"""One build of a wheel in a process of its own, and what is other in it."""
+"""A build of a wheel in a separate process with a varied environment."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hatch_lower.errors import ConfigError, ProcessError
 from hatch_lower.frozen import Frozen
 
 LONGER = "another-folder-with-a-longer-name"
-GRACE_SECONDS = 10.0  # how long a build may take to end after an interruption, which reaches it as it does this process
+GRACE_SECONDS = 10.0  # seconds for a build to end after an interruption, which also reaches the build
 LAST_LINES = 40
-# Variables and the values that are tried, the first unless the caller has it
+# Variables with two values: the first, or the second if the caller has the first
 CHOICES: Mapping[str, tuple[str, str]] = {
     "TZ": ("NPT-5:45", "NST3:30"),
     "LC_ALL": ("C", "C.UTF-8"),
     "PYTHONHASHSEED": ("4242", "77"),
     "OMP_NUM_THREADS": ("1", "3"),
 }
-# New folders, and the variables that lead to them
+# New folders, and the variables that name the folders
 FOLDERS: Mapping[str, tuple[str, ...]] = {
     "home": ("HOME", "USERPROFILE"),
     "temporary": ("TMPDIR", "TMP", "TEMP"),
@@ -45,7 +45,7 @@ class Rebuilt(Frozen):
 def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -> Iterator[Rebuilt]:
     """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment."""
     if importlib.util.find_spec("hatchling") is None:
-        hint = "install hatchling, or run this in an environment with what `[build-system] requires` names"
+        hint = "install hatchling, or run this in an environment with the requirements of `[build-system] requires`"
         raise ConfigError("hatchling is not installed here", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-reproduce-", ignore_cleanup_errors=True) as made:
         work = Path(os.path.realpath(made))
@@ -60,11 +60,11 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
 
 
 def only_wheel(folder: Path, where: str) -> Path:
-    """Return the one wheel that a build has made in a folder; `where` is what was built."""
+    """Return the only wheel that a build has made in a folder; `where` names the sources."""
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ProcessError(
-            "the build made no wheel" if not wheels else "the build made more than one wheel",
+            "the build made no wheel" if not wheels else "the build made several wheels",
             where=where,
             found=", ".join(path.name for path in wheels),
         )
@@ -97,33 +97,33 @@ def build(source: Path, target: Path, variation: Variation) -> str:
             where=f"`python -m hatchling build --target wheel` ended with status {process.returncode}",
             found="\n".join(log.splitlines()[-LAST_LINES:]),
             hint="build the wheel once in this environment, with all that `[build-system] requires` names; "
-            "a build must find what it reads (data, other projects) without this HOME and outside this folder",
+            "a build must find its data and other projects without this HOME and outside of this folder",
         )
     return log
 
 
 class Variation(Frozen):
-    """How a build differs from one that the caller would run."""
+    """The difference of a build's environment from the caller's environment."""
 
     environment: Mapping[str, str]  # all its variables
     umask: int
-    places: Mapping[str, str]  # the paths that only it has, to what they are
-    told: Mapping[str, str]  # what is varied, with its values, for people
+    places: Mapping[str, str]  # paths of this build, to their meaning
+    told: Mapping[str, str]  # varied settings and values, for people
 
 
 def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation:
-    """Return another environment for a build, and make the folders that it names."""
+    """Return another environment for a build, and make its folders."""
     chosen = {name: first if environment.get(name) != first else second for name, (first, second) in CHOICES.items()}
     chosen["LANG"] = chosen["LC_ALL"]
     places = {str(project): "the rebuild's source folder"}
     for name, variables in FOLDERS.items():
         folder = work / name
-        folder.mkdir(mode=0o700)  # whatever the umask: the cache is not one that others may write to
+        folder.mkdir(mode=0o700)  # regardless of the umask: a cache that others may write is refused
         places[str(folder)] = f"the rebuild's {variables[0]}"
         chosen |= dict.fromkeys(variables, str(folder))
     mask = 0o077 if current_umask() != 0o077 else 0o022
     fixed = {
-        "HATCH_LOWER_CACHE": "off",  # what was lowered before would come out the same
+        "HATCH_LOWER_CACHE": "off",  # cached results would be equal
         "HATCH_LOWER_REMOTE_CACHE": "off",
         "PYTHONUSERBASE": site.getuserbase(),  # packages installed there are tools of the build, wherever HOME is
     }
@@ -146,7 +146,7 @@ def spare_cores() -> set[int]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let processes that are started in the block run on one core only, where this system can do that."""
+    """Restrict processes that are started in the block to a single core, if the system can."""
     spare = spare_cores()
     if not spare:
         yield

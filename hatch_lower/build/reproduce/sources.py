@@ -66,14 +66,14 @@ def paths_below(folder: Path, top: Path) -> Iterator[Path]:
 
 
 def is_left_out(folder: Path, top: Path) -> bool:
-    """Return whether a folder is no source: a cache, a virtual environment, or what a build made."""
+    """Return whether a folder is no source: a cache, a virtual environment, or build output."""
     if folder.name in LEFT_OUT or any((folder / mark).exists() for mark in (CACHE_MARK, ENVIRONMENT_MARK)):
         return True
     return folder.parent == top and folder.name in LEFT_OUT_AT_TOP and not (folder / "__init__.py").exists()
 
 
 def link_target(link: Path, source: Path, target: Path) -> str:
-    """Return where the copy of a link leads to: within the copy if it stays in the project, else to the original."""
+    """Return the target for the copy of a link: inside the copy if inside the project, else the original target."""
     written = os.readlink(link)
     meant = os.path.normpath(link.parent / written)
     inside = os.path.relpath(meant, source)
@@ -83,7 +83,7 @@ def link_target(link: Path, source: Path, target: Path) -> str:
 
 
 def copy_file(path: Path, copy: Path) -> None:
-    """Copy a file's bytes, and whether it can be run: other permissions are as the umask of this build says."""
+    """Copy a file's bytes and its permission to execute; the umask sets other permissions."""
     shutil.copyfile(path, copy)
     mode = stat.S_IMODE(copy.stat().st_mode)
     if path.stat().st_mode & stat.S_IXUSR:
@@ -91,29 +91,29 @@ def copy_file(path: Path, copy: Path) -> None:
 
 
 def unpack_sdist(sdist: Path, target: Path) -> Path:
-    """Unpack a source distribution, and return the project's folder in it."""
+    """Unpack a source distribution, and return the project's folder."""
     if not hasattr(tarfile, "data_filter"):
         raise PackageError(
             "this Python cannot unpack a source distribution safely",
             found=sys.version.split()[0],
-            hint="use Python 3.10.12, 3.11.4 or a newer one",
+            hint="use Python 3.10.12, 3.11.4 or newer",
         )
     try:
         target.mkdir(parents=True)
         with tarfile.open(sdist, "r:gz") as archive:
-            # PEP 706: nothing outside `target`, and nothing with other rights than a build may have
+            # PEP 706: no files outside of `target`, and only permissions that a build may have
             archive.extractall(target, archive.getmembers()[::-1], filter="data")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise PackageError(
             "the source distribution cannot be unpacked",
             where=str(sdist),
             found=f"{type(error).__name__}: {error}",
-            hint="build it again with `hatch build -t sdist`",
+            hint="build the source distribution again with `hatch build -t sdist`",
         ) from error
     projects = sorted(path.parent for path in target.glob("*/pyproject.toml"))
     if len(projects) != 1:
         raise PackageError(
-            "this is no source distribution of one project",
+            "the file is not a source distribution of a project",
             where=str(sdist),
             found=f"{len(projects)} folders with a `pyproject.toml`",
             hint="name the `.tar.gz` file that `hatch build -t sdist` made",

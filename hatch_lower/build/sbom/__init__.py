@@ -1,4 +1,4 @@
-"""What an SBOM is made from. A build in which none of it has changed has the document already, by its digest."""
+"""The inputs of an SBOM. A build with unchanged inputs reuses the document by their digest."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
-SCHEMA = 2  # counts the forms of the document: of this code's, not of CycloneDX
-FOLDER = "sboms"  # of `.dist-info`, by PEP 770
+SCHEMA = 2  # version of this code's document, not of CycloneDX
+FOLDER = "sboms"  # folder in `.dist-info`, by PEP 770
 
 
 class Subject(Frozen):
     settings: Settings  # of the build, with the models' cards
     result: BuildResult  # of the build: the models and their files
-    # name to version of the Python distributions at work, `hatchling` and what writes the document among them;
-    # hatch-lower and torch are known
+    # name to version of Python distributions, with `hatchling` and the SBOM library;
+    # hatch-lower and torch are known otherwise
     tools: Mapping[str, str]
     python: str  # the interpreter's version
-    # seconds since 1970; `None` where nobody has fixed a time, for then the document has none
+    # seconds since 1970; `None` without a fixed time: the document has no time then
     timestamp: int | None = None
 
     def digest(self) -> str:
-        """Return the sha256 over all that shapes the document; where files lie on this machine does not."""
+        """Return the sha256 over all inputs of the document; paths on this machine are no inputs."""
         settings = self.settings
         models = [
             [asdict(model), result.entry, result.origin, dict(result.tools), result.torch]

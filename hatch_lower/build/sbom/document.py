@@ -1,11 +1,11 @@
-"""The SBOM as a CycloneDX document. Importing the library takes longer than a build of what is known takes as a whole.
+"""The SBOM as a CycloneDX document. Importing the library takes longer than a whole build from the cache.
 
 ```text
 metadata    the wheel's distribution, and the tools: hatch-lower, torch, backends, compilers, hatchling, Python
 components  each model, its files nested in it; its datasets; each package's manifest; requirements at run time
 ```
 
-Serial number and time are none of the machine's: the one is made from the contents, the other is given or left out.
+Serial number and time do not depend on the machine: the number is a hash of the contents, the time is fixed or absent.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def finished(document: dict[str, Any], cards: Mapping[str, object], timestamp: i
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-# what the components are
+# kinds of components
 
 
 def distribution_component(subject: Subject) -> Component:
@@ -110,7 +110,9 @@ def tool_components(subject: Subject) -> Iterator[Component]:
         yield Component(type=ComponentType.APPLICATION, name=name, version=version, bom_ref=f"tool:{name}")
     backends: dict[str, dict[str, Any]] = {}
     for backend in (backend for result in results for backend in result.origin["backends"]):
-        fingerprint = backends.get(backend["name"], {}).get("fingerprint", {})  # models may use other parts of one
+        fingerprint = backends.get(backend["name"], {}).get(
+            "fingerprint", {}
+        )  # models may use different parts of a backend
         backends[backend["name"]] = {**backend, "fingerprint": {**fingerprint, **backend["fingerprint"]}}
     for name, backend in backends.items():
         distribution, version = backend["distribution"], backend["version"]
@@ -232,7 +234,7 @@ def requirement_component(text: str) -> Component:
 
 
 def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Plan:
-    """Return the plan of the recipe that is tried first; the methods of all have one signature."""
+    """Return the plan of the first recipe; the methods of all recipes have the same signatures."""
     path = entry["recipes"][entry["order"][0]]["plan"]["path"]
     return read_plan(files[path].source.read_bytes(), path)
 

@@ -1,1 +1,1 @@
-"""Benchmarks of lowered models: what they cost beside another version of them, and whether that is within limits."""
+"""Measurements of lowered models for `bench`, `profile` and the pytest plugin."""

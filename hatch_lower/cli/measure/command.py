@@ -1,4 +1,4 @@
-"""Commands that a benchmark runs: each in a process group of its own, which ends with the block that waits for it."""
+"""Commands of a benchmark, each in its own process group, which ends with the block that waits for the command."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hatch_lower.build.process import is_over
 from hatch_lower.build.signals import undisturbed
 from hatch_lower.errors import ProcessError
 
-Tell = Callable[[str], None]  # is told what is done, a line at a time
+Tell = Callable[[str], None]  # receives progress, a line at a time
 
-GRACE_SECONDS = 10.0  # how long a command may take to clean up when it is interrupted
+GRACE_SECONDS = 10.0  # seconds for an interrupted command to clean up
 TICK_SECONDS = 0.01
 LAST_LINES = 40
 LAST_BYTES = 1 << 20
@@ -39,20 +39,20 @@ def run_command(
                 lines.append(data.decode("utf-8", "replace").rstrip())
                 if tell is not None:
                     tell(lines[-1])
-        ended_within(process, math.inf)  # it has closed its outputs, as a rule by ending
+        ended_within(process, math.inf)  # the command has closed its outputs, usually by ending
     finally:
         with undisturbed():
             end(process)
     return process.returncode, lines
 
 
-def started(command: Sequence[str], what: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own, so that all of it can be ended; an error calls it `what`."""
+def started(command: Sequence[str], noun: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in its own group, so that the whole group can be ended; `noun` names the process in errors."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
         raise ProcessError(
-            f"{what} could not be started",
+            f"{noun} could not be started",
             where=f"`{command[0]}`",
             found=f"{type(error).__name__}: {error}",
             hint="end other programs, or raise the limits of memory and processes that this runs under",
@@ -61,24 +61,24 @@ def started(command: Sequence[str], what: str, **options: Any) -> subprocess.Pop
 
 def run_limited(
     command: Sequence[str],
-    what: str,
+    noun: str,
     folder: Path | None,
     environment: Mapping[str, str],
     seconds: float,
     lines: BinaryIO | None = None,
 ) -> tuple[int | None, str]:
-    """Run a command that this process outlives; return its status, `None` if it took too long, and what it said.
+    """Run a command with a time limit; return its status (`None` after the limit) and the end of its output.
 
-    What it writes to its standard output is no part of that if there is a file of `lines` for it.
+    The returned output excludes standard output if there is a file of `lines` for standard output.
     """
-    # files: a pipe stays open as long as anything that was started
+    # a file, because a pipe stays open as long as any started process
     with tempfile.TemporaryFile() as output:
         process = started(
             command,
-            what,
+            noun,
             cwd=folder,
             env=dict(environment),
-            stdin=subprocess.PIPE,  # it closes with this process: what waits for that ends then
+            stdin=subprocess.PIPE,  # closed when this process ends, so that a child that reads from stdin ends, too
             stdout=lines or output,
             stderr=output,
         )
@@ -93,7 +93,7 @@ def run_limited(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a process group as Ctrl-C does, so that a build removes what it has made, and kill what stays of it."""
+    """Interrupt a process group as Ctrl-C does, so that a build removes temporary files; then kill the rest."""
     if not is_over(process):
         signal_group(process, signal.SIGINT)
     ended_within(process, GRACE_SECONDS)
@@ -101,7 +101,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for a process, and leave it its id, by which what it started can be ended."""
+    """Wait for a process without reaping, so that its group can still be signalled by id."""
     deadline = time.monotonic() + seconds
     while not is_over(process):
         if time.monotonic() >= deadline:

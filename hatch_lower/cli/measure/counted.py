@@ -1,8 +1,9 @@
 """Instructions of a load and of a call, counted by `perf stat`.
 
-A child process loads the recipe and calls its methods with the packaged check inputs, after a warm-up, with one thread,
-a fixed hash seed, and fixed addresses if the system allows that. The cost of counting an empty range is subtracted.
-With a longer path to the folder, or other environment variables, a load differs by 0.3 % and a call by up to 0.8 %.
+A child process loads the recipe and calls its methods with the packaged check inputs, after a warm-up, with a single
+thread, a fixed hash seed, and fixed addresses if the system allows that. The cost of counting an empty range is
+subtracted. With a longer path to the folder, or other environment variables, a load differs by 0.3 % and a call by up
+to 0.8 %.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def perf_refusal(said: str) -> str:
 def fixed_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
     program = shutil.which("setarch", path=environment.get("PATH"))
     if program is None or run([program, "-R", "true"], environment, PROBE_SECONDS)[0] != 0:
-        return ()  # containers forbid it by default
+        return ()  # containers forbid fixed addresses by default
     return (program, "-R")
 
 

@@ -1,7 +1,7 @@
 """Child process below `perf stat`: `python -m hatch_lower.cli.measure.counted_child`, in a folder with a request.
 
-A range is a single stretch that perf counts: a load, a call, or an empty range, which costs what counting costs.
-The answer is the number of ranges, or the reason why there are none.
+A range is a single stretch that perf counts: a load, a call, or an empty range, which measures the cost of counting.
+The answer is the number of ranges, or the reason why counting failed.
 """
 
 from __future__ import annotations

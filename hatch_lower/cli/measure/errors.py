@@ -1,9 +1,9 @@
-"""The largest error of each method against eager's packaged outputs: run in one child process, which imports torch.
+"""The largest error of each method against eager's packaged outputs, measured in a child process that imports torch.
 
-As a module (`python -m hatch_lower.cli.measure.errors REQUEST`) it is that child. It writes a line of JSON for each, by
-which its parent can tell which hangs, or ends the process. Calls run on one core with one thread, for the number of
-threads changes the order of sums. Another processor may have other instructions for them: that and other versions of
-torch change the last digits of an error, which are rounded off.
+`python -m hatch_lower.cli.measure.errors REQUEST` is the child. The child writes a line of JSON for each method, so
+the parent knows the method that hangs or ends the process. Calls run on a single core with a single thread, because
+the number of threads changes the order of sums. Other processors and versions of torch change the last digits of an
+error, so errors are rounded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
-NO_CHECK = "no check inputs are packaged with it"
+NO_CHECK = "no packaged check inputs"
 DIGITS = 2
-TAIL = 2000  # characters of what the child said that a message has
-ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # what is told of a row of a check
-HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
+TAIL = 2000  # characters of the child's output in a message
+ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # reported fields of a check row
+HINT = "`hatch-lower check` runs the same inputs, with output on the terminal"
 
 
 def measure_errors(
@@ -37,8 +37,8 @@ def measure_errors(
 ) -> Found:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
-    It is infinite where no number says it. Messages call the folders `title`. All of it may take so many `seconds`. A
-    program from a folder imports nothing itself: `imports` are the modules that the project's own settings name.
+    An error that is not a number is infinite. Messages call the folders `title`. The time limit is `seconds`. `imports`
+    are the modules that the project's settings name; a program from a folder imports no modules itself.
     """
     skipped = {
         Subject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
@@ -57,8 +57,8 @@ def measure_errors(
         subject = next(unfinished(folders, read), None)
         raise ProcessError(
             "the process that compares methods with eager did not end well",
-            where=f"{title}, {'after the last method' if subject is None else f'`{subject}`, loaded or called'}",
-            found=f"{ending}{said and f'; it said: {said}'}",
+            where=f"{title}, {'after the last method' if subject is None else f'`{subject}`, at load or call'}",
+            found=f"{ending}{said and f'; output: {said}'}",
             hint=HINT,
         )
     figures: dict[Subject, dict[str, float]] = {}
@@ -67,7 +67,7 @@ def measure_errors(
         if row["largest_error"] is None:
             skipped[subject] = row["detail"]
         else:
-            # all finite differences are within the tolerance: what differs nevertheless is of another kind
+            # finite differences are within the tolerance, so the other difference is not finite
             largest = math.inf if row["status"] == "differs" else row["largest_error"]
             figures[subject] = {"error": rounded(largest)}
     return Found(figures, skipped)
@@ -78,7 +78,7 @@ def rounded(value: float) -> float:
 
 
 def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[Subject]:
-    """Yield the methods for which there is no row, in the order in which the child comes to them."""
+    """Yield the methods without a row, in the order of the child."""
     done = {Subject(row["model"], row["recipe"], row["method"]) for row in rows if row["status"] != "stale"}
     for name in sorted(folders):
         model = folders[name].manifest.models[name]
@@ -90,14 +90,14 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 
 
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
-    """Return what the child found, how it ended if not well, and the last that it said."""
+    """Return the rows of the child, how the child ended (empty: normally), and the end of its output."""
     command = [sys.executable, "-m", "hatch_lower.cli.measure.errors", json.dumps(request)]
     environment = {**os.environ, **thread_variables(1)}
-    # the work folder is empty: `-m` puts it on the import path
+    # `-m` puts the work folder, which is empty, on the import path
     with work_folder() as work, tempfile.TemporaryFile() as lines:
         what = "the process that compares methods with eager"
         status, said = run_limited(command, what, work, environment, seconds, lines)
-        ending = f"it took more than {seconds:g} seconds" if status is None else ending_text(status)
+        ending = f"the process took more than {seconds:g} seconds" if status is None else ending_text(status)
         lines.seek(0)
         # a child that was killed may leave half a line
         rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
@@ -108,13 +108,13 @@ def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], st
 
 def ending_text(status: int) -> str:
     if status >= 0:
-        return f"it ended with status {status}" if status else ""
+        return f"the process ended with status {status}" if status else ""
     names = {number.value: number.name for number in signal.Signals}
-    return f"it was ended by {names.get(-status, f'signal {-status}')}"
+    return f"the process was ended by {names.get(-status, f'signal {-status}')}"
 
 
 def main() -> None:
-    # what a library prints must not come between the lines
+    # output of libraries must not mix with the lines
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     end_with_parent()
@@ -125,10 +125,10 @@ def main() -> None:
 
 
 def use_one_core() -> None:
-    # engines make as many threads as there are cores, whatever the variables say
+    # some engines start a thread for each core regardless of the variables
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # not the same one for all that run at once
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # parallel processes use different cores
 
 
 def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Exact figures of a side: counted from what is packaged, so they are equal on every machine. Nothing is loaded.
+"""Exact figures of a side: counted from packaged files, so equal on every machine. No program is loaded.
 
-With them come those of its build, where one was made. The largest error against eager takes a run: see `errors`.
+Figures of the side's build are added if the side was built. The largest error against eager needs a run: see `errors`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import Weights, is_aligned, spans_outside
 
-# Inductor writes each loop nest, or group of fused ones, as a C function of such a name: they are exported, since they
-# are compiled apart from the code that calls them.
+# Prefix of the C function that Inductor writes for each loop nest or group of fused loop nests. The functions are
+# exported, because the calling code is compiled separately.
 KERNEL = "cpp_"
-# backends whose delegates use constants where they lie, or none
+# backends whose delegates use mapped constants, or no constants
 BINDS_IN_PLACE = ("aoti", "null")
 MAGIC = b"\x7fELF"
 FILE_LIMIT = 1 << 30  # bytes of a library that is read into memory
 
 
 def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
-    """Return every exact figure of a side but `error`, and those of its build; what is not known has none."""
+    """Return every known exact figure of a side except `error`, and the figures of its build."""
     figures = {
         subject: found
         for contents in side.contents
@@ -99,17 +99,17 @@ def distribution_of(requirement: str) -> str:
 def copied_constants(
     contents: Contents, plan: Plan, data: Mapping[str, memoryview], weights: Weights | None
 ) -> int | None:
-    """Return how many constants loading a recipe puts into memory of its own, instead of mapping the file they are in.
+    """Return the number of constants that a load copies into memory instead of mapping the file; `None` if unknown.
 
-    Constants that share memory count once, and empty ones not at all. A recipe copies
+    Constants that share memory count once, and empty constants not at all. A recipe copies
 
-    - its state, that is constants that some method changes: each loaded instance has its own;
-    - weights outside the wheel whose elements are not aligned where they lie;
-    - all weights of a delegate of `reference`, which are in its file: that is read, not mapped.
+    - its state, the constants that a method changes: each loaded instance has its own state;
+    - weights outside of the wheel whose elements are not aligned in the file;
+    - all weights of a `reference` delegate, whose file is read, not mapped.
 
-    Everything else is a view of the mapped constants file, whatever its dtype and layout, and `aoti` computes on these
-    views: its libraries hold no constants, and fold and move none. Engines pack weights as they like, and so do
-    backends that are not shipped: a recipe with a delegate of one has no figure.
+    All other constants are views of the mapped constants file, for any dtype and layout, and `aoti` computes on these
+    views: its libraries hold, fold and move no constants. Other engines may pack weights, and so may backends that are
+    not shipped: a recipe with a delegate of another engine has no figure.
     """
     if not set(plan.backends) <= {*BINDS_IN_PLACE, "reference"}:
         return None
@@ -140,7 +140,7 @@ def inner_plan(contents: Contents, delegate: DelegateEntry, blob: memoryview) ->
 
 
 def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, int]:
-    """Return the number of kernels in each library that `aoti` made; those of other native code are not known."""
+    """Return the number of kernels in each library of `aoti`."""
     made = {delegate.file for delegate in plan.delegates if delegate.backend == "aoti"} & native.keys()
     counts = {file: kernels_in(native[file]) for file in made}
     return {file: count for file, count in counts.items() if count is not None}

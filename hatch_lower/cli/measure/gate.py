@@ -1,4 +1,4 @@
-"""The whole measurement: exact figures first, times only of what is not equal, and the rows that come of them."""
+"""The whole measurement: exact figures first, then times of recipes that differ, then the rows."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Task(Frozen):
 
 class Result(Frozen):
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]  # what was not measured, or not compared, and why
+    notes: tuple[str, ...]  # figures that were not measured or compared, and why
     figures: Mapping[str, Figures]  # side to its exact figures
     measured: Measured  # every value of the timed tier
-    unjudged: tuple[str, ...] = ()  # limits that somebody set and nothing could be compared with, and refused recipes
+    unjudged: tuple[str, ...] = ()  # configured limits without a figure, and refused recipes
 
     def figures_of(self, side: str) -> Figures:
-        """Return all figures of a side, those that were measured several times as one number."""
+        """Return all figures of a side; repeated measurements become a single number."""
         found = {subject: dict(each) for subject, each in self.figures[side].items()}
         for (subject, metric), each in self.measured.items():
             found.setdefault(subject, {})[metric] = interval_of(each.values[side]).value
@@ -93,7 +93,7 @@ class Result(Frozen):
 
 
 def run(task: Task, tell: Tell) -> Result:
-    """Measure one side, or two beside each other."""
+    """Measure a side alone, or beside another side."""
     refused: list[str] = []
     methods, notes = comparable(task.first, task.second or task.first)
     plans = {subject: plan_of(task.first, subject) for subject in methods}
@@ -158,7 +158,7 @@ def add_counts(
 def exact_rows(
     task: Task, methods: Sequence[Subject], figures: Mapping[str, Figures], differing: Sequence[str]
 ) -> Iterator[Row]:
-    """Yield a row for each figure that is a number and nothing else, of what both sides have."""
+    """Yield a row for each exact figure of subjects that both sides have."""
     kept = {part for subject in methods for part in subject.parts()}
     first, second = figures["A"], figures.get("B", {})
     for subject in sorted(kept & first.keys()):
@@ -173,7 +173,7 @@ def exact_rows(
 
 
 def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) -> Iterator[Work]:
-    """Yield what the timed tier measures: nothing of a recipe that is equal byte by byte."""
+    """Yield the work of the timed tier, without recipes that are equal byte by byte."""
     calls: dict[tuple[str, str, int], list[tuple[Subject, Mapping[str, int]]]] = {}
     for subject, plan in plans.items():
         if not is_timed(task, subject):
@@ -212,7 +212,7 @@ def names_of(side: Side) -> dict[str, Names]:
 
 
 def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row], notes: list[str]) -> Iterator[str]:
-    """Yield what is to be said of limits that somebody set and that no figure could be compared with."""
+    """Yield a line for each configured limit without a figure to compare."""
     judged = {limit.setting for row in rows for limit in row.judged}
     for subject in sorted({part for method in methods for part in method.parts()}):
         for limit in limits_for(task.table, subject):
@@ -221,7 +221,7 @@ def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row],
             if limit.metric in BUILD_METRICS and not task.builds:
                 notes.append(f"{limit.setting} is judged with `--builds` only")
             else:
-                yield f"{limit.setting} = {limit.value}: there is nothing to compare with it"
+                yield f"{limit.setting} = {limit.value}: no figure to compare"
 
 
 def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
@@ -229,12 +229,12 @@ def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
         return False
     if limit.kind in OWN:
         return True
-    # what is equal byte by byte has kept it
+    # equal bytes keep the limit
     return task.second is not None and not all(task.is_equal(subject) for subject in methods)
 
 
 def is_timed(task: Task, subject: Subject) -> bool:
-    """Return whether calls and loads of a method are measured: not if it is equal, and no limit is about A alone."""
+    """Return whether calls and loads of a method are measured: if the sides differ, or a limit concerns A alone."""
     limits = [limit for part in subject.parts()[:2] for limit in limits_for(task.table, part)]
     own = any(limit.kind in OWN and METRICS[limit.metric].tier == "timed" for limit in limits)
     return own or not task.is_equal(subject)

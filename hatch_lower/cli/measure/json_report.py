@@ -1,7 +1,7 @@
-"""The document of `--json`: pytest-benchmark's own format, so that its command and others that read it do.
+"""The document of `--json`, in pytest-benchmark's format, for its command and other readers of the format.
 
 `benchmarks` has an entry for each series of timed rounds; all figures of both sides and the verdicts are under the key
-`hatch_lower`. Without timed rounds the document holds nothing of the machine, the time, the paths and the cache.
+`hatch_lower`. Without timed rounds the document is independent of machine, time, paths and cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_TIME = "1970-01-01T00:00:00+00:00"
 def report_text(
     sides: Mapping[str, Side], figures: Mapping[str, Figures], measured: Measured, rows: Sequence[Row], project: Path
 ) -> str:
-    """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
+    """Return the document; `project` is a folder of the git repository, if there is a repository."""
     series = sorted(
         (group_of(subject, metric), side, subject, metric, rounds)
         for (subject, metric), found in measured.items()
@@ -65,7 +65,7 @@ def report_text(
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON, which has no infinity: that is text here."""
+    """Return a value for JSON; infinity becomes text."""
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -113,7 +113,7 @@ def entry_of(
 
 
 def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
-    """Return the exact figures of a method, and of the recipe, the model and the wheel that it is in."""
+    """Return the exact figures of a method, its recipe, its model and the wheel."""
     found = {metric: value for each in reversed(subject.parts()) for metric, value in figures.get(each, {}).items()}
     return {metric: value for metric, value in found.items() if METRICS[metric].tier == "exact"}
 
@@ -121,14 +121,14 @@ def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
 def stats_of(seconds: Sequence[float]) -> dict[str, object]:
     from pytest_benchmark.stats import Stats
 
-    make: Callable[[], Any] = Stats  # which has no annotations
+    make: Callable[[], Any] = Stats  # untyped
     stats = make()
     stats.data = list(seconds)
     return {**stats.as_dict(), "data": stats.data, "iterations": 1}
 
 
 def machine_info() -> dict[str, object]:
-    """Return what pytest-benchmark tells of a machine, but for its name."""
+    """Return pytest-benchmark's facts about a machine, without the machine's name."""
     told = ("processor", "machine", "python_compiler", "python_implementation", "python_version", "release", "system")
     return {
         **{name: getattr(platform, name)() for name in told},
@@ -150,7 +150,7 @@ def processor_info() -> dict[str, object]:
 
 
 def commit_info(project: Path) -> dict[str, object]:
-    says: Callable[..., str] = lambda *_: ""  # noqa: E731  # where there is no repository, or no git
+    says: Callable[..., str] = lambda *_: ""  # noqa: E731  # without a repository or git
     with suppress(LowerError):
         says = find_repository(project, os.environ).says
     commit, time, author_time = (says("show", "-s", "--format=%H %cI %aI") or "unversioned  ").split(" ")

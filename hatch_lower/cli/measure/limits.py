@@ -20,13 +20,13 @@ from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
 
 Kind: TypeAlias = Literal["ratio to B", "ratio to eager", "loss against B", "growth against B", "greatest", "least"]
-Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific one first, each with its dotted name
+Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific table first, each with its dotted name
 
 SIZE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class Judged(Frozen):
-    """What a limit is about: metrics of A, and what it says of their values."""
+    """The metrics of A that a limit judges, and the kind of comparison."""
 
     kind: Kind
     metrics: tuple[str, ...]
@@ -53,22 +53,22 @@ LIMITS: Mapping[str, Judged] = {
 
 
 class Limit(Frozen):
-    """A limit of one metric, as it holds for one subject."""
+    """A limit of a metric for a subject."""
 
     name: str  # `max-call-ratio`
     metric: str
     kind: Kind
-    value: float | str  # a text where it is a growth: `growth_limit` reads it
-    setting: str  # `bench.models.digits.max-call-ratio`, where it was set; `default` where it was not
+    value: float | str  # text for a growth: see `growth_limit`
+    setting: str  # `bench.models.digits.max-call-ratio`, or `default`
 
     def bound(self, other: float | None) -> float | None:
-        """Return what `judged` is compared with; `other` is the figure of B, or of eager."""
+        """Return the bound for `judged`; `other` is the figure of B or of eager."""
         if not isinstance(self.value, str):
             return self.value
         return None if other is None else growth_limit(self.value, int(other))
 
     def judged(self, figure: float, other: float | None) -> float | None:
-        """Return the number that the limit bounds; `None` where there is nothing to compare A's figure with."""
+        """Return the number that the limit bounds; `None` without a figure to compare."""
         if self.kind in ("greatest", "least"):
             return figure
         if other is None:
@@ -86,14 +86,14 @@ class Limit(Frozen):
 
 
 class Names(Frozen):
-    """What limits may name of one model."""
+    """The names that limits of a model may use."""
 
     recipes: Collection[str]
     methods: Mapping[str, Collection[Symbol]]  # with their `dimensions_of`
 
 
 def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
-    """Return the limits of a subject: those that are set for it, and defaults."""
+    """Return the configured limits of a subject, and the defaults."""
     tables = tables_for(table, subject)
     return tuple(
         Limit(name, metric, judged.kind, value, setting)
@@ -105,7 +105,7 @@ def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
 
 
 def ways(table: BenchTable, subject: Subject, dimensions: Collection[str]) -> list[tuple[dict[str, int], int]]:
-    """Return with which sizes and numbers of threads a method is called; no sizes: those of its example inputs."""
+    """Return sizes and numbers of threads for the calls of a method; no sizes: those of the example inputs."""
     tables = tables_for(table, subject)
     sizes, _ = resolve(tables, "sizes")
     threads, _ = resolve(tables, "threads")
@@ -142,23 +142,23 @@ def resolve(tables: Tables, key: str) -> tuple[Any, str]:
 
 
 def growth_limit(text: str, bytes_of_b: int) -> int:
-    """Return how many bytes A may have by a limit such as `5%` or `200 kB`."""
+    """Return the largest number of bytes of A for a limit such as `5%` or `200 kB`."""
     number, unit = re.findall(r"[0-9.]+|[A-Za-z%]+", text)
     added = Fraction(number) * (Fraction(bytes_of_b, 100) if unit == "%" else SIZE_UNITS[unit])
     return bytes_of_b + math.floor(added)
 
 
 def dimensions_of(method: MethodPlan) -> tuple[Symbol, ...]:
-    """Return the symbols that the sizes of a method's inputs depend on; others are known only once it runs."""
+    """Return the symbols of the input sizes of a method; other symbols are known at run time only."""
     sizes = [entry.shape if isinstance(entry, TensorInput) else expressions_in(entry) for entry in method.inputs]
     used = {key for shape in sizes for size in shape for key in symbols_in(size)}
     return tuple(method.symbols[key] for key in sorted(used))
 
 
 def check_names(table: BenchTable, models: Mapping[str, Names], path: str) -> None:
-    """Refuse tables for models, recipes and methods that do not exist, and sizes that no method takes.
+    """Refuse tables of models, recipes and methods that do not exist, and sizes that no method takes.
 
-    `path` is the dotted name of the hook's table, for the message that lists all of them.
+    `path` is the dotted name of the hook's table, for a message that lists all errors.
     """
     recipes = {recipe for names in models.values() for recipe in names.recipes}
     problems = list(unknown_limits(table, path, recipes, {name: each.recipes for name, each in models.items()}))
@@ -190,7 +190,7 @@ def unknown_dimensions(table: BenchTable, models: Mapping[str, Names], path: str
 def tables_with_methods(
     table: BenchTable, models: Mapping[str, Names]
 ) -> Iterator[tuple[str, MethodLimits, list[Collection[Symbol]]]]:
-    """Yield each table with its dotted name and the dynamic dimensions of the methods that it speaks of."""
+    """Yield each table with its dotted name and the dynamic dimensions of its methods."""
     yield "bench", table, [symbols for each in models.values() for symbols in each.methods.values()]
     for recipe, limits in table.recipes.items():
         lowered = [each for each in models.values() if recipe in each.recipes]

@@ -1,6 +1,6 @@
-"""Models in the measuring process: their plans and check inputs are read, and then they are loaded.
+"""Models in the measuring process: plans and check inputs are read before the models are loaded.
 
-They are called with the check inputs, or others of the sizes that are asked for.
+Calls use the check inputs, or inputs of other sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 SEED = 0
-GUESS = 2  # of a dynamic dimension whose example size is not packaged, within its range
+GUESS = 2  # size of a dynamic dimension without a packaged example, within its range
 
 
 def refusal(path: Path, model: str, recipe: str) -> str | None:
@@ -35,7 +35,7 @@ def refusal(path: Path, model: str, recipe: str) -> str | None:
 
 
 class Opened(Frozen):
-    """A model whose plan and check inputs have been read, but which is not loaded."""
+    """A model with its plan and check inputs, not yet loaded."""
 
     folder: PackagedFolder
     methods: Mapping[str, MethodPlan]
@@ -62,7 +62,7 @@ def load(opened: Opened, request: Mapping[str, Any], timing: Timing | None = Non
 
 
 def check_tensors(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the packaged check inputs with which every side is called."""
+    """Return the packaged check inputs for the calls of all sides."""
     found = (open_model(path, request["model"], request["recipe"]).tensors for path in request["inputs"])
     return next((tensors for tensors in found if tensors), {})
 
@@ -70,9 +70,9 @@ def check_tensors(request: Mapping[str, Any]) -> Mapping[str, Any]:
 def input_values(
     name: str, method: MethodPlan, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]
 ) -> list[object]:
-    """Return the flat inputs of one call of the method `name`, of its check inputs, which may lack some.
+    """Return the flat inputs of a call of the method `name`, from its check inputs, which may be incomplete.
 
-    `wanted` are sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
+    `wanted` maps the names of dynamic dimensions to sizes; other sizes are those of the check inputs.
     """
     import torch
 
@@ -100,7 +100,7 @@ def input_values(
 
 
 def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return a tensor's values with other strides; along a dimension of stride 0, which has one value, the first."""
+    """Return a tensor's values with other strides; a dimension of stride 0 takes its first value."""
     import torch
 
     value = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
@@ -128,7 +128,7 @@ def asked_sizes(method: MethodPlan, wanted: Mapping[str, int]) -> dict[str, int]
 
 
 def random_tensor(dtype: object, shape: Sequence[int], example: Tensor | None, generator: Generator) -> Tensor:
-    """Return normally distributed floats; integers are the example's own, so that indices stay valid, or zeros."""
+    """Return normally distributed floats; integers are the example's values, so that indices stay valid, or zeros."""
     import torch
 
     assert isinstance(dtype, torch.dtype)

@@ -59,7 +59,7 @@ def editable_project(distribution: str) -> Path | None:
 
 @contextmanager
 def built_project(root: Path, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
-    """Build a project as it is now, in its folder, and open its wheel."""
+    """Build a project in its folder, and open its wheel."""
     root = root.resolve()
     open_project(root)  # raises if the settings are wrong
     title = f"working tree{state_of(root, environment)}"

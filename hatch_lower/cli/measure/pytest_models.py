@@ -1,8 +1,8 @@
-"""The plugin of pytest: lowered models as fixtures, their limits as a marker, and a test for each method.
+"""The pytest plugin: lowered models as fixtures, their limits as a marker, and a test for each method.
 
-Every run of pytest in an environment that has hatch-lower imports this module: all else is imported when it is used.
-It acts for the fixtures of this module, not for another project's of the same name.
-What times calls is the fixture `benchmark` of pytest-benchmark, or of whatever stands in for it.
+Every run of pytest in an environment with hatch-lower imports this module, so other imports happen at use.
+The plugin acts for its own fixtures, not for a project's fixtures of the same name.
+Calls are timed by the fixture `benchmark` of pytest-benchmark or of a compatible plugin.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FIXTURE = "lowered_model"
 NODE = "hatch-lower"
 MARKER_HELP = (
     f"{MARKER}(max_call_seconds, max_error, max_kernels, max_native_bytes, min_delegated): fail the test if its "
-    "lowered model breaks one of these limits, or one of the project's table `bench`"
+    "lowered model breaks a limit of the marker, or of the project's table `bench`"
 )
-TIMERS = ("benchmark", "codspeed")  # plugins that have a fixture `benchmark`
-# calls that change their inputs are timed one by one
+TIMERS = ("benchmark", "codspeed")  # plugins with a fixture `benchmark`
+# calls that change their inputs are timed separately
 WARM_UP = 3
 SECONDS = 1.0
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000
@@ -43,12 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hatch_lower_bench") and not any(map(config.pluginmanager.hasplugin, TIMERS)):
         raise pytest.UsageError(
             "--hatch-lower-bench times calls with pytest-benchmark, which this run does not have; "
-            "install it with: pip install hatch-lower[bench]"
+            "install with: pip install hatch-lower[bench]"
         )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if RUN in config.stash:  # not if a plugin before this one refused its options
+    if RUN in config.stash:  # absent if an earlier plugin refused its options
         config.stash[RUN].close()
 
 
@@ -60,28 +60,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def uses_fixture(metafunc: pytest.Metafunc) -> bool:
-    """Return whether a test uses the fixture of this plugin; another of that name may be a project's own."""
+    """Return whether a test uses this plugin's fixture, and not a project's fixture of the same name."""
     definitions = metafunc._arg2fixturedefs.get(FIXTURE, ())
-    for definition in reversed(definitions):  # the closest comes last
+    for definition in reversed(definitions):  # the closest definition comes last
         if definition.func.__module__ == __name__:
             return True
-        if FIXTURE not in definition.argnames:  # it does not ask for the one that it overrides
+        if FIXTURE not in definition.argnames:  # a definition that does not use the fixture that it overrides
             return False
     return False
 
 
 def is_chosen(metafunc: pytest.Metafunc) -> bool:
-    """Return whether a test itself says which methods it is for."""
+    """Return whether a test names its methods."""
     names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args]
     return any(FIXTURE in (each.replace(",", " ").split() if isinstance(each, str) else each) for each in names)
 
 
-@pytest.hookimpl(tryfirst=True)  # so that `-k`, `-m` and other plugins see the tests that are added
+@pytest.hookimpl(tryfirst=True)  # so that `-k`, `-m` and other plugins see the added tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
     if config.getoption("hatch_lower_bench"):
         items += session.genitems(LoweredMethods.from_parent(session, path=config.rootpath / NODE))
-    if run.is_part:  # what is wrong with a marker fails its test
+    if run.is_part:  # an error of a marker fails its test
         return
     try:
         run.refuse_to_go_on()
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def check_marker(item: pytest.Item) -> dict[str, float]:
-    """Return the limits of an item's markers, of which the closest wins; refuse those that judge nothing."""
+    """Return the limits of an item's markers; the closest marker wins. Refuse limits without a figure."""
     from hatch_lower.cli.measure.tested import CALL, check_limits
 
     where = f"{item.nodeid}, marker `{MARKER}`"
@@ -105,11 +105,11 @@ def check_marker(item: pytest.Item) -> dict[str, float]:
         return limits
     for fixture in (FIXTURE, *(["benchmark"] if CALL in limits else [])):
         if fixture not in names:
-            raise ConfigError(f"there is nothing to judge: the test does not use the fixture `{fixture}`", where=where)
+            raise ConfigError(f"no figure to judge: the test does not use the fixture `{fixture}`", where=where)
     return limits
 
 
-@pytest.hookimpl(trylast=True)  # when the test has passed: of what has failed, pytest calls no later one
+@pytest.hookimpl(trylast=True)  # after the test has passed: pytest calls no later hook of a failed test
 def pytest_runtest_call(item: pytest.Item) -> None:
     if item.get_closest_marker(MARKER) is None:
         return
@@ -117,7 +117,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     with failures_in_words():
         limits = check_marker(item)
         case = item.case if isinstance(item, LoweredMethod) else run.find(item)
-        # where another plugin keeps the times, or nobody, there are none
+        # with another timing plugin, or without a plugin, there are no times
         timed = getattr(getattr(item, "funcargs", {}).get("benchmark"), "stats", None)
         broken = run.models().broken_limits(case, limits, timed.stats.data if timed else None)
     if broken:
@@ -126,7 +126,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.fixture
 def lowered_model(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """A lowered method, with nothing around it: one test for each model, recipe and method of the project's wheel."""
+    """A lowered method: a test for each model, recipe and method of the project's wheel."""
     run = request.config.stash[RUN]
     case = run.find(request.node)
     with loaded(run.models(), case) as found:
@@ -135,7 +135,7 @@ def lowered_model(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]
 
 @pytest.fixture
 def example_inputs(request: pytest.FixtureRequest, lowered_model: Callable[..., Any]) -> ExampleInputs:
-    """Inputs of `lowered_model`: `.args` and `.kwargs`; `.renew()` resets the model and returns new ones."""
+    """Inputs of `lowered_model`: `.args` and `.kwargs`; `.renew()` resets the model and returns new inputs."""
     run = request.config.stash[RUN]
     case = run.find(request.node)
     with loaded(run.models(), case) as found:
@@ -143,7 +143,7 @@ def example_inputs(request: pytest.FixtureRequest, lowered_model: Callable[..., 
 
 
 class Run:
-    """What a run of pytest knows of lowered models: nothing, until a test needs them."""
+    """The lowered models of a run of pytest, opened at first use."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -152,14 +152,14 @@ class Run:
         self._refusal: LowerError | None = None
 
     def models(self) -> LoweredModels:
-        """Return the models, which are built when they are first asked for."""
+        """Return the models, and build the wheel at first use."""
         from hatch_lower.cli.measure.tested import open_models
 
         if self._models is None:
             root: Path | None = self._config.getoption("hatch_lower_root")
             wheel: Path | None = self._config.getoption("hatch_lower_wheel")
             here = self._config.invocation_params.dir
-            # the processes of pytest-xdist are one run
+            # the processes of pytest-xdist share a run
             name = getattr(self._config, "workerinput", {}).get("testrunuid") or os.urandom(16).hex()
             self._models = open_models(
                 self._config.rootpath if root is None else here / root,
@@ -172,11 +172,11 @@ class Run:
 
     @property
     def is_part(self) -> bool:
-        """Whether this is one of the processes of pytest-xdist, where an error of usage ends nothing."""
+        """Whether this is a worker of pytest-xdist, where a usage error does not end the run."""
         return hasattr(self._config, "workerinput")
 
     def cases(self) -> Mapping[str, Case]:
-        """Return the methods to test; none if there is an error, which ends the run once all is collected."""
+        """Return the methods to test; empty after an error, which ends the run after collection."""
         if self._refusal is None:
             try:
                 return self.models().cases
@@ -193,7 +193,7 @@ class Run:
     def find(self, item: pytest.Item) -> Case:
         parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if FIXTURE not in parameters:
-            pytest.fail(f"`{FIXTURE}` must be an argument of the test, or of a fixture that it names", pytrace=False)
+            pytest.fail(f"`{FIXTURE}` must be an argument of the test, or of a fixture of the test", pytrace=False)
         with failures_in_words():
             return self.models().find(parameters[FIXTURE])
 
@@ -207,7 +207,7 @@ RUN = pytest.StashKey[Run]()
 
 @contextmanager
 def failures_in_words() -> Iterator[None]:
-    """Let a test fail with what hatch-lower says, and without a traceback through it."""
+    """Fail a test with the message of an error of hatch-lower, without a traceback."""
     try:
         yield
     except LowerError as error:
@@ -216,7 +216,7 @@ def failures_in_words() -> Iterator[None]:
 
 @contextmanager
 def loaded(models: LoweredModels, case: Case) -> Iterator[Loaded]:
-    """Load a method's recipe; skip the test if it cannot run here."""
+    """Load a method's recipe; skip the test if the recipe cannot run here."""
     with failures_in_words():
         if reason := models.refusal(case):
             pytest.skip(f"{case.subject.model}/{case.subject.recipe} cannot run here: {reason}")
@@ -225,7 +225,7 @@ def loaded(models: LoweredModels, case: Case) -> Iterator[Loaded]:
 
 
 class LoweredMethods(pytest.Module):
-    """What `pytest --hatch-lower-bench` adds: a test for each lowered method, below a file that is not there."""
+    """The tests of `pytest --hatch-lower-bench`: a test for each lowered method, below a file that does not exist."""
 
     def _getobj(self) -> ModuleType:
         return sys.modules[__name__]

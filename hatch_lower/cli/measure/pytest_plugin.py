@@ -1,7 +1,7 @@
-"""The entry point of pytest's plugin: the options, and the plugin itself where pytest is new enough.
+"""The entry point of the pytest plugin: the options, and the plugin if pytest is new enough.
 
-pytest imports this module in every run in an environment that has hatch-lower, whichever pytest that is: the module
-needs nothing that pytest 6 lacks. An older pytest goes on without fixtures and markers, and its header says so.
+Every pytest in an environment with hatch-lower imports this module, so the module works with pytest 6. An older pytest
+runs without fixtures and markers, and says so in its header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hatch-lower")
     group.addoption(bench, action="store_true", help="Time every lowered method of the project, and judge its limits.")
     group.addoption(root, type=Path, metavar="PROJECT", help="The project. Default: pytest's rootdir.")
-    group.addoption(wheel, type=Path, metavar="WHEEL", help="Take this wheel, or the newest in a folder; build none.")
+    group.addoption(
+        wheel, type=Path, metavar="WHEEL", help="Test this wheel, or the newest wheel in a folder, without a build."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The git repository of a project: its commits, and a worktree of one of them for as long as that is needed."""
+"""The git repository of a project: its commits, and a temporary worktree of a commit."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hatch_lower.cli.measure.temporary import PREFIX
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 from hatch_lower.frozen import Frozen
 
-# Variables that lead git away from the repository of its folder; a git hook that runs a benchmark has them
+# Variables of a git hook that redirect git from the repository of the current folder
 LEADING_AWAY = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
-MOST_NAMES = 8  # that a message lists
+MOST_NAMES = 8  # in a message
 LONGEST_SUBJECT = 60
 
 
 class Repository(Frozen):
-    program: str  # git's path
-    top: Path  # of the working tree, links followed
+    program: str  # path of git
+    top: Path  # the working tree, links followed
     environment: Mapping[str, str]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C.UTF-8"}
         try:
             return subprocess.run(
-                # the user's hooks are for the user's own checkouts
+                # hooks are for the user's own checkouts
                 [self.program, "-c", f"core.hooksPath={os.devnull}", *arguments],
                 cwd=self.top,
                 env={**self.environment, **fixed},
@@ -47,7 +47,7 @@ class Repository(Frozen):
             ) from error
 
     def says(self, *arguments: str) -> str:
-        """Return what git prints; empty if it fails."""
+        """Return the output of git; empty after a failure."""
         done = self.run(*arguments)
         return "" if done.returncode else done.stdout.strip()
 
@@ -85,7 +85,7 @@ def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
 
 
 def without_guidance(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which git, and what asks git for a version, looks at the folder it is in."""
+    """Return an environment in which git, and tools that ask git for a version, use the repository of their folder."""
     return {name: value for name, value in environment.items() if name not in LEADING_AWAY}
 
 
@@ -104,7 +104,7 @@ def unknown_revision(repository: Repository, revision: str) -> LowerError:
     remote = next((name for name in names if name.endswith(f"/{revision}")), None) if revision else None
     if remote is None and len(names) > MOST_NAMES:
         names = difflib.get_close_matches(revision, names, n=MOST_NAMES, cutoff=0.0)
-    hint = "name a branch, a tag or a commit of this repository; `git fetch` brings those of its remote"
+    hint = "name a branch, a tag or a commit of this repository; `git fetch` gets the branches of its remote"
     if repository.says("rev-parse", "--is-shallow-repository") == "true":
         hint = (
             "this is a shallow clone, which has the newest commits only: run `git fetch --unshallow` "
@@ -121,13 +121,13 @@ def unknown_revision(repository: Repository, revision: str) -> LowerError:
 
 
 def is_changed(repository: Repository, folder: Path) -> bool:
-    """Return whether anything in a folder is not as its commit has it, new files included."""
+    """Return whether a folder differs from its commit, new files included."""
     return bool(repository.says("status", "--porcelain", "--untracked-files=normal", "--", str(folder)))
 
 
 @contextmanager
 def worktree(repository: Repository, commit: Commit, folder: Path) -> Iterator[Path]:
-    """Check a commit out into a new folder; with the block end the folder and what git knows of it."""
+    """Check a commit out into a new folder; remove the folder and its registration with git at the end of the block."""
     forget_lost(repository)
     try:
         done = repository.run("worktree", "add", "--quiet", "--detach", str(folder), commit.sha)
@@ -136,7 +136,7 @@ def worktree(repository: Repository, commit: Commit, folder: Path) -> Iterator[P
         yield folder
     finally:
         with undisturbed():
-            shutil.rmtree(folder, ignore_errors=True)  # git itself refuses where there are submodules
+            shutil.rmtree(folder, ignore_errors=True)  # git refuses to remove worktrees with submodules
             forget(repository, folder)
 
 
@@ -151,7 +151,7 @@ def checkout_error(repository: Repository, sha: str, said: str) -> ProcessError:
 
 
 def forget_lost(repository: Repository) -> None:
-    """Remove the registrations of benchmarks that were killed: `git worktree prune` would take a user's own, too."""
+    """Remove registrations of killed benchmarks only; `git worktree prune` would also remove a user's registrations."""
     for line in repository.says("worktree", "list", "--porcelain").splitlines():
         key, _, path = line.partition(" ")
         work = Path(path).parent
@@ -164,11 +164,11 @@ def forget(repository: Repository, folder: Path) -> None:
 
 
 def ignored_of(repository: Repository, folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return those of some paths below a folder that git ignores, and does not have in a commit."""
+    """Return the paths below a folder that git ignores and that no commit has."""
     done = repository.run(
         *("-C", str(folder), "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
     )
-    # a folder that is ignored as a whole is listed with a slash at its end, without its files
+    # an ignored folder is listed with a slash at the end, without its files
     listed = {PurePosixPath(name) for name in done.stdout.split("\0") if name}
     relative = {path: PurePosixPath(path.relative_to(folder).as_posix()) for path in paths}
     return sorted(path for path, name in relative.items() if name in listed or not listed.isdisjoint(name.parents))

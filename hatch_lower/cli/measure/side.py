@@ -1,4 +1,4 @@
-"""One side of a benchmark: a wheel, an installed model, or a folder; and what two sides have in common."""
+"""A side of a benchmark: a wheel, an installed model, or a folder; and the methods that two sides share."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hatch_lower.runtime.files import PackagedFolder
 
 
 class Side(Frozen):
-    title: str  # `digits-1.0.0-py3-none-any.whl`, or what else names it to people
-    contents: tuple[Contents, ...]  # as `diff` reads them
-    folders: Mapping[str, PackagedFolder]  # model to the folder that it is loaded from; a wheel's is unpacked
+    title: str  # `digits-1.0.0-py3-none-any.whl`, or another name for people
+    contents: tuple[Contents, ...]  # as in `diff`
+    folders: Mapping[str, PackagedFolder]  # model to its folder; a wheel is unpacked
     wheel: Path | None = None
-    source: Path | None = None  # the project's folder that it was built from, if that is at hand
-    build: Figures = field(default_factory=dict)  # those of its build, as far as they are known
+    source: Path | None = None  # the folder of the project, if known
+    build: Figures = field(default_factory=dict)  # figures of its build, if known
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """`digits 1.0`, and whatever else a folder holds models of."""
+        """`digits 1.0`, and other distributions in the folder."""
         manifests = (each.manifest for each in self.contents)
         return tuple(sorted({f"{each.distribution} {each.version}" for each in manifests}))
 
@@ -70,20 +70,20 @@ def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -
         for model in models:
             if model in folders:
                 raise ProgramError(
-                    "two models have one name",
+                    "two models have the same name",
                     where=title,
                     found=f"`{model}` in {owners[model]} and in {place}",
-                    hint="name one of the two folders, or the wheel that it was unpacked from",
+                    hint="name a folder of a single model, or its wheel",
                 )
             folders[model], owners[model] = folder, place
     return Side(title, tuple(contents), folders)
 
 
 def comparable(first: Side, second: Side) -> tuple[list[Subject], list[str]]:
-    """Return the methods that two sides have in common, and a line for each thing that differs.
+    """Return the methods of both sides, and a line for each difference of models, recipes and methods.
 
-    What only one side has is said once: a model without its recipes, a recipe without its methods. A method that is
-    called in another way is another method.
+    A model of only one side is reported without its recipes, a recipe without its methods. A method with another
+    signature is another method.
     """
     mine, theirs = entries_of(first), entries_of(second)
     common: list[Subject] = []
@@ -125,21 +125,21 @@ def signatures_of(contents: Contents, recipe: RecipeEntry) -> dict[str, str]:
 
 
 def run_digests(side: Side, subject: Subject) -> list[object]:
-    """Return what is equal on two sides if the same runs there."""
+    """Return values that are equal if both sides run the same program."""
     model = side.folders[subject.model].manifest.models[subject.model]
     recipe = model.recipes[subject.recipe]
-    # the check inputs are what is called with, and a plan names its delegates' files
+    # calls use the check inputs, and a plan names its delegates' files
     files = [recipe.plan, model.constants, model.weights, model.check, *recipe.delegates]
     return [*sorted(file.sha256 for file in files if file is not None), recipe.imports, recipe.target]
 
 
 def have_other_inputs(sides: Iterable[Side], model: str) -> bool:
-    """Return whether the sides have check inputs of a model that are not the same."""
+    """Return whether the sides have different check inputs of a model."""
     return len({inputs_digest(side, model) for side in sides} - {""}) > 1
 
 
 def inputs_digest(side: Side, model: str) -> str:
-    """Return a digest of a model's packaged check inputs, without those of its outputs; empty if there are none."""
+    """Return a digest of a model's packaged check inputs, without outputs; empty without check inputs."""
     contents = side.contents_of(model)
     entry = contents.manifest.models[model].check
     if entry is None:

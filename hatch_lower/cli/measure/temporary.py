@@ -1,11 +1,11 @@
-"""Temporary folders of a benchmark. They go when their block ends, by an exception or a signal as well.
+"""Temporary folders of a benchmark, removed at the end of their block, also after an exception or a signal.
 
 ```text
-<TMPDIR>/hatch-lower-bench-…/    unpacked wheels, worktrees, builds, what children write; held while its process lives
+<TMPDIR>/hatch-lower-bench-…/    unpacked wheels, worktrees, builds, files of children; locked by the process
 ```
 
-Folders that nobody holds are of a process that was killed: the next `bench`, `profile` or run of pytest that tests
-lowered models removes them, and what git knows of a worktree in one of them.
+An unlocked folder belongs to a killed process. The next `bench`, `profile` or run of pytest that tests lowered models
+removes the folder, and the registration of a worktree in the folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hatch_lower.cache.locks import held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
 
 PREFIX = "hatch-lower-bench-"
-FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills it; there once that is done
+FILLING, FILLED = ".filling", ".filled"  # in a shared folder: locked while being filled; exists when filled
 
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """Make a private folder, without links in its path, that is there until the block ends."""
+    """Make a private folder without links in its path, and remove the folder at the end of the block."""
     remove_lost(Path(tempfile.gettempdir()).resolve())
     with ending_on_signals():
         held = ExitStack()
@@ -41,8 +41,8 @@ def work_folder() -> Iterator[Path]:
 
 @contextmanager
 def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
-    """Give a private folder to all processes that name it: the first fills it, the last that leaves it removes it."""
-    # nothing becomes of a signal here: who ends by one leaves the folder to the next benchmark
+    """Yield a private folder that processes share by name. The first process fills the folder, the last removes it."""
+    # signals are not handled here: the next benchmark removes the folder
     place = Path(tempfile.gettempdir()).resolve()
     remove_lost(place)
     path, descriptor = hold_shared(place / f"{PREFIX}{name}")
@@ -54,14 +54,14 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
                 (path / FILLED).touch()
         yield path
     finally:
-        with undisturbed(), suppress(BlockingIOError):  # another process holds it
+        with undisturbed(), suppress(BlockingIOError):  # another process has the lock
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def remove_lost(place: Path) -> None:
-    """Remove the folders of benchmarks that were killed, with their worktrees, of which a repository knows."""
+    """Remove folders of killed benchmarks, and their worktrees' registrations."""
     remove_abandoned(place, f"{PREFIX}*", forget_worktrees)
 
 
@@ -74,10 +74,10 @@ def forget_worktrees(folder: Path) -> None:
 
 
 def hold_shared(path: Path) -> tuple[Path, int]:
-    """Make a folder unless it is there, and hold it beside others."""
+    """Make a folder if absent, and take a shared lock."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileNotFoundError):  # who left it may have removed it since
+        with suppress(FileNotFoundError):  # another process may have removed the file
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
             status = os.fstat(descriptor)
             if status.st_uid != os.getuid():

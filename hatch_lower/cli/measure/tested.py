@@ -1,4 +1,4 @@
-"""The lowered models that a run of pytest tests: methods by name, loaded one recipe at a time, and their limits."""
+"""The lowered models of a run of pytest: methods by name, a loaded recipe at a time, and limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MARKER = "lowered_limits"
 CALL = "max-call-seconds"
-# limits that one side, and calls in one process, can be judged by
+# limits for a single side, and for calls in a single process
 JUDGED = {
     name: judged.metrics[0]
     for name, judged in LIMITS.items()
@@ -49,19 +49,19 @@ JUDGED = {
 
 
 class Case(Frozen):
-    """A method that is called in one way: with sizes of its dynamic dimensions, and a number of threads."""
+    """A method with sizes of its dynamic dimensions and a number of threads."""
 
     subject: Subject
     sizes: Mapping[str, int]
 
     @property
     def name(self) -> str:
-        """`digits/default/forward`, and `digits/default/forward[batch=32, threads=2]` where that was asked for."""
+        """`digits/default/forward`, or with sizes or threads `digits/default/forward[batch=32, threads=2]`."""
         return str(replace(self.subject, threads=0) if self.subject.threads == 1 else self.subject)
 
     @property
     def group(self) -> str:
-        """What is compared: the same call of every recipe."""
+        """The group of comparable calls: the same call of every recipe."""
         return Case(replace(self.subject, recipe=""), self.sizes).name
 
     @property
@@ -70,12 +70,12 @@ class Case(Frozen):
 
 
 class ExampleInputs(Frozen):
-    """Inputs of one call of a method: the packaged check inputs, or others of the sizes that were asked for."""
+    """Inputs of a call of a method: the packaged check inputs, or inputs of other sizes."""
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    changes: bool  # whether a call changes its inputs, or the model's state: then each is to be timed with new ones
-    # resets the model's state and returns new inputs, as `benchmark.pedantic(…, setup=…)` takes them
+    changes: bool  # whether a call changes its inputs or the model's state, so that each timed call needs new inputs
+    # resets the model's state and returns new inputs, for `benchmark.pedantic(…, setup=…)`
     renew: Callable[[], tuple[tuple[object, ...], dict[str, object]]]
 
 
@@ -101,7 +101,7 @@ class Loaded(Frozen):
 
 
 class LoweredModels:
-    """The methods of one wheel; the project's limits may name no others."""
+    """The methods of a wheel; the project's limits name these methods only."""
 
     def __init__(self, side: Side, project: Project | None) -> None:
         table, path = (BenchTable(), HOOK_PATH) if project is None else (project.settings.bench, project.table)
@@ -132,11 +132,11 @@ class LoweredModels:
 
     @contextmanager
     def loaded(self, case: Case) -> Iterator[Loaded]:
-        """Load a method's recipe, as it was packaged, with the number of threads that it is called with."""
+        """Load a method's recipe with its packaged state, and set the number of threads of the calls."""
         import torch
 
         before = torch.get_num_threads()
-        torch.set_num_threads(case.subject.threads)  # before it is loaded, for engines ask then
+        torch.set_num_threads(case.subject.threads)  # before the load, when engines read the number
         try:
             found = self._load(case.subject)
             found.model.reset()
@@ -149,7 +149,7 @@ class LoweredModels:
 
         key = subject.model, subject.recipe, subject.threads
         if self._last is None or self._last[0] != key:
-            self._last = None  # one at a time is in memory
+            self._last = None  # a single recipe in memory
             folder = self._side.folders[subject.model].path
             opened = open_model(str(folder), subject.model, subject.recipe)
             imports = self._imports.get(subject.recipe, ())
@@ -158,9 +158,9 @@ class LoweredModels:
         return self._last[1]
 
     def broken_limits(self, case: Case, marked: Mapping[str, float], rounds: Sequence[float] | None) -> list[str]:
-        """Return a sentence for each limit of a method that is broken; those that a marker sets go before the table's.
+        """Return a sentence for each broken limit of a method; a marker's limits override the table's.
 
-        `rounds` are the seconds of one call in each round, if calls were timed.
+        `rounds` are the seconds of a call in each round, if calls were timed.
         """
         limits = {limit.name: limit for limit in limits_for(self._table, case.subject) if limit.name in JUDGED}
         limits |= {
@@ -197,8 +197,7 @@ class LoweredModels:
 def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> LoweredModels:
     """Build a project, or take a wheel, and open its models until the stack closes.
 
-    Unless somebody `is_asked` for the project, a wheel may come without one. All processes that name a `run` share what
-    is built.
+    Without an explicit project (`is_asked`), a wheel needs no project. Processes with the same `run` share a build.
     """
     project = required_project(root) if is_asked or wheel is None else find_project(root)
     if wheel is not None and wheel.is_dir() and (wheels := wheels_in(wheel)):
@@ -208,7 +207,7 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
         try:
             unpack(built_wheel(root, folder) if wheel is None else wheel, new_folder(folder / "models"))
         except LowerError as error:
-            (folder / "error.json").write_text(json.dumps(error.to_json()))  # the others need not try
+            (folder / "error.json").write_text(json.dumps(error.to_json()))  # other processes read the error
 
     folder = stack.enter_context(shared_folder(run, fill))
     if (folder / "error.json").exists():

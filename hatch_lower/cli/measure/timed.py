@@ -1,4 +1,4 @@
-"""The timed tier: pairs of processes, more of them for what is not decided, until the time is up; and builds."""
+"""The timed tier: pairs of processes for undecided figures until the budget is used up; and builds."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from hatch_lower.cli.measure.statistics import FEWEST
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.frozen import Frozen
 
-SECONDS = 0.3  # for which one process measures the calls of a subject
-SHORTEST = 30.0  # seconds that a request may take, however small the budget
+SECONDS = 0.3  # of a process for the calls of a subject
+SHORTEST = 30.0  # seconds of a request, for any budget
 LOAD_THREADS = 1
-LOADS = 8  # of each side in a pair, an even number
+LOADS = 8  # loads of each side in a pair, an even number
 LOAD_METRICS = ("load-seconds", "memory-bytes")
 BUILD_METRICS = ("cold-build-seconds", "warm-build-seconds")
 
 
 class Eager(Frozen):
-    """The module that a model was exported from: where it is imported from, and its entry point."""
+    """The module of a model's export: its import paths, and the entry point."""
 
     paths: tuple[str, ...]
     export: str
 
 
 class Work(Frozen):
-    """What the same processes measure: calls of one recipe of a model, with a number of threads."""
+    """The work of a pair of processes: calls of a recipe of a model, with a number of threads."""
 
     model: str
     recipe: str
     threads: int
     calls: tuple[tuple[Subject, Mapping[str, int]], ...]  # with the sizes of dynamic dimensions
-    folders: Mapping[str, Path]  # `A`, and `B` if there is one, to the `_lowered` folder
+    folders: Mapping[str, Path]  # `A`, and if present `B`, to the `_lowered` folder
     eager: Eager | None
-    imports: tuple[str, ...] = ()  # modules that the project's own settings name
+    imports: tuple[str, ...] = ()  # modules from the project's settings
 
 
 @dataclass(slots=True)
 class Observations:
-    """What was measured of one metric of one subject."""
+    """The measurements of a metric of a subject."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)  # side to every value
-    # for each pair of processes: side to its undisturbed value, and the ratios of A to B and of A to eager
+    # for each pair of processes: side to undisturbed value, and the ratios of A to B and of A to eager
     values: dict[str, list[float]] = field(default_factory=dict)
     ratios: list[float] = field(default_factory=list)
     eager_ratios: list[float] = field(default_factory=list)
 
     def add(self, processes: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Add what a pair of processes measured, each the values of its rounds by side."""
+        """Add the measurements of a pair of processes, each the values of its rounds by side."""
         for times in processes:
             for side, each in times.items():
                 self.rounds.setdefault(side, []).extend(each)
@@ -77,8 +77,8 @@ class Observations:
 def undisturbed(rounds: Sequence[float]) -> float:
     """Return the mean of the fastest quarter.
 
-    Whatever else the machine does makes rounds slower and none faster. On two busy cores the ratio of two such means
-    scatters a third to a fifth as much as that of medians.
+    Other work of the machine makes rounds slower, never faster. On two busy cores the ratio of two such means varies a
+    third to a fifth as much as the ratio of medians.
     """
     kept = sorted(rounds)[: max(1, len(rounds) // 4)]
     return statistics.fmean(kept)
@@ -99,8 +99,8 @@ def measure(
 ) -> Measured:
     """Measure calls, loads and memory in pairs of processes.
 
-    Each subject gets pairs until `is_decided` says that they are enough, or `budget` seconds are over; one pair in any
-    case. What cannot run here is told to `refuse`, what is left out to `note`.
+    Each subject gets at least a pair, then more until `is_decided` or `budget` seconds have passed. `refuse` receives
+    recipes that cannot run here, `note` the omitted measurements.
     """
     end = time.monotonic() + budget
     run = Run(hosts, is_decided, max(budget, SHORTEST), note)
@@ -123,9 +123,9 @@ def measure(
 
 
 class Run(Frozen):
-    hosts: Callable[[int], Host]  # the process that measures with a number of threads
+    hosts: Callable[[int], Host]  # the measuring process for a number of threads
     is_decided: IsDecided
-    limit: float  # seconds of one request
+    limit: float  # seconds of a request
     note: Callable[[str], None]
     measured: Measured = field(default_factory=dict)
 
@@ -177,13 +177,13 @@ def common(work: Work) -> dict[str, object]:
         "recipe": work.recipe,
         "threads": work.threads,
         "imports": list(work.imports),
-        # all sides are called with the check inputs of the first that has some
+        # all sides use the check inputs of the first side that has inputs
         "inputs": [str(folder) for folder in work.folders.values()],
     }
 
 
 class LoadTask(Frozen):
-    """Loads of one recipe, each side in a process of its own."""
+    """Loads of a recipe, each side in its own process."""
 
     run: Run
     work: Work
@@ -226,7 +226,7 @@ class LoadTask(Frozen):
 
 
 def load_works(works: Iterable[Work]) -> list[Work]:
-    # of a recipe one, however many numbers of threads there are
+    # a single work for each recipe, for any numbers of threads
     first: dict[tuple[str, str], Work] = {}
     for work in works:
         first.setdefault((work.model, work.recipe), work)
@@ -240,7 +240,7 @@ def has_enough(observations: Observations) -> bool:
 def measure_builds(
     sides: Mapping[str, Side], environment: Mapping[str, str], budget: float, is_decided: IsDecided, tell: Tell
 ) -> Measured:
-    """Build all sides in turn, once at least, until `is_decided` says that it is enough or the seconds are over."""
+    """Build all sides in turn, at least once, until `is_decided` or the budget is used up."""
     measured: Measured = {(Subject(), metric): Observations() for metric in BUILD_METRICS}
     end = time.monotonic() + budget
     order = list(sides)
@@ -254,7 +254,7 @@ def measure_builds(
 
 
 def build_twice(side: Side, environment: Mapping[str, str], tell: Tell) -> list[float]:
-    """Return the seconds of a build with an empty cache, and of another one after it."""
+    """Return the seconds of a build with an empty cache, and of a second build."""
     assert side.source is not None
     seconds = []
     with work_folder() as work:

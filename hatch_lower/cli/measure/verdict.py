@@ -1,4 +1,4 @@
-"""Figures of two sides and their limits become rows: better, same, worse, or not decided; and what that is in words."""
+"""Verdicts on figures and limits (better, same, worse, not decided) as rows, and their text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Outcome: TypeAlias = Literal["better", "same", "worse", "not decided", ""]
 
 
 class Breach(Frozen):
-    """A limit that is broken, or of which that is not decided."""
+    """A limit that is broken or not decided."""
 
     limit: Limit
-    bound: float  # what the limit allows
+    bound: float  # the allowed value
     found: Interval
     is_certain: bool
 
@@ -35,9 +35,9 @@ class Row(Frozen):
     eager: float | None
     ratio: Interval | None  # of A to B
     eager_ratio: Interval | None  # of A to eager
-    outcome: Outcome  # empty where there is nothing to compare with
+    outcome: Outcome  # empty without a comparison
     breaches: tuple[Breach, ...]
-    judged: tuple[Limit, ...]  # the limits that there was something to compare with
+    judged: tuple[Limit, ...]  # the limits that were compared
 
     @property
     def is_broken(self) -> bool:
@@ -104,7 +104,7 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
 
 
 def bound_of(limit: Limit, metric: str, second: float | None) -> float:
-    """Return what a limit of a time or of memory allows: a ratio of 1 or more at least what is negligible."""
+    """Return the bound of a limit on time or memory; bounds on ratios from 1 allow negligible differences."""
     bound = limit.bound(None)
     assert bound is not None  # limits of times are numbers
     if limit.kind == "ratio to B" and bound >= 1 and second:
@@ -113,7 +113,7 @@ def bound_of(limit: Limit, metric: str, second: float | None) -> float:
 
 
 def timed_outcome(ratio: Interval, metric: str, bounds: Sequence[float]) -> Outcome:
-    """Return what is certain of a ratio: up to the limit, or its inverse, two sides are the same."""
+    """Return the certain outcome of a ratio; between the limit and its inverse two sides are the same."""
     same = max([METRICS[metric].ratio] if not bounds or min(bounds) < 1 else bounds)
     if ratio.low > same:
         return "worse"
@@ -123,12 +123,12 @@ def timed_outcome(ratio: Interval, metric: str, bounds: Sequence[float]) -> Outc
 
 
 def is_settled(metric: str, found: Observations, limits: Sequence[Limit]) -> bool:
-    """Return whether more pairs would change nothing: every limit is kept or broken for certain."""
+    """Return whether every limit is certainly kept or broken, so that more pairs change nothing."""
     return not limits or (has_enough(found) and not timed_row(Subject(), metric, found, limits).is_undecided)
 
 
 def breach_text(row: Row, breach: Breach) -> str:
-    """Return the sentence of a limit that is broken, or of which that is not decided."""
+    """Return the sentence of a broken or undecided limit."""
     word = "beyond its limit" if breach.is_certain else "not decided"
     return f"{word}: {METRICS[row.metric].words} of {row.subject} is {found_text(row, breach)}"
 
@@ -160,7 +160,7 @@ def limit_text(breach: Breach) -> str:
 def value_text(metric: str, value: float | None) -> str:
     if value is None:
         return ""
-    if math.isinf(value):  # an error, where outputs differ in more than finite numbers
+    if math.isinf(value):  # an error with a difference that is not finite
         return "differs"
     match METRICS[metric].unit:
         case "s":
@@ -174,7 +174,7 @@ def value_text(metric: str, value: float | None) -> str:
 
 
 def ratio_text(ratio: Interval) -> str:
-    """Return `1.012 (0.998 to 1.027)`, and without its interval what is certain."""
+    """Return `1.012 (0.998 to 1.027)`, or a certain value without the interval."""
     if ratio.low == ratio.high:
         return f"{ratio.value:.3f}"
     if math.isinf(ratio.high):

@@ -1,8 +1,8 @@
-"""The process that measures: `python -m hatch_lower.cli.measure.worker`, which `host` starts and asks.
+"""The measuring process, `python -m hatch_lower.cli.measure.worker`, which `host` starts.
 
-It imports torch, and what every load needs, once. Each request, a line of JSON, is answered by a fork of it, which has
-loaded nothing yet: so loads are those of a fresh process, and a crash ends nothing else. Once stdin is closed, it ends
-with all that it started.
+The process imports torch and the modules of every load. A fork answers each request, a line of JSON. A fork has
+loaded no model yet, so its loads are those of a fresh process, and a crash ends only the fork. When stdin is closed,
+the process and its children end.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from hatch_lower.runtime.check import call_arguments
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
-BLOCK = 0.001  # seconds for which one side is called before the others have their turn
+BLOCK = 0.001  # seconds of calls of a side before the other sides have their turn
 FEWEST_ROUNDS = 5
-GOOD_ROUNDS = 16  # of slow calls, if they take no more than `LONGEST` times the seconds
+GOOD_ROUNDS = 16  # rounds of slow calls, within `LONGEST` times the seconds
 LONGEST = 5
 MOST_CALLS = 10_000  # in a block
-STABLE = 0.97  # calls are warm when four rounds take as long as the four before them, but for so much
-LOAD_CALLS = 3  # before memory is read
+STABLE = 0.97  # calls are warm if four rounds take at least this share of the time of the four rounds before
+LOAD_CALLS = 3  # calls before memory is read
 CHUNK = 1 << 16  # bytes of an answer
 
 Request = Mapping[str, Any]
-Call = Callable[[int], float]  # calls a method so many times, returns the seconds of one call
+Call = Callable[[int], float]  # calls a method a number of times, and returns the seconds of a call
 
 
 def main() -> None:
     import torch
 
-    # what a model prints goes to stderr, and is no answer
+    # a model's output goes to stderr, not into the answer
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
@@ -53,14 +53,14 @@ def main() -> None:
     gc.freeze()
     for line in sys.stdin:
         text = forked(json.loads(line))
-        with suppress(BrokenPipeError):  # who asked is gone, and there is no other line
+        with suppress(BrokenPipeError):  # the parent has ended
             answers.write(text + "\n")
             answers.flush()
     end_group()
 
 
 def forked(request: Request) -> str:
-    """Return the answer of a fork of this process, or how it ended without one."""
+    """Return the answer of a fork, or the way in which the fork ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -71,7 +71,7 @@ def forked(request: Request) -> str:
                 json.dump(answer(request), file)
             status = 0
         finally:
-            os._exit(status)  # without the interpreter's end: engines' threads may not survive it
+            os._exit(status)  # skip the interpreter's end: engines' threads may not survive it
     os.close(writing)
     text = read_while_asked(reading)
     _, status = os.waitpid(child, 0)
@@ -80,11 +80,11 @@ def forked(request: Request) -> str:
 
 
 def read_while_asked(reading: int) -> str:
-    """Return all that comes through a pipe; end this process and all that it started if who asks is gone before."""
-    # not `end_with_parent`, whose thread would be there when this process forks
+    """Read a pipe to its end. If the parent has ended, end this process and its children."""
+    # not `end_with_parent`, whose thread would exist when this process forks
     poll = select.poll()
     poll.register(reading, select.POLLIN)
-    poll.register(0, 0)  # hears only that the other end is closed
+    poll.register(0, 0)  # reports only that the other end is closed
     with os.fdopen(reading, "rb", buffering=0) as file:
         data = b""
         while True:
@@ -113,13 +113,13 @@ def answer(request: Request) -> Mapping[str, object]:
         return KINDS[request["kind"]](request)
     except LowerError as error:
         return {"error": error.to_json()}
-    except Exception as error:  # a delegate and a model's own code may raise anything
+    except Exception as error:  # delegates and models may raise any exception
         found = f"{type(error).__name__}: {error}"
         return {"error": ProgramError("a model cannot be measured", found=found).to_json()}
 
 
 def measure_load(request: Request) -> Mapping[str, object]:
-    """Measure the load of one side, its first calls, and the memory that both add."""
+    """Measure the load of a side, its first calls, and the memory of both."""
     opened = open_model(request["sides"]["A"], request["model"], request["recipe"])
     tensors = check_tensors(request)
     values = {name: input_values(name, opened.methods[name], tensors, {}) for name in request["methods"]}
@@ -135,13 +135,13 @@ def measure_load(request: Request) -> Mapping[str, object]:
 
 
 def proportional_memory() -> int:
-    """Return the bytes that this process has, shared pages divided by those who share them."""
+    """Return the memory of this process in bytes, shared pages divided among their users."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
         return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
 
 
 def measure_calls(request: Request) -> Mapping[str, object]:
-    """Measure calls of all sides, which take turns: what else the machine does meets each of them alike."""
+    """Measure calls of all sides in turns, so that other work of the machine affects all sides equally."""
     model, recipe = request["model"], request["recipe"]
     opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
     tensors = check_tensors(request)
@@ -151,7 +151,7 @@ def measure_calls(request: Request) -> Mapping[str, object]:
         sys.path[:0] = eager["paths"]
         try:
             loaded["eager"] = make_eager(model, eager["export"])
-        except LowerError as error:  # the sides are compared without it
+        except LowerError as error:  # the sides are compared without eager
             refusal = ": ".join(filter(None, [error.what, error.found]))
     series = []
     for call in request["calls"]:
@@ -168,9 +168,9 @@ def measure_calls(request: Request) -> Mapping[str, object]:
 
 
 def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool) -> Call:
-    """Return what calls a method a number of times and returns the seconds of one call.
+    """Return a function that calls a method a number of times and returns the seconds of a call.
 
-    If a call `changes` its inputs or the model's state, each gets those of the first, made before the clock runs.
+    If a call `changes` its inputs or the model's state, each call gets copies of the first inputs, made before timing.
     """
     function = owner.methods[name]
     args, kwargs = call_arguments(method, leaves, ARRAYS)
@@ -196,7 +196,7 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
 
 
 def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round, by side; `limit` is for how many seconds that goes on."""
+    """Return the seconds of a call in each round, by side, for at most `limit` seconds."""
     counts = block_sizes(ways)
     warm_up(ways, counts, limit)
     times: dict[str, list[float]] = {side: [] for side in ways}
@@ -207,7 +207,7 @@ def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -
         most = limit if turn >= GOOD_ROUNDS else LONGEST * limit
         if turn >= FEWEST_ROUNDS and time.perf_counter() - begin >= most:
             break
-        # every other round the other way about: whoever comes after eager finds its memory in the processor's caches
+        # alternate rounds reverse the order, because the side after eager finds its memory in the caches
         for side in [*(order if turn % 2 == 0 else reversed(order)), *(ways.keys() - set(order))]:
             times[side].append(ways[side](counts[side]))
     gc.enable()
@@ -215,7 +215,7 @@ def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -
 
 
 def block_sizes(ways: Mapping[str, Call]) -> dict[str, int]:
-    """Return how many calls of each side take about as long as a block, or as one call of the slower side."""
+    """Return the number of calls of each side that take as long as a block, or as a call of the slower side."""
     seconds = {}
     for side, way in ways.items():
         way(1)
@@ -225,7 +225,7 @@ def block_sizes(ways: Mapping[str, Call]) -> dict[str, int]:
 
 
 def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -> None:
-    """Call until four rounds are no faster than the four before them, or for as long as is measured."""
+    """Call until four rounds are no faster than the four rounds before, or for the time of a measurement."""
     rounds: list[float] = []
     end = time.perf_counter() + limit
     while time.perf_counter() < end:

@@ -1,1 +1,1 @@
-"""What is in a lowered wheel, as one HTML page, and graphs of its methods for viewers of graphs."""
+"""The HTML page about lowered models, and graphs of methods for other viewers."""

@@ -1,4 +1,4 @@
-"""What the page shows, as one JSON document: of a wheel, a folder or an installed distribution."""
+"""The data of the page, as a JSON document about a wheel, a folder or an installed distribution."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Strings = dict[str, int]  # texts, each of which a graph repeats many times, and
 class Extras(Frozen):
     sources: Path | None = None  # folder with the sources
     profiles: Sequence[Facts] = ()  # of `read_profile`
-    checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` where nothing was run
-    changes: Facts | None = None  # what differs from another wheel
+    checks: Sequence[Facts] | None = None  # rows of `hatch-lower check`; `None` if the check did not run
+    changes: Facts | None = None  # differences from another wheel
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Named:
 
 
 def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras) -> Facts:
-    """Return the document. It has no time and no path of this machine."""
+    """Return the document, without a time or a path of this machine."""
     strings, named = {"": 0}, Named()
     models = [model_data(contents.model(name), strings, named) for contents in folders for name in contents.models]
     manifest = folders[0].manifest
@@ -104,7 +104,7 @@ def recipe_data(model: LoweredModel, name: str, strings: Strings, named: Named) 
 
 
 def graph_data(operations: Operations, strings: Strings) -> Facts:
-    """Return a graph as columns of numbers: those of texts, of calls, and of the nodes that each node reads."""
+    """Return a graph as columns of numbers of texts, calls, and nodes that each node reads."""
     nodes = operations.nodes
     calls = {node.call: node.engine for node in nodes}
     places = {path: position for position, path in enumerate(calls)}
@@ -128,10 +128,10 @@ def graph_data(operations: Operations, strings: Strings) -> Facts:
 
 
 def check_data(model: LoweredModel) -> list[Facts]:
-    """Return the packaged example inputs and eager's outputs for them: names, dtypes and shapes."""
+    """Return names, dtypes and shapes of the packaged example inputs and of eager's outputs."""
     entry = model.entry.check
     file = None if entry is None else read_tensor_file(model.contents.map(entry))
-    if file is None:  # a broken file is what `hatch-lower check` reports
+    if file is None:  # `hatch-lower check` reports a damaged file
         return []
     return [
         {"name": name, "dtype": NAMES.get(tensor.dtype, tensor.dtype), "shape": list(tensor.shape)}
@@ -144,7 +144,7 @@ def files_data(files: Mapping[str, FileEntry | None]) -> list[Facts]:
 
 
 def tensors_data(plans: Mapping[str, Plan]) -> list[Facts]:
-    """Return the constants of a model, the largest first; views of one storage have its number and size."""
+    """Return the constants of a model, the largest first; views share the number and size of their storage."""
     rows: dict[str, Facts] = {}
     storages: dict[str, int] = {}
     for recipe, plan in plans.items():
@@ -158,7 +158,7 @@ def tensors_data(plans: Mapping[str, Plan]) -> list[Facts]:
 
 
 def sbom_data(target: str | Path) -> Facts | None:
-    """Return what a reader looks for in the SBOM, or `None` where there is none; a broken one is a row that says so."""
+    """Return the components of the SBOM, or `None` without an SBOM; a damaged SBOM has a fault."""
     if isinstance(target, Path) and target.is_dir():
         return None
     text = metadata_text(target, SBOM)

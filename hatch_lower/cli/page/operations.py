@@ -1,4 +1,4 @@
-"""The operations of a method as a graph: those in delegates too, with where they come from and who runs them."""
+"""The operations of a method as a graph, including delegates, with source lines and engines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hatch_lower.format.plan import MethodPlan, Plan, input_texts
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import references_to_values
 
-UNKNOWN = Detail("")  # of a wheel that was built before debug maps had details
+UNKNOWN = Detail("")  # for wheels from before debug maps had details
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     origin: Origin
-    call: str  # path of the plan's instruction that computes it: `3`, or `4.true.0` in a nested graph
-    engine: str  # the backend of the delegate that the instruction calls; empty where the plan runs it itself
-    reason: str  # why no backend took it; empty in a recipe without backends, where that is no fault
-    reads: tuple[int, ...]  # positions of other operations, and of inputs as `input_number` gives them
+    call: str  # path of the plan's instruction: `3`, or `4.true.0` in a nested graph
+    engine: str  # the backend of the called delegate; empty for an operation outside of delegates
+    reason: str  # why no backend took the operation; empty in a recipe without backends
+    reads: tuple[int, ...]  # positions of other operations, and numbers of inputs (`input_number`)
     detail: Detail = UNKNOWN
 
 
@@ -32,13 +32,13 @@ class Operations(Frozen):
 
 
 def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
-    """Return the graph of a method. What the wheel does not say of operations, their instructions stand for."""
+    """Return the graph of a method. Instructions stand for operations that the wheel does not list."""
     plan, debug = recipe.plan.methods[method], recipe.method_debug(method)
     # a portable recipe names no backend that could have taken an operation
     portable = () if recipe.entry.backends else (NO_REASON,)
     reasons = {node.handle: node.reason for node in debug.undelegated if node.reason not in portable}
     calls = [(path, each, engine_of(recipe.plan, each)) for path, each in walk(plan.graph)]
-    # what an instruction of the plan shares with a delegate is the delegate's
+    # an operation of both an instruction and its delegate belongs to the delegate
     owners = {handle: path for path, _, engine in calls if engine for handle in debug.instructions.get(path, ())}
     places: dict[int, int] = {}  # handle to position
     inlets: dict[str, int] = {}  # path of an instruction to the position of its first operation
@@ -48,7 +48,7 @@ def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
         handles = [handle for handle in debug.instructions.get(path, ()) if handle in debug.handles]
         new = [handle for handle in handles if handle not in places and owners.get(handle, path) == path]
         if is_plumbing(instruction) and not any(handle in debug.reads for handle in new):
-            continue  # it takes one result out of several
+            continue  # the instruction selects a result of several
         inlets[path] = len(nodes)
         for handle in new:
             places[handle] = len(nodes)

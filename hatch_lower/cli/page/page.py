@@ -1,4 +1,4 @@
-"""The HTML page: data and scripts in one file, which loads nothing and shows what it is given as text only."""
+"""The HTML page: data and scripts in a single file that loads no other files and shows all data as text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hatch_lower.cli.page.facts import Facts
 from hatch_lower.errors import PackageError
 
 STYLE = "page.css"
-# in the order in which they are run
+# in the order of execution
 SCRIPTS = (
     *("vendor/dagre.min.js", "words.js", "tree.js", "layout.js", "canvas.js"),
     *("view.js", "source.js", "tables.js", "page.js"),
 )
-LICENCES = ("vendor/dagre.LICENSE",)  # which go with the code wherever it goes
-MAP_COMMENT = "//# sourceMappingURL="  # a browser's tools would look for that file
-# what ends a script element, or a line for a parser that is older than JSON's rules
+LICENCES = ("vendor/dagre.LICENSE",)  # license texts accompany the code
+MAP_COMMENT = "//# sourceMappingURL="  # browsers would load the named file
+# characters that end a script element, or a line for parsers older than JSON
 ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -41,12 +41,12 @@ def page_text(data: Facts) -> str:
 
 
 def data_text(data: Facts) -> str:
-    """Return JSON that no HTML parser takes for anything else than the text of its element."""
+    """Return JSON that an HTML parser reads as the text of its element only."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(ESCAPES)
 
 
 def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy that allows these texts alone, and no connection."""
+    """Return a Content-Security-Policy that allows these texts only, and no connection."""
     allowed = {"script-src": scripts, "style-src": styles}
     listed = [f"{kind} {' '.join(map(source_of, texts))}" for kind, texts in allowed.items()]
     return "; ".join(["default-src 'none'", *listed, "img-src data:", "base-uri 'none'", "form-action 'none'"])
@@ -60,5 +60,5 @@ def resource(name: str) -> str:
     text = (files("hatch_lower.cli.page") / name).read_text(encoding="utf-8")
     kept = "\n".join(line for line in text.split("\n") if not line.startswith(MAP_COMMENT))
     if "</script" in kept.lower() or "</style" in kept.lower():
-        raise PackageError("a file of the page would end the element that it stands in", where=name)
+        raise PackageError("a script or style contains its own closing tag", where=name)
     return kept

@@ -15,7 +15,7 @@ TEXTS = ("source", "module", "op", "engine")
 
 
 def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    """Return the profile in a file, of a model whose methods and recipes are among `methods`: model to both by name."""
+    """Return the profile in a file, whose model and recipes are among `methods` (by name)."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: refuse(path, name))
     except (OSError, RecursionError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The text of the source lines that debug maps name, where it can be had, and whether it is what was lowered."""
+"""Texts of source lines in debug maps, and whether the texts have changed since the build."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hatch_lower.format.values import read_path
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.classes import editable_folder
 
-MOST_BYTES = 1 << 22  # of a file that is read
-WHOLE = 2000  # lines of a file that is shown as a whole; of a longer one those around named lines are
+MOST_BYTES = 1 << 22  # of a file
+WHOLE = 2000  # lines of a file that is shown whole; of longer files the lines around operations are shown
 AROUND = 12
 
 Look = Callable[[str], bytes | None]  # returns the contents at a relative path
 
 
 class SourceText(Frozen):
-    """A source file, or as much of it as is shown."""
+    """A source file, or the shown parts of the file."""
 
-    state: str  # `same` as when it was lowered, `changed` since, `unknown` where no digest says, or `missing`
+    state: str  # `same` as in the build, `changed`, `unknown` without a digest, or `missing`
     place: str  # where the text was found, in words
     parts: tuple[tuple[int, str], ...]  # the number of a first line, and the lines from there on
 
@@ -34,7 +34,7 @@ class SourceText(Frozen):
 def texts_of(
     named: Mapping[str, Iterable[int]], digests: Mapping[str, str], looks: Sequence[tuple[str, Look]]
 ) -> dict[str, SourceText]:
-    """Return the texts of source files by their paths; `named` has the lines of each that operations come from."""
+    """Return the texts of source files by path; `named` has the lines of operations."""
     return {path: text_of(path, set(lines), digests.get(path), looks) for path, lines in sorted(named.items())}
 
 
@@ -54,7 +54,7 @@ def text_of(path: str, lines: set[int], digest: str | None, looks: Sequence[tupl
 
 
 def is_source(path: str) -> bool:
-    # the path is from a file that anybody may have made, and what is read comes into a page that is passed on
+    # anybody may have written the path, and other people get the page
     try:
         return read_path(path).endswith(".py")
     except Damage:
@@ -75,7 +75,7 @@ def parts_of(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
 
 
 def looks_for(target: str | Path, folders: Sequence[Contents], given: Path | None) -> Iterator[tuple[str, Look]]:
-    """Yield where source files may be: in a given folder, beside the lowered models, among what is installed."""
+    """Yield the places of source files: a given folder, the wheel or distribution, installed packages."""
     if given is not None:
         yield "the given folder", below(given)
     if isinstance(target, Path) and not target.is_dir():

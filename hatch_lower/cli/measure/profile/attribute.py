@@ -1,10 +1,9 @@
-"""From what was measured to source lines: each instruction's time goes to the operations that it computes.
+"""Attribution of measured times to source lines: the time of an instruction goes to its operations.
 
-An engine often computes several operations at once, and knows no more than the time of all. It is divided equally
-among the heaviest kind of them: convolutions, products and attention before what computes number by number, and that
-before what only moves or views values. The others have a row with 0 seconds. An operation that an engine takes apart (a
-product, and the sum with its bias) is heavy only in its home: the longest of the instructions that compute nothing else
-as heavy.
+An engine often computes several operations at once, and knows the total time only. The time is divided equally among
+the heaviest kind of operations: first convolutions, products and attention, then elementwise operations, then moves
+and views. Other operations have a row with 0 seconds. An operation in several instructions (a product, and the sum
+with its bias) is heavy only in its home: the longest of the instructions without other operations of the same weight.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ MOVING = frozenset(
 
 
 class Part(NamedTuple):
-    """An instruction, of the plan or inside a delegate, with its seconds of one call."""
+    """An instruction of the plan or of a delegate, with the seconds of a call."""
 
     name: str
     handles: tuple[int, ...]
     seconds: float
-    times: int  # how often it ran
+    times: int  # number of runs
 
 
 def attribute(found: Mapping[str, Any], plan: Plan, debug: MethodDebug) -> RecipeProfile:
-    """Return the profile of one recipe; `found` is what the measuring process answered."""
+    """Return the profile of a recipe; `found` is the answer of the measuring process."""
     plain, timed = found["times"]["plain"], found["times"]["timed"]
     divided = Attribution(debug)
     for step in found["steps"]:
@@ -66,7 +65,7 @@ def attribute(found: Mapping[str, Any], plan: Plan, debug: MethodDebug) -> Recip
         ]
         divided.add_delegate(part._replace(name=f"{entry.backend} {path}"), entry.backend, inside)
         if entry.map is None:
-            divided.notes[f"the debug map does not say what the instructions inside `{entry.backend}` compute"] = None
+            divided.notes[f"the debug map has no operations for instructions inside `{entry.backend}`"] = None
         elif str(step["delegate"]) in found["untimed"]:
             reason = found["untimed"][str(step["delegate"])]
             divided.notes[f"`{entry.backend}` is not measured inside: {reason}"] = None
@@ -103,7 +102,7 @@ class Attribution:
         spans = [self._span(part, engine) for part in parts]
         self.spans.append(self._span(whole, engine, tuple(spans)))
         if not parts:
-            # of one line, all that a delegate does is that line's
+            # all work of a delegate with a single source line belongs to the line
             sources = {(origin.source, origin.module) for origin in self._origins(whole.handles)}
             source, module = sources.pop() if len(sources) == 1 else ("", "")
             self._others.append(Row(source, module, WHOLE, engine, whole.seconds, whole.times))
@@ -129,7 +128,7 @@ class Attribution:
             seconds = part.seconds / len(sharing) if handle in sharing else 0.0
             row = Row(origin.source, origin.module, origin.op, engine, seconds, part.times, len(known) > 1)
             before = self._operations.get((handle, engine))
-            if before is not None:  # several instructions compute it in turn
+            if before is not None:  # several instructions compute the operation in turn
                 row = replace(
                     row,
                     seconds=before.seconds + seconds,

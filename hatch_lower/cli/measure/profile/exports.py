@@ -1,6 +1,6 @@
-"""A profile in the formats of viewers: Chrome's trace events, which Perfetto opens, and speedscope's.
+"""A profile in the formats of viewers: Chrome's trace events, which Perfetto opens, and speedscope's format.
 
-A trace has one call, with the mean times of all: the plan's instructions one after another, and not what is around.
+A trace has a single call with mean times: the instructions of the plan in sequence, without time between instructions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 def format_of(path: Path) -> Format:
-    """Return the format that a file's name means: `x.trace.json`, `x.speedscope.json`, or else a profile as JSON."""
+    """Return the format of a file name: `x.trace.json`, `x.speedscope.json`, or else a profile as JSON."""
     suffixes = path.suffixes[-2:]
     return "speedscope" if ".speedscope" in suffixes else "trace" if ".trace" in suffixes else "json"
 
@@ -32,7 +32,7 @@ def export_text(profile: Profile, path: Path) -> str:
 
 
 def trace_json(profile: Profile) -> dict[str, object]:
-    """Return trace events: a process for each recipe, an event for each instruction and for what is inside it."""
+    """Return trace events: a process for each recipe, an event for each instruction and its parts."""
     events: list[dict[str, object]] = []
     for number, (name, recipe) in enumerate(profile.recipes.items(), 1):
         title = {"name": f"{profile.model}.{profile.method}, {name}"}
@@ -72,7 +72,7 @@ def title_of(span: Span) -> str:
 
 
 def speedscope_json(profile: Profile) -> dict[str, object]:
-    """Return a profile for each recipe, in which each row of the table is a sample: module below module, then lines."""
+    """Return a profile for each recipe, in which each row is a sample: modules from outer to inner, then the line."""
     frames: dict[tuple[str, str, int], int] = {}
     return {
         "$schema": SPEEDSCOPE,

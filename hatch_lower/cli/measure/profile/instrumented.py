@@ -1,4 +1,4 @@
-"""A second build, through the cache, of recipes with an engine that measures nothing unless its code has timers."""
+"""A second build, through the cache, of recipes whose engines need timers in their code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hatch_lower.format.manifest import Manifest, ModelEntry
 from hatch_lower.hatch.outside import find_project, open_project
 from hatch_lower.hatch.project import Project
 
-TIMERS: Mapping[str, Mapping[str, object]] = {"aoti": {"timers": True}}  # the option of each such backend
+TIMERS: Mapping[str, Mapping[str, object]] = {"aoti": {"timers": True}}  # backend to the option that adds timers
 
 
 def needs_timers(entry: ModelEntry, recipe: str) -> bool:
@@ -47,7 +47,7 @@ def find_sources(target: str | Path, manifest: Manifest) -> Project | None:
 
 @contextmanager
 def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell: Tell) -> Iterator[Side]:
-    """Lower some recipes of a model again, with timers, and open them; what `explain` says of the project stays."""
+    """Lower some recipes of a model again with timers, and open the result; the history for `explain` stays."""
     settings = with_timers(project.settings, model, recipes)
     if not settings.models or {recipe.name for recipe in settings.recipes} != set(recipes):
         raise ConfigError(
@@ -69,7 +69,7 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
         for file in result_of(settings, results, {model: {}}, context.work).payload:
             (work / "site" / file.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, work / "site" / file.path)
-            os.chmod(work / "site" / file.path, 0o600)  # native code is not loaded where others may write
+            os.chmod(work / "site" / file.path, 0o600)  # native code that others may write is not loaded
         contents = find_contents(work / "site")
         yield side_of("build with timers", contents, places_in(contents, installed=False))
 
@@ -88,7 +88,7 @@ def timed(recipe: Recipe) -> Recipe:
 
 
 def refuse_other(built: MethodDebug, packaged: MethodDebug, root: Path) -> None:
-    """Refuse a build of another program than the packaged one; lines may have moved."""
+    """Refuse a build whose program differs from the packaged program in more than line numbers."""
     if computed(built) != computed(packaged):
         raise ProgramError(
             "the project has changed since its models were lowered",

@@ -1,4 +1,4 @@
-"""What the measuring process does for a profile: it calls a method with timers and without, in turns."""
+"""Calls for a profile in the measuring process: a method with and without timers, in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Request = Mapping[str, Any]
 
 
 def measure_profile(request: Request) -> Mapping[str, object]:
-    """Return the nanoseconds of calls of one method on two sides, and what of these was in which instruction."""
+    """Return the nanoseconds of calls of a method on two sides, and the time of each instruction."""
     name = request["method"]
     opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
     method, timing = opened["timed"].methods[name], Timing()
@@ -72,14 +72,14 @@ def samples_of(path: Path, name: str, methods: Mapping[str, MethodPlan]) -> list
         raise SampleError(
             "a sample file has no inputs for the method that is profiled",
             where=str(path),
-            found=f"none of `{name}`",
-            hint=f"write some under keys such as `{name}/0/{(sample_paths(methods[name]) or ['x'])[0]}`",
+            found=f"no inputs of `{name}`",
+            hint=f"write inputs under keys such as `{name}/0/{(sample_paths(methods[name]) or ['x'])[0]}`",
         )
     return [sample_leaves(name, methods[name], sample) for sample in samples]
 
 
 class Way:
-    """Calls a method with each case in turn; if a call `changes` inputs or state, each one gets those of the first."""
+    """Calls a method with each case in turn; a call that `changes` inputs or state gets copies of the first inputs."""
 
     def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
         self._model, self._function, self._changes = model, model.methods[name], changes
@@ -98,14 +98,14 @@ class Way:
 
 
 class Steps:
-    """Adds up what was measured of each instruction, and of each one inside a delegate."""
+    """Adds up the times of each instruction, and of each instruction inside a delegate."""
 
     def __init__(self, timing: Timing, clock: Clock) -> None:
         self._timing, self._clock = timing, clock
         self._nanoseconds: dict[int, int] = defaultdict(int)
         self._counts: dict[int, int] = defaultdict(int)
         self._callers: dict[int, list[int]] = defaultdict(list)  # of each delegate, the instruction of each run
-        self.untimed: dict[int, str] = {}  # why delegates, by index, do not measure what is inside them
+        self.untimed: dict[int, str] = {}  # delegate's index to the reason why its instructions are not measured
 
     def take(self, begin: int, end: int) -> None:
         for number, nanoseconds in self._clock.take(begin, end):
@@ -133,11 +133,11 @@ class Steps:
         return rows
 
     def _parts(self) -> Mapping[int, Mapping[tuple[str, ...], Sequence[float]]]:
-        # by instruction, nanoseconds and count of what is inside
+        # by instruction, nanoseconds and counts of inner instructions
         parts: dict[int, dict[tuple[str, ...], list[float]]] = defaultdict(dict)
         for delegate, callers in self._callers.items():
             runs = self._timing.take_runs(delegate)
-            if len(runs) != len(callers):  # it measures none, or lost some and does not say which
+            if len(runs) != len(callers):  # the delegate measures no runs, or lost unknown runs
                 own = self._timing.delegates[delegate].untimed
                 self.untimed[delegate] = own if not runs else f"{len(runs)} of {len(callers)} runs are known"
                 continue

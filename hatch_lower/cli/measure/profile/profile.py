@@ -1,4 +1,4 @@
-"""One method's profile: each recipe is called in the measuring process, and what it measured divided among lines."""
+"""The profile of a method: calls of each recipe in the measuring process, attributed to source lines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.project import Project
 from hatch_lower.runtime.editable import changed_sources, stale_text
 
-LOAD_LIMIT = 600.0  # seconds for loading twice and the calls that are made in any case
+LOAD_LIMIT = 600.0  # seconds for two loads and the minimum number of calls
 
 
 class ProfileTask(Frozen):
     side: Side
     model: str
     method: str
-    recipes: tuple[str, ...]  # empty: all that can run here
+    recipes: tuple[str, ...]  # empty: all recipes that can run here
     inputs: Path | None  # a sample file
     threads: int
-    seconds: float  # for which each recipe is called
-    project: Project | None  # from which recipes can be built again, with timers
+    seconds: float  # seconds of calls for each
+    project: Project | None  # the project for builds with timers
     environment: Mapping[str, str]
 
 
 def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, str]]:
-    """Return the profile, and why recipes that nobody asked for are not in it."""
+    """Return the profile, and the reasons why unnamed recipes are missing."""
     entry = task.side.folders[task.model].manifest.models[task.model]
     refused = {} if task.recipes else refusals(task, entry)
     recipes = task.recipes or tuple(recipe for recipe in entry.order if recipe not in refused)
@@ -50,7 +50,7 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
         if again and task.project is not None:
             built = stack.enter_context(built_with_timers(task.project, task.model, again, tell))
             sides |= dict.fromkeys(again, built)
-        # the process is killed in the end, and cannot remove what engines write about their time
+        # the process is killed at the end, and cannot remove the engines' files
         written = stack.enter_context(work_folder())
         host = stack.enter_context(Host(task.threads, {**task.environment, "TMPDIR": str(written)}))
         profiles = {}
@@ -91,9 +91,9 @@ def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> Recip
     if timed is not task.side and task.project is not None:
         _, packaged = program_of(task.side, task, recipe)
         refuse_other(debug, packaged, task.project.settings.root)
-    notes = ["no inputs are packaged: it was called with random numbers"] if found["made up"] else []
+    notes = ["no packaged inputs: the method was called with random numbers"] if found["made up"] else []
     if debug is NO_DEBUG:
-        notes.append("the debug map does not have this method: nothing is attributed to source lines")
+        notes.append("the debug map lacks this method: no time is attributed to source lines")
     profile = attribute(found, plan, debug)
     return replace(profile, notes=(*notes, *profile.notes))
 
@@ -108,5 +108,5 @@ def refused_error(task: ProfileTask, recipe: str, reason: str) -> ProgramError:
     return ProgramError(
         f"recipe `{recipe}` of model `{task.model}` cannot run here",
         found=reason,
-        hint="install what is named, or name another recipe with `--recipe`",
+        hint="install the named packages, or select another recipe with `--recipe`",
     )

@@ -1,4 +1,4 @@
-"""A profile: the time of one method's calls, by source line, module and operation, in one or several recipes."""
+"""A profile: the time of a method's calls by source line, module and operation, in one or several recipes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hatch_lower.frozen import Frozen
 
 PROFILE_SCHEMA = 1
 PLAN = "plan"  # the engine of instructions that the plan runs itself
-REST = "other work of the engine"  # what a delegate does beside the instructions that it measures
-WHOLE = "whole delegate"  # of one that measures nothing inside
+REST = "other work of the engine"  # time of a delegate outside of measured instructions
+WHOLE = "whole delegate"  # a delegate without inner measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one operation of one line takes in one engine; `source` is empty for what no line is known of."""
+    """The time of an operation of a source line in an engine; `source` is empty if unknown."""
 
     source: str
     module: str
     op: str
     engine: str
     seconds: float  # of one call
-    calls: int  # how often it ran in all the calls that were measured
-    shared: bool = False  # some of it is a share of what the engine computes together with other operations
+    calls: int  # number of runs in all measured calls
+    shared: bool = False  # part of the time is a share of the time of several operations
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a plan's instruction, or one inside a delegate, takes in one call; spans follow each other."""
+    """The time of an instruction of a plan or delegate in a call; spans are in sequence."""
 
     op: str
     engine: str
@@ -40,15 +40,15 @@ class Span:
 
 class RecipeProfile(Frozen):
     calls: int  # that were measured
-    seconds: float  # of a call with timers; rows and `unattributed` add up to it
-    overhead: float  # the share by which a call with timers is longer than one without
+    seconds: float  # of a call with timers; the sum of all rows and `unattributed`
+    overhead: float  # relative difference of calls with and without timers
     rows: tuple[Row, ...]
     spans: tuple[Span, ...]
-    notes: tuple[str, ...] = ()  # what is not measured, and why
+    notes: tuple[str, ...] = ()  # omitted measurements, with reasons
 
     @property
     def unattributed(self) -> float:
-        """The seconds of a call that are in no row: what is around the plan's instructions."""
+        """The seconds of a call outside of all rows: time between instructions of the plan."""
         return self.seconds - sum(row.seconds for row in self.rows)
 
     @property
@@ -62,7 +62,7 @@ class Profile(Frozen):
     method: str
     threads: int
     recipes: Mapping[str, RecipeProfile]
-    notes: tuple[str, ...] = ()  # what is to be known of its lines
+    notes: tuple[str, ...] = ()  # remarks about source lines
 
     @property
     def calls(self) -> int:

@@ -1,4 +1,4 @@
-"""The adapter that Model Explorer loads by the name of this module; nothing else of hatch-lower imports it."""
+"""The adapter that Model Explorer loads by the name of this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hatch_lower.cli.page.exports import graphs_of, model_explorer_graph
 
 
 class HatchLowerAdapter(Adapter):  # type: ignore[misc]
-    """Shows the methods of the lowered models in a wheel, one graph for each recipe."""
+    """Shows the methods of the lowered models in a wheel, a graph for each recipe."""
 
     metadata = AdapterMetadata(
         id="hatch_lower",
