@@ -1,5 +1,5 @@
-"""Results of earlier builds: what a result depends on, and where it is kept, for this machine and for a team.
+"""Results of earlier builds: their keys, and the stores of this machine and of a team.
 
-Keys are computed from values that others give. What an export has read, and whether that has changed, is known in
-`build.inputs`.
+Callers supply the values from which keys are computed. `build.inputs` records the inputs of an export and compares
+them.
 """

@@ -1,6 +1,6 @@
-"""What is in a store's directory, as one walk finds it, for `hatch-lower cache` and for trimming.
+"""The contents of a store's directory, read in a single walk, for `hatch-lower cache` and for trimming.
 
-Files that vanish meanwhile are left out.
+Files that vanish during the walk are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hatch_lower.cache.files import LEFTOVER
 from hatch_lower.canonical import read_file, sha256_file
 from hatch_lower.frozen import Frozen
 
-SUBJECTS = ("subject", "model", "backend")  # components that say what an entry is about, the best first
+SUBJECTS = ("subject", "model", "backend")  # components that name the subject of an entry, the best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StoredRecord:
     key: str
     path: Path
     stat: os.stat_result  # its modification time is when the record was last used
-    record: Record | None  # `None` if it is damaged
+    record: Record | None  # `None` for a damaged record
     stored: float  # seconds since 1970
 
     @property
@@ -42,15 +42,15 @@ class StoredBlob:
 class Contents(Frozen):
     records: dict[str, StoredRecord]  # by key
     blobs: dict[str, StoredBlob]  # by digest
-    leftovers: tuple[Path, ...]  # of killed processes, and those that are being written
-    unreadable: tuple[Path, ...]  # nobody knows which blobs these refer to
+    leftovers: tuple[Path, ...]  # unfinished files, of killed processes or being written now
+    unreadable: tuple[Path, ...]  # records whose blobs are unknown
 
     def size(self) -> int:
         records = sum(record.stat.st_size for record in self.records.values())
         return records + sum(blob.stat.st_size for blob in self.blobs.values())
 
     def users(self) -> dict[str, int]:
-        """How many records refer to each blob that is there."""
+        """Return, for each stored blob, the number of records that refer to the blob."""
         counts = dict.fromkeys(self.blobs, 0)
         for record in self.records.values():
             for digest in record.blobs:
@@ -60,7 +60,7 @@ class Contents(Frozen):
 
 
 def read_contents(directory: Path) -> Contents:
-    # records first: of one that is stored meanwhile, the blobs are seen at worst without it
+    # records first: of an entry that is stored meanwhile, at worst the blobs are seen without their record
     records: dict[str, StoredRecord] = {}
     unreadable: list[Path] = []
     for path in walk(directory / "records"):
@@ -91,7 +91,7 @@ def read_stored(key: str, path: Path) -> StoredRecord:
 
 def walk(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders.sort()  # file systems list them in any order
+        folders.sort()  # file systems list folders in any order
         yield from (Path(parent, name) for name in sorted(names))
 
 
@@ -107,24 +107,24 @@ class Entry:
     # `other`
     kind: str
     key: str
-    subject: str  # a model or backend; empty if the components do not say
-    size: int  # with its blobs, which other entries may share
+    subject: str  # a model or backend; empty if the components name neither
+    size: int  # record and blobs; other entries may share the blobs
     blobs: int
     stored: float
     used: float  # to the hour
-    whole: bool  # not damaged, and all its blobs are there
+    whole: bool  # not damaged, and with all blobs
 
 
 class Survey(Frozen):
     entries: tuple[Entry, ...]  # the last used first
-    size: int  # each blob counted once
+    size: int  # a shared blob is counted once
     blobs: int
     unreferenced: int  # blobs that no record refers to
-    leftovers: int  # those that are being written among them
+    leftovers: int  # unfinished files, also of running builds
 
 
 def survey(directory: Path) -> Survey:
-    """Return what a store's directory holds; contents of blobs are not read."""
+    """Return the entries of a store's directory, without reading the contents of blobs."""
     contents = read_contents(directory)
     entries = [describe(record, contents) for record in contents.records.values()]
     return Survey(
@@ -152,20 +152,20 @@ def describe(stored: StoredRecord, contents: Contents) -> Entry:
 
 
 def repair(directory: Path) -> dict[str, str]:
-    """Hash every record, blob and preloaded library again, and remove what is damaged; return its paths and why."""
+    """Hash every record, blob and preloaded library again; remove damaged files; return their paths with reasons."""
     contents = read_contents(directory)
     # a record goes with its damaged blob; a blob that no record refers to is no damage
     wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
     problems = {contents.blobs[digest].path: problem for digest, problem in wrong.items()}
-    problems |= dict.fromkeys(contents.unreadable, "it cannot be read")
+    problems |= dict.fromkeys(contents.unreadable, "the record cannot be read")
     for library in sorted((directory / "preload").glob("*.so")):
         if problem := problem_of(library, library.stem.rpartition("-")[2]):
             problems[library] = problem
     for stored in contents.records.values():
         if stored.record is None:
-            problems[stored.path] = "it is no record of its key"
+            problems[stored.path] = "the contents are not the record of this key"
         elif missing := [digest for digest in stored.blobs if digest in wrong or digest not in contents.blobs]:
-            problems[stored.path] = f"{len(missing)} of its {len(stored.blobs)} blobs are damaged or not there"
+            problems[stored.path] = f"{len(missing)} of its {len(stored.blobs)} blobs are damaged or missing"
     for path in problems:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -174,7 +174,7 @@ def repair(directory: Path) -> dict[str, str]:
 
 def problem_of(path: Path, digest: str) -> str | None:
     try:
-        return None if sha256_file(path) == digest else "the contents are not those that its name says"
+        return None if sha256_file(path) == digest else "the contents do not match the name"
     except FileNotFoundError:  # a trim has just removed it
         return None
     except OSError as error:

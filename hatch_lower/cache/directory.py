@@ -1,4 +1,4 @@
-"""Which directory the cache is in, and whether it is one that native code may be loaded from."""
+"""The directory of the cache, and the test whether native code from this directory can be trusted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hatch_lower.errors import CacheError
 MODES = ("on", "off", "read-only", "refresh", "frozen")
 WRITING = ("on", "refresh")
 
-VERSION = "v1"  # the folder for this layout: another version of hatch-lower may have another
-# folders in it; those for results are made by `cache/files.py`, for this user or a group alone
+VERSION = "v1"  # the folder for this layout: another version of hatch-lower may use another layout
+# folders within; `cache/files.py` makes the folders for results, for this user or a group alone
 PARTS = ("blobs", "locks", "preload", "records")
-# files that keep the cache out of backups and out of git; the first line of a tag is the same for all programs
+# files that keep the cache out of backups and out of git; the first line of a tag is the same in all programs
 TAG = "CACHEDIR.TAG"
 MARKS = {
     TAG: b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of hatch-lower; see https://bford.info/cachedir/\n",
     ".gitignore": b"*\n",
 }
 HINT = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
-MOST_LINKS = 40  # on the way to the cache; more are a circle
+MOST_LINKS = 40  # on the way to the cache; more links are taken for a circle
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
@@ -35,7 +35,7 @@ def default_directory(environment: Mapping[str, str]) -> Path:
         return Path(named)
     import platformdirs
 
-    with contextlib.suppress(RuntimeError):  # a platformdirs that looks for the home folder itself
+    with contextlib.suppress(RuntimeError):  # raised by a platformdirs that looks for the home folder itself
         found = Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
         if found.is_absolute():
             return found
@@ -51,11 +51,11 @@ def history_path(directory: Path, root: Path) -> Path:
 
 
 def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, str]:
-    """Return the folder of this version in the cache directory, and the mode: `off` if it cannot be trusted."""
+    """Return the folder of this version in the cache directory, and the mode: `off` for an untrusted directory."""
     mode = environment.get("HATCH_LOWER_CACHE", "on")
     if mode not in MODES:
         raise CacheError(
-            "the cache has no such mode",
+            "the mode of the cache is unknown",
             where="environment variable `HATCH_LOWER_CACHE`",
             found=f"`{mode}`",
             hint="use one of " + ", ".join(f"`{name}`" for name in MODES),
@@ -70,7 +70,7 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
         return Path(os.devnull, VERSION), "off"
     reason = None if mode == "off" else reason_to_distrust(parent)
     if reason and mode in WRITING and not (parent / VERSION).exists():
-        # made now and looked at again, so that nobody else makes it where everybody may
+        # made now and checked again, so that in a folder for everybody no other user makes the cache first
         with contextlib.suppress(OSError):
             make_folder(parent / VERSION)
         reason = reason_to_distrust(parent)
@@ -83,7 +83,7 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
 
 
 def mark_directory(directory: Path) -> None:
-    """Write the files `MARKS` into the folder of this version, unless the tag is there."""
+    """Write the files `MARKS` into the folder of this version, unless the tag exists."""
     if not (directory / TAG).exists():
         for name, data in sorted(MARKS.items()):
             write_file(directory / name, data)
@@ -98,17 +98,18 @@ def is_marked(folder: Path) -> bool:
 
 
 def reason_to_distrust(directory: Path) -> str | None:
-    # The directory's owner, who must be this user or root, may let a group write to it. On the way to it, links
-    # followed, every user may write to a folder only if it has the sticky bit, as `/tmp` has, and what lies in it is
-    # this user's or root's. In the cache itself every user may write to nothing.
+    # The directory's owner, who must be this user or root, may give a group write permission. On the way to the
+    # directory, links followed, a folder may be writable for every user only with the sticky bit, as `/tmp` is, and
+    # only if the next step on the way belongs to this user or root. No folder of the cache may be writable for every
+    # user.
     if not hasattr(os, "getuid"):
         return None
     trusted = (os.getuid(), 0)
-    above: Path | None = None  # the folder that holds the next step, if every user may write to it
+    above: Path | None = None  # the folder that holds the next step, if writable for every user
     try:
         for step in way_to(directory):
             status = step.lstat()
-            if above is not None and status.st_uid not in trusted:  # its owner may still put something else there
+            if above is not None and status.st_uid not in trusted:  # the owner of the step can still replace the step
                 return f"{step} belongs to another user"
             above = None
             if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
@@ -117,8 +118,8 @@ def reason_to_distrust(directory: Path) -> str | None:
                 above = step
         return reason_within(directory, trusted)
     except FileNotFoundError:
-        return None if above is None else f"every user may write to {above}, and the cache is not there yet"
-    except OSError:  # what cannot be looked at cannot be read or written either, which whoever tries will say
+        return None if above is None else f"every user may write to {above}, and the cache does not exist yet"
+    except OSError:  # an inaccessible folder cannot be read or written either: reading and writing report this
         return None
 
 
@@ -134,9 +135,9 @@ def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
             status = folder.stat()
         except FileNotFoundError:
             if folder == version and is_open:
-                return f"every user may write to {directory}, and the cache is not there yet"
+                return f"every user may write to {directory}, and the cache does not exist yet"
             continue
-        # members of the group to which the directory was given make folders of their own there
+        # members of the directory's group make folders of their own in a shared cache
         if not is_shared and status.st_uid not in trusted:
             return f"{folder} belongs to another user"
         if status.st_mode & stat.S_IWOTH:
@@ -145,7 +146,7 @@ def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
 
 
 def way_to(path: Path) -> Iterator[Path]:
-    """Yield each folder and each link on the way to a path, from the root on; links are followed one by one."""
+    """Yield each folder and each link on the way to a path, from the root on, following links step by step."""
     absolute = path.absolute()
     here, left = Path(absolute.anchor), list(reversed(absolute.parts[1:]))
     links = 0

@@ -1,12 +1,12 @@
-"""The form of a record, and how one is taken from a cache that several machines share.
+"""The form of a record, and the transfer of a record from a cache that several machines share.
 
 ```text
 {"blobs": ["<sha256>", …], "components": {…}, "digest": "<sha256>", "stored": 1700000000, "value": …}
 ```
 
-`value` is any JSON, `blobs` are the digests of the files that it refers to, `components` are the readable parts of the
-key. `digest` is over the key and all but `stored`, which says when this machine wrote it, in seconds since 1970, and
-which goes nowhere else.
+`value` is any JSON, `blobs` are the digests of the files that the value refers to, `components` are the readable parts
+of the key. `digest` covers the key and all fields except `stored`. `stored` is the time when this machine wrote the
+record, in seconds since 1970, and is never sent to another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hatch_lower.canonical import digest_of, sha256_file
 
 Record = dict[str, Any]
 DIGEST = re.compile("[0-9a-f]{64}")
-# a component that only keys of one kind have, and the kind; `kind` itself comes first
+# a component that only keys of a certain kind have, and that kind; the component `kind` has precedence
 KINDS = (
     ("compile_specs", "partition"),
     ("partitions", "partition"),
@@ -31,11 +31,12 @@ KINDS = (
     ("constants", "constants"),
     ("native file", "native"),
 )
-# kinds whose keys are digests of their components, and components that stand beside those of the key
+# kinds whose keys are digests of their components, and components that are stored but not part of the key
 HASHED = frozenset({"partition", "export", "manifest"})
 BESIDE = frozenset({"kind", "subject"})
-# `keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
-# into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there.
+# `keep(digest, write)` ensures that the local store has a blob, and returns whether the store has the blob. For a
+# missing blob, `keep` calls `write(path)`, which writes the bytes into an empty file and returns True for success, and
+# checks the contents.
 Keep = Callable[[str, Callable[[Path], bool]], bool]
 
 
@@ -45,7 +46,7 @@ def make_record(key: str, components: Mapping[str, object], value: object, blobs
 
 
 def check_record(key: str, found: object) -> Record | None:
-    """Return what was read as a record, without `stored`; `None` if it is none, or is another key's."""
+    """Return a parsed record without `stored`; `None` if the value is not a record, or the record of another key."""
     if not isinstance(found, dict) or not {"blobs", "components", "value", "digest"} <= found.keys():
         return None
     record = {name: found[name] for name in ("blobs", "components", "value")}
@@ -56,7 +57,7 @@ def check_record(key: str, found: object) -> Record | None:
         return None
     try:
         whole = found["digest"] == digest_of([key, record])
-    except (ValueError, RecursionError):  # NaN, which Python reads and JSON does not hold; more nesting than is written
+    except (ValueError, RecursionError):  # NaN, which Python reads but JSON lacks; deeper nesting than a build writes
         return None
     return {**record, "digest": found["digest"]} if whole else None
 
@@ -82,19 +83,19 @@ def parse_record(data: bytes) -> object:
 
 
 class RemoteCache(Protocol):
-    """A cache of several machines; its methods report their own troubles, and raise `OSError` of local files only."""
+    """A cache of several machines; its methods report remote failures, and raise `OSError` for local files only."""
 
     def fetch(self, key: str, keep: Keep) -> Record | None:
-        """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""
+        """Return the record of a key, or `None`; call `keep` for each blob, and trust no unsigned entry."""
 
     def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
-        """Take a record, and where its blobs are on this machine, by digest; return whether it is there now."""
+        """Send a record and its blobs (digest to local file); return whether the cache has the record now."""
 
 
 def fetch_record(
     remote: RemoteCache, key: str, holds: Callable[[str], bool], blob_path: Callable[[str], Path]
 ) -> Record | None:
-    """Return a shared cache's record of a key once all its blobs are in the local store."""
+    """Copy the blobs of a shared cache's record into the local store; return the record, or `None` if a blob fails."""
     kept = set()
 
     def keep(digest: str, write: Callable[[Path], bool]) -> bool:
@@ -107,7 +108,7 @@ def fetch_record(
 
 
 def receive(path: Path, digest: str, write: Callable[[Path], bool]) -> bool:
-    with temporary_beside(path) as part:  # renamed only with the right contents
+    with temporary_beside(path) as part:  # the file is renamed only with the right contents
         if not write(part) or sha256_file(part) != digest:
             return False
         os.replace(part, path)

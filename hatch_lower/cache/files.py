@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all, in folders that only this user can enter.
+"""Files that exist completely or not at all, in folders that only this user can enter.
 
-In a folder that has the set-group-ID bit (`chmod 2770`), new folders and files are the group's as well.
+In a folder that has the set-group-ID bit (`chmod 2770`), the group can enter new folders and write new files, too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-LEFTOVER = ".part"  # of files that are not finished; one that stays was left by a process that was killed
+LEFTOVER = ".part"  # suffix of unfinished files; an old file with this suffix was left by a killed process
 
-ATTEMPTS = 5  # at making a folder that a trim removes before there is a file in it
+ATTEMPTS = 5  # at making a folder that a trim may remove while the folder is still empty
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ def make_folder(folder: Path) -> None:
     for parent in reversed(missing):
         with contextlib.suppress(FileExistsError):
             parent.mkdir(mode=0o700)
-            # whatever the umask has left of the mode
+            # the umask may have removed bits of the mode
             parent.chmod(0o2770 if is_shared(parent.parent) else 0o700)
 
 
@@ -57,11 +57,11 @@ def temporary_beside(path: Path, *, private: bool = False) -> Iterator[Path]:
     handle, name = in_folder(folder, lambda: tempfile.mkstemp(prefix=".", suffix=LEFTOVER, dir=folder))
     os.close(handle)
     try:
-        if not private:  # else nobody else's, not for a moment: that is how `mkstemp` makes it
+        if not private:  # a private file is closed to other users from the start: `mkstemp` makes files so
             os.chmod(name, file_mode(folder))
         yield Path(name)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed
+        with contextlib.suppress(FileNotFoundError):  # renamed by the caller
             os.unlink(name)
 
 
@@ -87,8 +87,8 @@ def move_file(source: Path, path: Path) -> None:
 
 
 def remove_unused(path: Path, seen: os.stat_result) -> bool:
-    """Remove a file unless it was marked as used or replaced since; return whether it is gone."""
-    # aside first: who marks it as used after that finds no file and knows that it is lost
+    """Remove a file unless it was marked as used or replaced since `seen`; return whether the file was removed."""
+    # aside first: a build that marks the file as used after this step finds no file, and so treats the entry as missing
     aside = path.with_name(f".{path.name}-{os.getpid()}{LEFTOVER}")
     try:
         os.rename(path, aside)

@@ -1,4 +1,4 @@
-"""What a stored result depends on: that of lowering one partition, of lowering one exported model, of exporting one.
+"""Cache keys: everything that the result of a partition, of an exported model, or of an export depends on.
 
 Every field of a key is hashed, so a new field cannot be forgotten. The readable components are stored beside the hash.
 """
@@ -14,7 +14,7 @@ from hatch_lower.frozen import Frozen
 
 
 class NoKeyError(Exception):
-    """Something about an exported model has no digest, so that it is not looked up as a whole."""
+    """A part of an exported model has no digest, so the model is not looked up as a whole."""
 
 
 class Key(Frozen):
@@ -26,44 +26,44 @@ class Key(Frozen):
 
 
 class PartitionKey(Key):
-    """The key of one partition's `PreprocessResult`."""
+    """The key of the `PreprocessResult` of a partition."""
 
     graph: str  # canonical form of the partition: structure, and layout, ties and mutability of constants
-    state: str  # of the constants' contents; empty for a backend whose blob does not depend on them
+    state: str  # digest of the constants' contents; empty for a backend whose blob does not contain constants
     backend: str
-    # versions of what shapes the blob: the backend's code, libraries, compilers
+    # versions of everything that shapes the blob: the backend's code, libraries, compilers
     fingerprint: tuple[tuple[str, str], ...]
     compile_specs: tuple[tuple[str, str], ...]  # values in hexadecimal
     torch: str
     interpreter: str  # shapes the code that torch generates for some graphs
     system: str  # operating system and machine
-    result_schema: int  # of the form in which results are stored
+    result_schema: int  # version of the form in which results are stored
 
 
 class JointKey(Key):
-    """The key of the results of partitions that a backend lowered in one call in which it saw them all."""
+    """The key of the results of partitions that a backend lowered together, in a single call."""
 
     backend: str
     partitions: tuple[tuple[str, str], ...]  # method and key of each, in order
 
 
 class ExportKey(Key):
-    """The key of one exported model's `ModelReport`; tuples of one entry for each method are in the methods' order."""
+    """The key of the `ModelReport` of an exported model; tuples with an entry for each method follow `methods`."""
 
-    model: str  # it is in the paths of the files
+    model: str  # part of the paths of the files
     methods: tuple[str, ...]
     graphs: tuple[str, ...]  # canonical forms before decomposition
     names: tuple[str, ...]  # of parameters, dimensions, constants, containers and modules
     examples: tuple[str, ...]
-    state: tuple[str, ...]  # of the constants' contents
+    state: tuple[str, ...]  # digests of the constants' contents
     sharing: str  # which constants of all methods overlap in memory
-    eager: str  # what the module itself, or the ready programs, return for the example inputs
-    recipes: tuple[Mapping[str, object], ...]  # name, backends with their options, and how they are verified
-    order: tuple[str, ...]  # in which recipes are tried
-    check: int  # the bytes of check data, at most; 0: there are none
+    eager: str  # digest of the results of the module, or of the ready programs, for the example inputs
+    recipes: tuple[Mapping[str, object], ...]  # name, backends with options, settings of verification
+    order: tuple[str, ...]  # of the recipes: the first usable recipe is taken at run time
+    check: int  # the largest size of the check data in bytes; 0: no check data
     # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
-    # of each method with real inputs for verification: its name, where they are from, and sha256 of them all
+    # for each method with real inputs for verification: name, source of the inputs, sha256 of all inputs
     samples: tuple[tuple[str, str, str], ...]
     seed: int  # of the inputs for verification
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
@@ -75,29 +75,29 @@ class ExportKey(Key):
 
 
 class ManifestKey(Key):
-    """The key of one model's stored results: what an export is given. What it reads is recorded with each of them."""
+    """The key of a model's stored results: the arguments of an export. Each result records the inputs that it read."""
 
     model: str
     export: str  # entry point
-    package: str  # gets the files
+    package: str  # receives the files
     distribution: str
-    recipes: tuple[object, ...]  # as they are written in the settings
-    order: tuple[str, ...]  # in which recipes are tried
-    check: int  # the bytes of check data, at most; 0: there are none
-    # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
+    recipes: tuple[object, ...]  # as written in the settings
+    order: tuple[str, ...]  # of the recipes: the first usable recipe is taken at run time
+    check: int  # the largest size of the check data in bytes; 0: no check data
+    # URL and last known sha256 of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
-    verify_inputs: tuple[tuple[str, str], ...]  # method, or nothing for all others, and where its real inputs are from
+    verify_inputs: tuple[tuple[str, str], ...]  # method (empty: all remaining methods), source of its inputs
     seed: int  # of the exporting process
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused
     entry_points: str  # the project's
     roots: tuple[str, ...]  # import roots, located
-    links: tuple[tuple[str, str], ...]  # that make the project importable: path and located target
+    links: tuple[tuple[str, str], ...]  # path and located target of each link that makes the project importable
     later_hooks: tuple[str, ...]  # build hooks that run later
-    # name and digest of those of interpreter, compilers and dynamic loader, and of those that are otherwise fixed
+    # name and digest of the variables of interpreter, compilers and dynamic loader, and of variables that are fixed
     variables: tuple[tuple[str, str], ...]
     machine: tuple[tuple[str, str], ...]  # operating system, processor, C library and interpreter
-    # name, version and digest of the entry points of distributions that have backends or delegates
+    # name, version and digest of the entry points of the distributions with backends or delegates
     backends: tuple[tuple[str, str, str], ...]
     code: str  # hatch-lower's own
     schema: int

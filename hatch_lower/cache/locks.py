@@ -1,10 +1,11 @@
 """Locks between builds on one machine, and files and folders that a running build holds.
 
-Who wants what another build is making waits for it. Such a lock saves work and guards nothing: every file of the store
-is whole or absent without it. So where locks cannot be had, or are not given in time, the work is done without.
+A build that needs a result which another build is making waits for that build. The lock only saves work: files of the
+store are whole or absent without any lock. So where locks are not available, or not released in time, the build goes on
+without the lock.
 
-What a build makes for itself alone it holds until it ends, however that is. What nobody holds was left by a build that
-was killed, and is removed. Where the system has no such locks (Windows) nothing is removed.
+A build holds its private files and folders until the process ends, even by a kill. Private files without a holder were
+left by a killed build, and are removed. On Windows, which lacks locks of this kind, no files are removed.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-# Who holds a lock may take those of later levels, so that builds never wait for each other in a circle; a second one of
-# the same level must be taken together with the first
+# The holder of a lock may only take locks of later levels, so that builds never wait for each other in a circle.
+# Several locks of the same level must be taken in a single call.
 Level: TypeAlias = Literal["manifest", "export", "partition", "record"]
-SLOTS = 128  # lock files of one level; keys share them, so that their number stays small
-MOMENT = 1.0  # seconds of waiting that nobody need hear of
+SLOTS = 128  # lock files of a level; keys share lock files, so that the number of files stays small
+MOMENT = 1.0  # seconds to wait before reporting that another build holds the lock
 
 
 @contextlib.contextmanager
 def hold_keys(
     folder: Path, level: Level, keys: Iterable[str], patience: float, waiting: Callable[[], None]
 ) -> Iterator[None]:
-    """Hold the locks of `keys`, or after `patience` seconds go on without those that are still missing."""
-    import filelock  # 40 ms, which a build without changes need not spend
+    """Hold the locks of `keys`; after `patience` seconds go on without the locks that are still missing."""
+    import filelock  # takes 40 ms, so not in builds without changes
 
     slots = sorted({int(sha256_bytes(key.encode())[:8], 16) % SLOTS for key in keys})
     deadline = time.monotonic() + patience
@@ -68,7 +69,7 @@ def let_go(lock: filelock.BaseFileLock) -> None:
 
 
 def make_held(path: Path) -> int:
-    """Make a file that this process holds until the descriptor, which is returned, is closed."""
+    """Make a file that this process holds until the returned descriptor is closed."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
         if hold(path, descriptor):
@@ -78,7 +79,7 @@ def make_held(path: Path) -> int:
 
 @contextlib.contextmanager
 def held_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Make a private folder that goes with the block; what killed processes have left under this prefix goes now."""
+    """Make a private folder and remove it after the block; first remove folders that killed processes left."""
     path, descriptor = make_held_folder(prefix, parent)
     try:
         remove_abandoned(path.parent, f"{prefix}*")
@@ -90,7 +91,7 @@ def held_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def make_held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int | None]:
-    """Make a private folder, among temporary files or elsewhere, held until the descriptor (not on Windows) closes."""
+    """Make a private folder, by default among temporary files, held until the descriptor is closed (not on Windows)."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if sys.platform == "win32":
@@ -105,20 +106,20 @@ def make_held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int
 def hold(path: Path, descriptor: int) -> bool:
     if sys.platform == "win32":
         return True
-    with contextlib.suppress(OSError):  # a file system without locks: there nobody takes anything for abandoned
+    with contextlib.suppress(OSError):  # a file system without locks: no build removes abandoned files there
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:  # to another build it may have looked abandoned before it was locked
+    try:  # another build may have removed the file as abandoned before the lock was taken
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
 def remove_abandoned(folder: Path, pattern: str, before: Callable[[Path], None] = lambda path: None) -> None:
-    """Remove this user's files and folders that match a glob and that nobody holds; call `before` with each."""
+    """Remove this user's files and folders that match a glob and have no holder; call `before` with each path."""
     if sys.platform == "win32":
         return
     for path in sorted(folder.glob(pattern)):
-        with contextlib.suppress(OSError):  # what cannot be removed is in nobody's way
+        with contextlib.suppress(OSError):  # a file that cannot be removed does no harm
             if path.lstat().st_uid == os.getuid():
                 remove_unless_held(path, before)
 
@@ -128,7 +129,7 @@ def remove_unless_held(path: Path, before: Callable[[Path], None]) -> None:
     try:
         if sys.platform != "win32":
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # and not one of the same name made since
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # the file was not replaced meanwhile
             before(path)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     finally:

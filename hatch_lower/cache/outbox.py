@@ -1,9 +1,9 @@
-"""What a build that makes something for others keeps for them, noted in a file.
+"""A note file of the entries that a worker made for another build.
 
 ```text
-<key> made    it is in the local store alone
-<key> sent    the shared cache has it too
-<key> came    it was there before
+<key> made    the entry is in the local store alone
+<key> sent    the entry is in the shared cache, too
+<key> came    the entry came from the shared cache
 ```
 """
 
@@ -18,7 +18,7 @@ STATES = ("made", "sent", "came")
 
 
 class Outbox:
-    """A shared cache, or none, with a note of all that goes there and comes from there."""
+    """A wrapper of the shared cache, if any, that notes each entry sent and received."""
 
     def __init__(self, path: Path, remote: RemoteCache | None) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class Outbox:
 
 
 def read_outbox(path: Path) -> dict[str, str]:
-    """Return the last note of each key; none for what was never written."""
+    """Return the last note of each key; an empty mapping for a missing file."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:

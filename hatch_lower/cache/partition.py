@@ -1,7 +1,7 @@
-"""The form in which the cache keeps what a backend made of one partition: JSON, with blobs by their digests.
+"""The form in which the cache keeps a backend's result for a partition: JSON, with blobs by their digests.
 
-It is the one definition: what is stored is written from it, and what is read, from this machine or from a cache that
-others write to, is checked against it.
+Results are written from this definition. Every result that is read, from this machine or from a shared cache, is
+checked against the same definition.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Instruction = Annotated[int | str, read_instruction]
 
 @dataclass(frozen=True, slots=True)
 class StoredLayout:
-    # the fields are those of `TensorLayout`
+    # the same fields as `TensorLayout`
     scalar_type: str
     sizes: tuple[Natural, ...]
     dim_order: tuple[Natural, ...]
@@ -51,7 +51,7 @@ class StoredLayout:
 class StoredEntry:
     buffer: Natural  # index among the buffers
     alignment: Positive  # bytes
-    layout: StoredLayout | None  # how it is a tensor, if it is one
+    layout: StoredLayout | None  # the layout of a tensor; `None` for other data
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StoredData:
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """A `PreprocessResult`, field by field; its bytes are a blob."""
+    """A `PreprocessResult`, field by field; the bytes are a blob."""
 
     blob: Digest
     data: StoredData | None
@@ -88,13 +88,13 @@ class StoredPartition:
 
     @classmethod
     def read(cls, value: object) -> StoredPartition:
-        """Return what the value of a record says; `ValueError` if a build cannot have written it."""
+        """Return the result in a record's value; raise `ValueError` for a value that no build writes."""
         try:
             stored: StoredPartition = decode(cls, value, "the result of a partition")
         except ProgramError as error:
             raise ValueError(str(error)) from error
-        if stored.value() != value:  # a default that is written out: there is one form of each result
-            raise ValueError("not as a build writes the result of a partition")
+        if stored.value() != value:  # a default that is written out: each result has a single form
+            raise ValueError("not in the form in which a build writes the result of a partition")
         return stored
 
     def value(self) -> dict[str, object]:
@@ -102,4 +102,4 @@ class StoredPartition:
         return value
 
 
-FIELDS = frozenset(field.name for field in fields(StoredPartition))  # the keys of every `value()`: none is left out
+FIELDS = frozenset(field.name for field in fields(StoredPartition))  # the keys of every `value()`: no field is left out

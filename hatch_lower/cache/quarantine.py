@@ -1,6 +1,7 @@
-"""Cached results that are being run: if the process ends meanwhile, they are forgotten.
+"""Cached results that are being run: if the process dies meanwhile, the store forgets these results.
 
-A library that a broken compiler wrote may end the process that runs it, so the parent is left a note of what was run.
+A library from a broken compiler may kill the process that runs the library. So the child notes the keys of the results
+in a file for the parent before running.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
     note.write_text(json.dumps(list(keys)), encoding="utf-8")
     try:
         yield
-    except (VerificationError, SampleError):  # they were compared: the process did not end
+    except (VerificationError, SampleError):  # the results were compared, so the process survived
         note.unlink()
         raise
     note.unlink()

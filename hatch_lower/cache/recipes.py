@@ -1,12 +1,12 @@
-"""Recipe records: that a model was lowered for one recipe and verified, without its files.
+"""Recipe records: the fact that a model was lowered for a recipe and verified, without the files.
 
 ```text
-record of a recipe key   digests of the plan and of the delegates' files, keys of the partitions, what was compared
-record of a cost key     the seconds that this took when something was compiled for it
+record of a recipe key   digests of the plan and of the delegates' files, keys of the partitions, compared outputs
+record of a cost key     the seconds that lowering took when a partition was compiled
 ```
 
-A machine that makes one recipe leaves such a record and the partitions. The build that joins them puts the same program
-together, takes it for verified if its digests are those of the record, and uploads or downloads no constants for it.
+A machine that makes a recipe stores a record and the partitions. The build that joins the recipes assembles the same
+program from the partitions. If the digests equal the record's, the program counts as verified. No constants are sent.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ COST_SCHEMA = 1
 
 
 class UsedVersions(Frozen):
-    """A backend that lowered a partition, as it was then."""
+    """A backend that lowered a partition, with options and versions at that time."""
 
     backend: str
     specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
-    versions: object  # JSON of what its result depends on beside the partition
+    versions: object  # JSON of everything beside the partition that the backend's result depends on
 
 
 class RecipeRecord(Frozen):
-    """What one exported model came to for one recipe."""
+    """The result of lowering an exported model for a recipe."""
 
     plan: Digest
     files: tuple[Digest, ...]  # of the delegates and their data, in the manifest's order
-    requirements: tuple[str, ...]  # of what the backends made
-    partitions: tuple[Digest, ...]  # keys of their results
+    requirements: tuple[str, ...]  # of the delegates' files
+    partitions: tuple[Digest, ...]  # keys of the partitions' results
     used: tuple[UsedVersions, ...]
     verified: tuple[VerifiedMethod, ...]  # empty where the recipe asks for no comparison
-    left_out: Mapping[str, tuple[LeftOut, ...]] = field(default_factory=dict)  # by method, where there are some
+    left_out: Mapping[str, tuple[LeftOut, ...]] = field(default_factory=dict)  # by method, without empty entries
 
 
 def recipe_key(export: Mapping[str, object]) -> str:
-    """Return the key of a record, of the components of the `ExportKey` of the model with that recipe alone."""
+    """Return the key of a recipe record; `export` has the components of the `ExportKey` with this recipe alone."""
     return digest_of(["recipe", SCHEMA, export])
 
 
@@ -68,21 +68,21 @@ def has_partitions(store: Store, record: RecipeRecord) -> bool:
 
 
 def is_shared(store: Store, key: str) -> bool:
-    """Return whether the shared cache has a record and the partitions that it names."""
+    """Return whether the shared cache has a record and the record's partitions."""
     record = find_recipe(store, key)
     return record is not None and all(store.is_shared(each) for each in (key, *record.partitions))
 
 
 def is_whole(store: Store, key: str) -> bool:
-    """Return whether a build can find a record and the partitions that it names."""
+    """Return whether a build can find a record and the record's partitions."""
     record = find_recipe(store, key)
     return record is not None and has_partitions(store, record)
 
 
 def share_recipe(store: Store, key: str) -> None:
-    """Offer the shared cache what it lacks of a record and its partitions."""
+    """Offer a record and its partitions to the shared cache, except entries that the cache has already."""
     if store.remote is not None and (record := find_recipe(store, key)) is not None:
-        for each in (*record.partitions, key):  # the record last: whoever sees it finds what it names
+        for each in (*record.partitions, key):  # the record last: a reader of the record finds all partitions
             store.share(each)
 
 
@@ -91,10 +91,10 @@ def put_recipe(store: Store, key: str, subject: str, export: Mapping[str, object
 
 
 def read_cost(store: Store, distribution: str, unit: str) -> float | None:
-    """Return how many seconds a recipe of a model (`model/recipe`) took when it was last made, as far as is known."""
+    """Return the seconds that the last lowering of a recipe (`model/recipe`) took, or `None` if unknown."""
     value: Any = store.find(cost_key(distribution, unit))
     seconds = value.get("seconds") if isinstance(value, dict) else None
-    # another machine may have written it
+    # the value may come from another machine
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
     return float(seconds) if 0 <= seconds < math.inf else None

@@ -1,6 +1,6 @@
-"""Reports of lowered models in the store: what a build of the same inputs needs instead of lowering.
+"""Reports of lowered models in the store: a build with the same inputs packages a report instead of lowering.
 
-The parent process reads them in every build, so nothing is imported that only `read_report` needs.
+The parent process reads reports in every build, so modules that only `read_report` needs are imported there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def report_blobs(value: Mapping[str, Any]) -> list[str]:
 
 
 def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
-    """Return as much of a stored report as a package needs, or `None` if it is of no use; `level` is the look-up's."""
+    """Return the parts of a stored report that packaging needs, or `None` for an unusable report.
+
+    `level` is the level of reuse at which the report was found.
+    """
     try:
         if value["schema"] != REPORT_SCHEMA:
             return None
@@ -61,7 +64,7 @@ def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
             }
             for name in ("files", "beside")
         )
-        # another machine may have written it: a path must not lead elsewhere on any system
+        # the report may come from another machine: no path may lead out of the folder, on any system
         if not all(lies_within(path, model) for path in files) or not all(is_file_name(path) for path in beside):
             return None
         if not all(file.source.stat().st_size == file.size for file in (*files.values(), *beside.values())):
@@ -95,7 +98,7 @@ def is_file_name(path: str) -> bool:
 
 
 def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
-    """Return all of a stored report, which takes longer than `read_result`; `None` also if it could not be packaged."""
+    """Return a complete stored report, slower than `read_result`; `None` also for a report that cannot be packaged."""
     from hatch_lower.format.codec import decode
     from hatch_lower.format.record import ModelReport
 
@@ -107,6 +110,6 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
         report: ModelReport = decode(ModelReport, {**told, "files": [], "native": [], "beside": []}, "a report")
     except (KeyError, LowerError):
         return None
-    if not report.manifest.recipes:  # of an audit
+    if not report.manifest.recipes:  # the report of an audit
         return None
     return replace(report, files=result.files, rows=result.rows, native=result.native, beside=result.beside)

@@ -1,9 +1,9 @@
-"""What `stat` says of files, and digests that are remembered by it: a file that was not touched is not read again.
+"""Digests remembered by the result of `stat`: a file that was not touched is not read again.
 
-As in git's index, size and times alone are not believed where a file could have been written again within the clock's
-grain: a file that was younger than two seconds when it was hashed is hashed again the next time. Only by this machine's
-own clock is it known how old a file is: where the times are another's, it is young until it has been seen two seconds
-before. Files of an image that is mounted read-only are hashed every time.
+As in git's index, size and times alone are not trusted where a file could have been written again within the clock's
+resolution: a file younger than two seconds when hashed is hashed again the next time. The age of a file is only known
+by this machine's own clock. With times of another clock, a file counts as young until two seconds after it was first
+seen. Files of an image that is mounted read-only are hashed every time.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ OF_THIS_SYSTEM = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 )
 VERSION = 2
-LIMIT = 2000  # files that are remembered; those used longest ago go first. Reading so many takes 2 ms.
+LIMIT = 2000  # remembered files; the least recently used go first. Reading 2000 entries takes 2 ms.
 DOUBTFUL_NS = 2_000_000_000
 RECORD_MARK = "#installed"
 COMMAND = re.compile(rb'"?(\.\./)+(bin|Scripts)/')
 NOTE = re.compile(rb"\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_\w+\.json)\"?,")
-PARTS = 5  # of an identity; behind it: when it was first seen, and the digest, if that is certain
+PARTS = 5  # values of an identity; the time of first sight follows, then the digest (empty if uncertain)
 
 
 class Times(Enum):
-    """What the times of files of one device are."""
+    """The clock behind the file times of a device."""
 
     OWN = "by the clock of this machine"
-    OTHER = "by another clock: of a server, or of a system that nothing is known of"
+    OTHER = "by another clock: of a server, or of an unknown file system"
     FIXED = "of an image that is mounted read-only: another image may have the same times"
 
 
 def times_of_devices(table: Path = TABLE) -> dict[int, Times] | None:
-    """Return what the times are of each mounted device, by its number; `None` where the system has no such table."""
+    """Return the kind of file times of each mounted device, by number; `None` on a system without a table of mounts."""
     try:
         lines = table.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -104,7 +104,7 @@ class StatCache:
         return self._digest(os.path.abspath(path), "", sha256_stream)
 
     def digest_of_record(self, path: str | Path) -> str:
-        """The sha256 of what a RECORD says of the contents that were installed, wherever and by whom."""
+        """Return the sha256 of the installed contents that a RECORD lists, the same for each place and installer."""
         return self._digest(os.path.abspath(path), RECORD_MARK, record_digest)
 
     def _digest(self, path: str, mark: str, digest_of: Callable[[BinaryIO], str]) -> str:
@@ -115,7 +115,7 @@ class StatCache:
         known = self._known.pop(name, None)
         same = known is not None and known[:PARTS] == identity(status)
         if known is not None and same and known[-1]:
-            self._known[name] = known  # at the end: used last
+            self._known[name] = known  # at the end: the most recently used
             return str(known[-1])
         now = time.time_ns()
         seen = int(known[PARTS]) if known is not None and same else now
@@ -127,7 +127,7 @@ class StatCache:
         return digest
 
     def note(self, path: str | Path, digest: str, before: os.stat_result, began_ns: int) -> None:
-        """Remember the sha256 of a file that somebody else has read; `before` and `began_ns` are of before that."""
+        """Remember the sha256 of a file that the caller has read; `before` and `began_ns` were taken before reading."""
         name = os.path.abspath(path)
         after = os.stat(name)
         known = self._known.get(name)
@@ -137,10 +137,10 @@ class StatCache:
     def save(self) -> None:
         if not self._changed:
             return
-        # other processes have added files since
+        # other processes may have added files meanwhile
         others = {name: row for name, row in read_known(self._path).items() if name not in self._known}
         kept = dict([*self._known.items(), *others.items()][-LIMIT:])
-        with suppress(OSError):  # a folder that cannot be written costs only time later
+        with suppress(OSError):  # with a read-only folder, later builds only take longer
             write_file(self._path, json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")).encode())
             self._changed = False
 
@@ -168,13 +168,13 @@ def record_digest(file: BinaryIO) -> str:
 
 def installed_rows(record: bytes) -> bytes:
     # Two installations of the same files differ in commands, which begin with the path of their interpreter; in
-    # compiled modules; and in what installers note about themselves
+    # compiled modules; and in the files that installers write about themselves
     rows = (row for row in record.splitlines() if b".pyc," not in row and not COMMAND.match(row))
     return b"\n".join(sorted(row for row in rows if b".dist-info/" not in row or not NOTE.search(row)))
 
 
 def identity(found: os.stat_result) -> list[int | str]:
-    # the system sets the change time, whatever a program does to the modification time
+    # the system sets the change time, even if a program sets the modification time back
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 

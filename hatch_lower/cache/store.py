@@ -1,14 +1,14 @@
-"""Where results are kept: records by key, blobs by content, in one directory of this user.
+"""The store of results: records by key, blobs by content, in a directory of this user.
 
 ```text
-<directory>/v1/records/<aa>/<key>.json    a JSON value and the digests of the blobs that it refers to
+<directory>/v1/records/<aa>/<key>.json    a JSON value and the digests of the blobs that the value refers to
 <directory>/v1/blobs/<aa>/<sha256>        bytes
-<directory>/v1/locks/<level>-<nnn>        empty; held by builds that make what others may want
+<directory>/v1/locks/<level>-<nnn>        empty; held by a build while it makes a result
 ```
 
-Every file is written under a temporary name and renamed, so a reader sees all of it or nothing. What is read is checked
-against its digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time says
-when it was last used; blobs live as long as a record refers to them (`cache/trim.py`).
+Every file is written under a temporary name and renamed, so a reader sees a complete file or no file. Every read checks
+the digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time is the time of
+its last use. A blob lives as long as a record refers to the blob (`cache/trim.py`).
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from hatch_lower.frozen import Frozen
 
 Result = TypeVar("Result")
 
-MARK_INTERVAL = 3600.0  # seconds between two marks of use on one record: a build does not write to all that it reads
+MARK_INTERVAL = 3600.0  # seconds between two marks of use on a record: a build does not write to each record it reads
 
-LARGE = 16 << 20  # bytes from which on it is remembered what a blob holds
+LARGE = 16 << 20  # bytes; the digest of a blob of this size is remembered, so that look-ups need not read the blob
 
-ASKING = ("on", "frozen")  # the modes in which a shared cache is asked for what is not here
+ASKING = ("on", "frozen")  # the modes in which the shared cache is asked for entries that this machine lacks
 
 PATIENCE = 3600.0  # seconds after which a build no longer waits for another
 
 
 def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remote: RemoteCache | None = None) -> Store:
     """Return the store that the environment asks for."""
-    # a directory that others can write to is not used, for native code comes from it
+    # a directory that other users can write to is not used, for native code is loaded from the cache
     directory, mode = choose_directory(environment, warn)
     return Store(directory, mode, warn, remote)
 
 
 class Store(Frozen):
-    directory: Path  # made when something is first written
-    mode: str  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
+    directory: Path  # made at the first write
+    mode: str  # `off`: not read, not written; `refresh`: only written; `frozen`: only read, and a miss is an error
     # called for each damaged entry, and once for a directory that cannot be read or written
     warn: Callable[[str], None]
-    # asked for what is not here (in the modes `ASKING`), and offered what is stored
+    # asked for missing entries (in the modes `ASKING`), and offered new entries
     remote: RemoteCache | None = None
-    # the operations that have failed: a directory is not written to again then, and that is said once
+    # the operations that have failed: after a failure the directory is not written again, with a single warning
     failed: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -68,9 +68,9 @@ class Store(Frozen):
         return self.mode in WRITING and not self.failed
 
     def blob_path(self, digest: str) -> Path:
-        # what other machines send must not name other files
+        # an entry from another machine must not name other files
         if not DIGEST.fullmatch(digest):
-            raise CacheError("an entry of the cache refers to something else than a blob", found=f"`{digest}`")
+            raise CacheError("an entry of the cache names a blob by a text that is no digest", found=f"`{digest}`")
         return self.directory / "blobs" / digest[:2] / digest
 
     def record_path(self, key: str) -> Path:
@@ -79,19 +79,19 @@ class Store(Frozen):
     # reading
 
     def get(self, key: str, subject: str) -> Any:
-        """As `find`; in mode `frozen` a miss is a `CacheError` about `subject`."""
+        """Return the value as `find` does; in mode `frozen` a miss is a `CacheError` about `subject`."""
         value = self.find(key)
         if value is None and self.mode == "frozen":
             raise CacheError(
                 "the cache is frozen and does not hold what this build needs",
                 where=subject,
                 found=f"no entry {key[:16]}… in {self.directory}",
-                hint="build once with `HATCH_LOWER_CACHE=on`, or find out what changed since the last build",
+                hint="build once with `HATCH_LOWER_CACHE=on`, or let `hatch-lower explain` name the change",
             )
         return value
 
     def find(self, key: str, *, shared: bool = True) -> Any:
-        """Return the value under a key, or `None`; its blobs are whole. `shared`: ask the shared cache, too."""
+        """Return the value under a key, with complete blobs, or `None`; with `shared`, ask the shared cache, too."""
         if not self.reads:
             return None
         record = self._read(key)
@@ -102,24 +102,24 @@ class Store(Frozen):
         return None if record is None else record["value"]
 
     def fetch(self, key: str) -> Any:
-        """Return the value that the shared cache has under a key, or `None`: its blobs are here then."""
+        """Return the shared cache's value under a key and copy the value's blobs to this machine; `None` for a miss."""
         record = self._fetch(key)
         return None if record is None else record["value"]
 
     def find_record(self, key: str) -> Record | None:
-        """Return the whole entry of a key, as this machine has it."""
+        """Return the complete entry of a key from this machine."""
         return self._read(key) if self.reads else None
 
     def has(self, key: str) -> bool:
-        """Return whether `find` would find something, as far as that can be told without getting what is elsewhere."""
+        """Return whether `find` would find a value, as far as known without fetching blobs from the shared cache."""
         return self.reads and (self._read(key) is not None or (self.mode in ASKING and self.is_shared(key)))
 
     def is_stored(self, key: str) -> bool:
-        """Return whether this directory has a record, in whatever mode; its blobs are not looked at."""
+        """Return whether this directory has a record, in any mode; the record's blobs are not checked."""
         return self._try_reading(self.record_path(key).stat) is not None
 
     def is_shared(self, key: str) -> bool:
-        """Return whether the shared cache has a record, in whatever mode; its blobs are not asked for."""
+        """Return whether the shared cache has a record, in any mode; the record's blobs are not requested."""
         if self.remote is None or self.failed:
             return False
         return check_record(key, self.remote.fetch(key, lambda digest, write: True)) is not None
@@ -129,11 +129,11 @@ class Store(Frozen):
         return data if data is not None and sha256_bytes(data) == digest else None
 
     def holds(self, digest: str) -> bool:
-        """Return whether a blob is there and has the contents that its name says; a damaged one is removed."""
+        """Return whether a blob exists and matches its digest; remove a damaged blob."""
         return self._is_whole(digest) is True
 
     def note_whole(self, digest: str, before: os.stat_result, began_ns: int) -> None:
-        """Note that all of a blob was just read, from `began_ns` on, and is whole: looking it up need not read it."""
+        """Note that a blob, read completely from `began_ns` on, is whole: the next look-up need not read the blob."""
         if self.writes and before.st_size >= LARGE:
             stats = self._stats()
             self._try_reading(lambda: stats.note(self.blob_path(digest), digest, before, began_ns))
@@ -157,7 +157,7 @@ class Store(Frozen):
         return record if None not in whole and self._mark(path) else None
 
     def _is_whole(self, digest: str) -> bool | None:
-        """Whether a blob is whole; `None` if it is not there or cannot be read."""
+        """Return whether a blob is whole; `None` for a missing or unreadable blob."""
         path = self.blob_path(digest)
         whole = self._try_reading(lambda: self._digest(path) == digest)
         if whole is False:
@@ -177,7 +177,7 @@ class Store(Frozen):
         return digest
 
     def _mark(self, path: Path) -> bool:
-        """Note that a file is used now; return whether it is there."""
+        """Note that a file is used now; return whether the file exists."""
         if not self.writes:
             return True
         try:
@@ -209,9 +209,10 @@ class Store(Frozen):
         *,
         shared: bool = True,
     ) -> None:
-        """Store a JSON value under a key, with the blobs whose digests it holds: bytes, or digests of stored blobs.
+        """Store a JSON value under a key, with the blobs that the value refers to: bytes, or digests of stored blobs.
 
-        They live as long as it does. `components` say what the key was made of: `hatch-lower cache info` shows some.
+        The blobs live as long as the record. `components` are the readable parts of the key: `hatch-lower cache info`
+        shows some of the components.
         """
         if not self.writes:
             return
@@ -225,7 +226,7 @@ class Store(Frozen):
             self._offer(key, record)
 
     def share(self, key: str) -> None:
-        """Offer the shared cache an entry that is here and not there."""
+        """Offer the shared cache an entry of this machine that the shared cache lacks."""
         if self.remote is None or not self.writes or self.is_shared(key):
             return
         record = self._read(key)
@@ -241,28 +242,31 @@ class Store(Frozen):
     def update(
         self, key: str, components: Mapping[str, object], change: Callable[[Any], object], *, shared: bool = False
     ) -> None:
-        """Replace a value by one that is made from it, while no other build does."""
-        # `change` makes the new value of the old one or of `None`, in every mode; it must not call this
+        """Replace the value under a key by `change(old value or None)`, while no other build updates the key."""
+        # `change` is called in every mode, and must not call `update`
         with self.locked([key], "record"):
             record = self._read(key) if self.reads else None
             self.put(key, components, change(None if record is None else record["value"]), shared=shared)
 
     @contextlib.contextmanager
     def locked(self, keys: Iterable[str], level: Level = "partition") -> Iterator[None]:
-        """Let no other build on this machine make the same things: look again for what was missing, then make it."""
-        # within it only locks of later levels may be taken (`cache/locks.py`)
+        """Hold the locks of `keys`, so that no other build on this machine makes the same results.
+
+        Within the block, look for the results again before making them. Only locks of later levels may be taken there
+        (`cache/locks.py`).
+        """
         if not self.writes:
             yield
             return
 
         def waiting() -> None:
-            self.warn("waiting for another build that is making the same")
+            self.warn("waiting for another build that is making the same result")
 
         with hold_keys(self.directory / "locks", level, keys, PATIENCE, waiting):
             yield
 
     def put_blob(self, blob: bytes) -> str:
-        """Store bytes under their digest and return it; in a store that is not written the digest is all there is."""
+        """Store bytes under their digest and return the digest, which a read-only store only computes."""
         digest = sha256_bytes(blob)
         path = self.blob_path(digest)
         if self.writes and not (self.holds(digest) and self._mark(path)):
@@ -270,7 +274,7 @@ class Store(Frozen):
         return digest
 
     def adopt(self, source: Path, digest: str) -> Path:
-        """Move a finished file into the store and return where it is now: where it was, if the store is not written."""
+        """Move a finished file into the store and return the new path; the old path if the store is not written."""
         path = self.blob_path(digest)
         if not self.writes:
             return source

@@ -1,7 +1,7 @@
-"""Keeping the store small: what was used least recently goes first, with the blobs that nothing else refers to.
+"""Limits of the store: the least recently used records are removed first, with blobs that no other record refers to.
 
-Builds may read and write meanwhile. A record that a build has marked as used stays, and so do blobs that were stored in
-the last hour, for their record may not be written yet. A build that loses an entry all the same makes it again.
+Builds may read and write meanwhile. A record that a build has marked as used stays. Blobs that were stored within the
+last hour stay too, because their record may not be written yet. A build makes a lost entry again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hatch_lower.frozen import Frozen
 HOUR = 3600.0
 DAY = 24 * HOUR
 
-KEPT = HOUR + MARK_INTERVAL  # seconds without a mark after which a record was surely not used within the last hour
+KEPT = HOUR + MARK_INTERVAL  # a record without a mark for so many seconds was not used within the last hour
 
 
 class Limits(Frozen):
@@ -32,7 +32,7 @@ class Limits(Frozen):
 class Trimmed(Frozen):
     records: int
     blobs: int
-    leftovers: int  # unfinished files of killed processes, or folders of such
+    leftovers: int  # unfinished files and folders of killed processes
     freed: int  # bytes
     kept: int  # bytes
 
@@ -42,7 +42,7 @@ def limits_of(settings: CacheSettings) -> Limits:
 
 
 def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimmed | None:
-    """Trim a store that is written to, unless that was done within a day; return what was removed."""
+    """Trim a writable store, unless it was trimmed within the last day; return the numbers of removed files."""
     moment = time.time() if now is None else now
     mark = store.directory / "trimmed"
     if not store.writes or not store.directory.is_dir():
@@ -51,7 +51,7 @@ def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimme
         if abs(moment - mark.stat().st_mtime) < DAY:
             return None
     try:
-        write_file(mark, b"")  # first of all, so that builds at the same time do not trim as well
+        write_file(mark, b"")  # first, so that other builds at the same time do not trim, too
         os.utime(mark, (moment, moment))
     except OSError:
         return None
@@ -59,7 +59,7 @@ def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimme
 
 
 def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
-    """Remove what is too old, too much, damaged or left over; what was used in the last hour stays."""
+    """Remove damaged, unfinished and old files, then files above the size limit; keep files of the last hour."""
     contents = read_contents(directory)
     removed = [record for record in choose_records(contents, limits, now) if remove_unused(record.path, record.stat)]
     for record in removed:
@@ -75,7 +75,7 @@ def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
 
 
 def choose_records(contents: Contents, limits: Limits, now: float) -> list[StoredRecord]:
-    """Return the records to remove: useless and too old ones, then the least recently used until the rest fits."""
+    """Return the records to remove: incomplete and old records, then the least recently used until the rest fits."""
     users = contents.users()
     size = contents.size() - sum(blob.stat.st_size for blob in unreferenced(contents, now))
     chosen = []
@@ -90,14 +90,14 @@ def choose_records(contents: Contents, limits: Limits, now: float) -> list[Store
 
 
 def unreferenced(contents: Contents, now: float) -> list[StoredBlob]:
-    if contents.unreadable:  # nobody knows what those records refer to
+    if contents.unreadable:  # the blobs of unreadable records are unknown
         return []
     users = contents.users()
     return [blob for digest, blob in contents.blobs.items() if not users[digest] and is_old(blob.stat, now)]
 
 
 def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> int:
-    """Return the bytes of the blobs that only `record` refers to; it is taken out of `users`."""
+    """Take `record` out of the counts in `users`; return the size of the blobs that no other record refers to."""
     alone = 0
     for digest in record.blobs:
         if digest in users:
@@ -107,7 +107,7 @@ def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> 
 
 
 def is_old(found: os.stat_result, now: float) -> bool:
-    return now - found.st_mtime > HOUR  # what is younger may belong to a build that goes on
+    return now - found.st_mtime > HOUR  # a younger file may belong to a running build
 
 
 def remove_leftover(path: Path, now: float) -> bool:
@@ -130,7 +130,7 @@ def remove_history(folder: Path, limits: Limits, now: float) -> None:
 def remove_empty_folders(directory: Path) -> None:
     for kind in ("records", "blobs"):
         for folder in sorted(path for path in (directory / kind).glob("*") if path.is_dir()):
-            with contextlib.suppress(OSError):  # not empty, or no longer
+            with contextlib.suppress(OSError):  # not empty, or removed meanwhile
                 folder.rmdir()
 
 

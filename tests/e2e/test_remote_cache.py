@@ -84,7 +84,7 @@ def test_of_what_nobody_signed_partitions_alone_are_believed(
     done = other.build(environment=remote)
     assert done.check()
     said = done.stdout + done.stderr
-    assert said.count("it says more than what one partition came to, and is not signed") == 1
+    assert said.count("the entry is not the result of a partition alone, and is not signed") == 1
     assert "reused" in said
     assert [sha256(path) for path in other.dist.glob("*.whl")] == [first]
 
@@ -93,4 +93,4 @@ def test_a_server_that_is_gone_costs_a_line(project: Callable[[str], Project]) -
     scenario = project("tiny")  # an empty cache: it is asked
     done = scenario.build(environment={"HATCH_LOWER_REMOTE_CACHE": "http://127.0.0.1:9/cache"})
     assert done.check()
-    assert "is not asked any more in this build: no connection" in done.stdout + done.stderr
+    assert "is not used any more in this build: no connection" in done.stdout + done.stderr

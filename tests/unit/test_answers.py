@@ -181,10 +181,10 @@ def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path:
         return store_at(tmp_path / sha256_bytes(entry.envelope), entries).find(OTHER), entries.refused
 
     assert taken(signed) == (VALUE, {})
-    assert taken(unsigned) == (None, {OTHER: "it is not trusted, and is not signed"})
+    assert taken(unsigned) == (None, {OTHER: "the entry is not trusted, and is not signed"})
     assert "not among the public keys" in taken(foreign)[1][OTHER]
     changed = replace(signed, envelope=signed.envelope.replace(b'"native":true', b'"native":false', 1))
-    assert f"its signature by the key {own.key_id()} is wrong" in taken(changed)[1][OTHER]
+    assert f"the signature by the key {own.key_id()} is wrong" in taken(changed)[1][OTHER]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path:
         ((1 << 40).to_bytes(8, "big"), "cut off"),
         ((2).to_bytes(8, "big") + b"{}", "no index"),
         ((28).to_bytes(8, "big") + b'{"blobs":[],"envelopes":[4]}', "another size"),
-        ((28).to_bytes(8, "big") + b'{"blobs":[],"envelopes":[4]}null', "an entry of another version, or none"),
+        ((28).to_bytes(8, "big") + b'{"blobs":[],"envelopes":[4]}null', "no entry, or an entry of another version"),
     ],
 )
 def test_what_are_no_entries_is_refused(data: bytes, reason: str) -> None:

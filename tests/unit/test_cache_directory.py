@@ -107,10 +107,10 @@ def test_links_of_ones_own_are_followed_one_by_one(cache: Path, tmp_path: Path) 
 def test_a_cache_that_is_not_there_yet_where_everybody_can_write(tmp_path: Path, there: bool) -> None:
     tmp_path.chmod(0o1777)
     directory = tmp_path if there else tmp_path / "cache"
-    reason = f"every user may write to {tmp_path}, and the cache is not there yet"
+    reason = f"every user may write to {tmp_path}, and the cache does not exist yet"
     assert reason_to_distrust(directory) == reason
     assert opened(directory, "read-only")[0].mode == "off"
-    with pytest.raises(CacheError, match="and the cache is not there yet"):
+    with pytest.raises(CacheError, match="and the cache does not exist yet"):
         opened(directory, "frozen")
     store, warnings = opened(directory)
     assert (store.mode, warnings) == ("on", [])

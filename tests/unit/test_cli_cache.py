@@ -188,8 +188,8 @@ def test_repair_removes_what_is_damaged(filled: Path) -> None:
     result = run(filled, "repair")
     assert result.exit_code == 1
     assert result.output == (
-        f"removed {blob.relative_to(filled / 'v1').as_posix()}: the contents are not those that its name says\n"
-        f"removed {record.relative_to(filled / 'v1').as_posix()}: 1 of its 1 blobs are damaged or not there\n"
+        f"removed {blob.relative_to(filled / 'v1').as_posix()}: the contents do not match the name\n"
+        f"removed {record.relative_to(filled / 'v1').as_posix()}: 1 of its 1 blobs are damaged or missing\n"
         "2 results and 1 blob are whole\n"
     )
     assert not blob.exists()
@@ -222,7 +222,7 @@ def test_a_refusal_of_the_file_system_names_the_file(tmp_path: Path, monkeypatch
 def test_an_unknown_mode_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["cache", "info"], env={"HATCH_LOWER_CACHE": "maybe"})
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: the cache has no such mode\n")
+    assert result.stderr.startswith("error: the mode of the cache is unknown\n")
 
 
 def test_keygen_prints_a_pair(tmp_path: Path) -> None:

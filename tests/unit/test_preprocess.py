@@ -159,7 +159,8 @@ def test_of_two_builds_that_want_the_same_partition_one_lowers_it(program: Expor
         reused = list(pool.map(lambda _: build(), range(2)))
     assert Slow.calls == ["call"]
     assert sorted(reused) == [0, 1]
-    assert set(told) <= {"waiting for another build that is making the same"}  # said only if the wait was a long one
+    # said only if the wait was a long one
+    assert set(told) <= {"waiting for another build that is making the same result"}
 
 
 def test_a_backend_s_code_identifies_it_whatever_its_fingerprint_says(

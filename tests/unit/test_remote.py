@@ -136,7 +136,7 @@ def test_a_broken_server_costs_a_miss_and_bounded_time(tmp_path: Path, fault: st
         assert warnings == []
         return
     assert len(warnings) == 1, warnings
-    assert "is not asked any more in this build" in warnings[0]
+    assert "is not used any more in this build" in warnings[0]
     assert len(asked) <= LIMITS.failures * 3
 
 
@@ -148,7 +148,7 @@ def test_many_slow_answers_end_with_the_time_for_a_build(tmp_path: Path) -> None
             assert store.get(f"{number:064x}", "x") is None
         assert len(server.requests()) < 10
     assert warnings == [
-        f"the remote cache {server.url} is not asked any more in this build: it took more than 2 s of this build"
+        f"the remote cache {server.url} is not used any more in this build: transfers took more than 2 s of this build"
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_server_that_is_not_there_is_asked_once(tmp_path: Path) -> None:
     put(store)
     assert store.get(KEY, "x") == PORTABLE, "the local store is as it was"
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"the remote cache {url} is not asked any more in this build: no connection: ")
+    assert warnings[0].startswith(f"the remote cache {url} is not used any more in this build: no connection: ")
 
 
 def test_a_redirect_is_not_followed_and_the_token_stays(tmp_path: Path, server: CacheServer) -> None:
@@ -175,7 +175,7 @@ def test_a_redirect_is_not_followed_and_the_token_stays(tmp_path: Path, server: 
     assert server.requests() == []
     elsewhere = server.url.removeprefix("http://")
     assert warnings == [
-        f"the remote cache {redirecting.url} is not asked any more in this build: the answer was 302 Found"
+        f"the remote cache {redirecting.url} is not used any more in this build: the answer was 302 Found"
         f" (a redirect to `{elsewhere}`, which is not followed)"
     ]
 
@@ -235,7 +235,7 @@ def test_native_code_without_a_signature_is_refused_and_reported_once(tmp_path: 
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
     assert [store.get(KEY, "x"), store.get(OTHER_KEY, "x")] == [None, None]
     assert warnings == [
-        f"an entry of the remote cache {server.url} is not used: it holds native code, and is not signed"
+        f"an entry of the remote cache {server.url} is not used: the entry holds native code, and is not signed"
     ]
     trusting, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, unsigned=True))
     assert trusting.get(KEY, "x") == NATIVE
@@ -248,7 +248,7 @@ def test_a_library_that_calls_itself_portable_is_refused(tmp_path: Path, server:
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
     assert store.get(KEY, "x") is None
     assert len(warnings) == 1
-    assert "it holds native code, and is not signed" in warnings[0]
+    assert "the entry holds native code, and is not signed" in warnings[0]
     assert not store.holds(sha256_bytes(head + b"code"))
 
 
@@ -281,7 +281,7 @@ def test_what_nothing_verifies_is_not_believed_without_a_signature(
     store, warnings = store_at(tmp_path / "d", RemotePolicy(server.url))
     assert store.get(KEY, "x") is None
     assert warnings == [
-        f"an entry of the remote cache {server.url} is not used: it says more than what one partition came to,"
+        f"an entry of the remote cache {server.url} is not used: the entry is not the result of a partition alone,"
         " and is not signed"
     ]
     store, warnings = store_at(tmp_path / "e", RemotePolicy(server.url, unsigned=True))
@@ -321,7 +321,8 @@ def test_a_partition_that_cannot_be_read_as_one_is_refused(
     put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True))[0], {**PORTABLE, **changes})
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
     assert store.get(KEY, "x") is None
-    assert [line.partition(": ")[2] for line in warnings] == ["it is not what a partition comes to, and is not signed"]
+    said = [line.partition(": ")[2] for line in warnings]
+    assert said == ["the entry is not a valid result of a partition, and is not signed"]
 
 
 def test_a_partition_with_everything_in_it_is_taken(tmp_path: Path, server: CacheServer) -> None:
@@ -364,8 +365,8 @@ def test_a_partition_that_requires_what_no_backend_here_does_is_refused(
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
     assert store.get(KEY, "x") is None
     assert warnings == [
-        f"an entry of the remote cache {server.url} is not used: it requires `{requirement}`, which no backend of this"
-        " environment does, and is not signed"
+        f"an entry of the remote cache {server.url} is not used: the entry requires `{requirement}`, which no backend"
+        " of this environment requires, and is not signed"
     ]
 
 
@@ -381,8 +382,10 @@ def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
 
 def test_partitions_that_were_lowered_together_are_believed_as_each_of_them_is() -> None:
     assert reason_to_refuse({"results": [PORTABLE, PORTABLE]}) == ""
-    assert reason_to_refuse({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]}) == "is not what a partition comes to"
-    assert reason_to_refuse({"results": [{"results": []}]}) == "says more than what one partition came to"
+    assert (
+        reason_to_refuse({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]}) == "is not a valid result of a partition"
+    )
+    assert reason_to_refuse({"results": [{"results": []}]}) == "is not the result of a partition alone"
 
 
 def test_a_signature_by_a_known_key_is_taken(tmp_path: Path, server: CacheServer) -> None:
@@ -420,7 +423,7 @@ def test_with_public_keys_every_entry_must_be_signed(tmp_path: Path, server: Cac
     put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True))[0])
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=keys()[1]))
     assert store.get(KEY, "x") is None
-    assert warnings[0].endswith("it is not trusted, and is not signed")
+    assert warnings[0].endswith("the entry is not trusted, and is not signed")
 
 
 def envelope_of(server: CacheServer, key: str) -> Path:
@@ -458,7 +461,7 @@ def test_a_signed_entry_that_was_changed_is_refused_always(
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=trusted, unsigned=unsigned))
     assert store.get(key, "x") is None
     assert len(warnings) == 1
-    assert warnings[0].endswith(f"its signature by the key {signing_key.key_id()} is wrong")
+    assert warnings[0].endswith(f"the signature by the key {signing_key.key_id()} is wrong")
 
 
 def test_a_signed_entry_under_another_key_is_refused(tmp_path: Path, server: CacheServer) -> None:
@@ -467,7 +470,7 @@ def test_a_signed_entry_under_another_key_is_refused(tmp_path: Path, server: Cac
     shutil.copy(server.object("ac", KEY), server.object("ac", OTHER_KEY))
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=trusted))
     assert store.get(OTHER_KEY, "x") is None
-    assert warnings[0].endswith("is not used: it was stored under another key")
+    assert warnings[0].endswith("is not used: the entry belongs to another key")
 
 
 def test_an_entry_with_the_components_of_another_key_is_refused(tmp_path: Path, server: CacheServer) -> None:

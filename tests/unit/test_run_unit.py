@@ -188,7 +188,7 @@ def test_a_worker_without_a_key_that_is_believed_refuses_before_it_works(
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", other.private)
     assert refusal() == f"has key for signatures {other.key_id}, where {own.key_id} is wanted"
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "no key")
-    assert refusal().startswith("the key for signatures: a key for signatures is not one")
+    assert refusal().startswith("the key for signatures: the Ed25519 key is malformed")
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
     assert run(asked, replace(asked.request, body={})).lacks[0].text().startswith("the request and its snapshot")
 
@@ -517,7 +517,7 @@ def test_an_unsigned_entry_is_refused_where_the_project_has_public_keys(
     cache = replace(shop.settings.cache, public_keys=("A" * 43 + "=",))
     context = replace(shop, settings=replace(shop.settings, cache=cache))
     answer = replace(MADE, entries=(KEY,))
-    with pytest.raises(WrongAnswerError, match="is not taken: it is not trusted, and is not signed"):
+    with pytest.raises(WrongAnswerError, match="is not taken: the entry is not trusted, and is not signed"):
         take_answer(context, answer, bundle(tmp_path / "worker", KEY))
     unsigned = replace(context, environment={**context.environment, "HATCH_LOWER_REMOTE_UNSIGNED": "1"})
     assert take_answer(unsigned, answer, bundle(tmp_path / "worker", KEY)) == (KEY,)

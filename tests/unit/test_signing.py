@@ -58,7 +58,7 @@ def test_what_is_no_key_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(CacheError) as caught:
         read_key(text, "environment variable `HATCH_LOWER_SIGNING_KEY`")
     assert str(caught.value) == (
-        "a key for signatures is not one\n"
+        "the Ed25519 key is malformed\n"
         "  where: environment variable `HATCH_LOWER_SIGNING_KEY`\n"
         f"  found: {len(text)} characters that are not base64 of 32 bytes\n"
         "  to do: make a pair with `hatch-lower cache keygen`"
@@ -164,7 +164,7 @@ def test_a_remote_that_only_the_project_names_is_told_nothing() -> None:
     policy = read_policy(ALL, HTTPS, (), warnings.append)
     assert policy == RemotePolicy(HTTPS)
     assert warnings == [
-        "nothing is sent to the remote cache cache.example.org: only `pyproject.toml` names it;"
+        "results are not sent to the remote cache cache.example.org: only `pyproject.toml` names it;"
         " set `HATCH_LOWER_REMOTE_CACHE` to push"
     ]
 

@@ -101,7 +101,7 @@ def test_a_miss_in_a_frozen_cache_is_an_error_that_says_what_missed(tmp_path: Pa
         "the cache is frozen and does not hold what this build needs\n"
         "  where: a partition of `forward` for the backend `aoti`\n"
         f"  found: no entry {KEY[:16]}… in {tmp_path}\n"
-        "  to do: build once with `HATCH_LOWER_CACHE=on`, or find out what changed since the last build"
+        "  to do: build once with `HATCH_LOWER_CACHE=on`, or let `hatch-lower explain` name the change"
     )
 
 
@@ -195,7 +195,7 @@ def test_the_environment_chooses_mode_and_directory(tmp_path: Path) -> None:
     store = open_store(environment, lambda line: None)
     assert (store.directory, store.mode) == (tmp_path / "v1", "frozen")
     assert default_directory({}).name == "hatch-lower"
-    with pytest.raises(CacheError, match="the cache has no such mode"):
+    with pytest.raises(CacheError, match="the mode of the cache is unknown"):
         open_store({"HATCH_LOWER_CACHE": "offf"}, lambda line: None)
 
 
@@ -324,7 +324,7 @@ def test_a_damaged_blob_is_replaced_when_it_is_stored_again_unread(tmp_path: Pat
 def test_only_digests_name_blobs(tmp_path: Path) -> None:
     store, _ = make_store(tmp_path)
     for name in ("../../../etc/passwd", "AB" * 32, "ab" * 31, ""):
-        with pytest.raises(CacheError, match="refers to something else than a blob"):
+        with pytest.raises(CacheError, match="names a blob by a text that is no digest"):
             store.blob_path(name)
 
 

@@ -111,7 +111,7 @@ with store.locked([{KEY!r}, "cd" * 32]):
         holder.stdin.flush()
 
     with Store(tmp_path / "v1", "on", say).locked([KEY, "cd" * 32]):
-        assert lines == ["waiting for another build that is making the same"]
+        assert lines == ["waiting for another build that is making the same result"]
     finish([holder])
 
 

@@ -65,10 +65,10 @@ def test_repair_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
     store.blob_path(sha256_bytes(b"ghi")).unlink()
     store.record_path(KEYS[3]).write_bytes(store.record_path(KEYS[1]).read_bytes())
     expected = {
-        store.blob_path(sha256_bytes(b"abc")): "the contents are not those that its name says",
-        store.record_path(KEYS[0]): "1 of its 1 blobs are damaged or not there",
-        store.record_path(KEYS[2]): "1 of its 2 blobs are damaged or not there",
-        store.record_path(KEYS[3]): "it is no record of its key",
+        store.blob_path(sha256_bytes(b"abc")): "the contents do not match the name",
+        store.record_path(KEYS[0]): "1 of its 1 blobs are damaged or missing",
+        store.record_path(KEYS[2]): "1 of its 2 blobs are damaged or missing",
+        store.record_path(KEYS[3]): "the contents are not the record of this key",
     }
     assert repair(store.directory) == {
         path.relative_to(store.directory).as_posix(): expected[path] for path in sorted(expected)

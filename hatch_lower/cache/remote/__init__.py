@@ -12,6 +12,6 @@ from hatch_lower.config.tables import CacheSettings
 def open_remote(
     environment: Mapping[str, str], settings: CacheSettings, warn: Callable[[str], None]
 ) -> RemoteClient | None:
-    """Return the remote cache that the environment or the project names, or `None`; nothing is connected yet."""
+    """Return the remote cache that the environment or the project names, not connected yet, or `None`."""
     policy = read_policy(environment, settings.remote, settings.public_keys, warn)
     return None if policy is None else RemoteClient(policy, warn)

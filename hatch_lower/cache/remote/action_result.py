@@ -1,8 +1,8 @@
-"""A `build.bazel.remote.execution.v2.ActionResult`, which is what servers of the Bazel protocol keep under `/ac/`.
+"""A `build.bazel.remote.execution.v2.ActionResult`, the message that servers of the Bazel protocol keep under `/ac/`.
 
-Bytes of our own would be simpler, but servers parse what they are given: bazel-remote refuses anything else, says that
-an entry is missing when a blob that it names is, and keeps those blobs as long as the entry. Only the fields that it
-needs for this are described here; a reader of protobuf skips all others, some of which servers add.
+A format of our own would be simpler, but servers parse the entries: bazel-remote refuses any other format, reports an
+entry as missing when a blob of the entry is missing, and keeps the blobs as long as the entry. The schema here has only
+the fields that bazel-remote needs; a reader of protobuf skips unknown fields, some of which servers add.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from hatch_lower.cache.entry import DIGEST
 
-WORKER = "hatch-lower"  # else bazel-remote writes the client's address there
+WORKER = "hatch-lower"  # bazel-remote writes the client's address into an empty field
 MOST_FILES = 100_000
 SCHEMA = """
 name: "hatch_lower/action_result.proto" package: "build.bazel.remote.execution.v2" syntax: "proto3"
@@ -50,7 +50,7 @@ class OutputFile:
 
 @functools.cache
 def message_class() -> Any:
-    # a pool of its own: other libraries may have a message of the same name
+    # a separate pool: other libraries may have a message of the same name
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()

@@ -1,7 +1,7 @@
-"""The remote cache as the store asks it: entries that are whole, and signed where they must be, or nothing.
+"""The client of the remote cache: the store receives whole entries, signed where a signature is required, or a miss.
 
-An entry is an action result (`ac/<key>`) that names the envelope and the blobs (`cas/<sha256>`). Nothing that comes is
-used before its size, its digest, its key and its signature are known to be right; whatever is wrong is a miss.
+An entry is an action result (`ac/<key>`) that names the envelope and the blobs (`cas/<sha256>`). The client checks
+size, digest, key and signature before any use; a failed check is a miss.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from hatch_lower.canonical import sha256_bytes
 Result = TypeVar("Result")
 ENVELOPE = "entry.json"
 EMPTY = sha256_bytes(b"")
-WRONG_CONTENTS = "an object came whose contents are not what its name says"
+WRONG_CONTENTS = "the server sent an object whose contents do not match the name"
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
-    # Sockets know how long a peer may be silent, and not how long an answer may take: a server may send a header's
-    # bytes one by one. Name servers and the libraries of object stores have no limits that we could set. So a thread
-    # does the work, and nobody waits for it when the time is over.
+    # Sockets limit the silence of a peer but not the time of an answer: a server may send a header byte by byte. Name
+    # servers and the libraries of object stores have no limits that could be set. So a thread does the work, and is
+    # abandoned at the end of the time.
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -63,14 +63,14 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, name="remote-cache", daemon=True).start()
     if not wait([future], max(seconds, 0)).done:
-        raise TransferError("it took too long")
+        raise TransferError("the transfer took too long")
     return future.result()
 
 
 class RemoteClient:
-    """Gets entries from one remote cache and sends them there; what fails is a miss. One thread at a time uses it."""
+    """A client of a remote cache that fetches and sends entries; a failure is a miss. Threads take turns."""
 
-    # `warn` hears once of each kind of refused entry, and once when the remote is given up
+    # `warn` is called once for each kind of refused entry, and once when the remote is given up
 
     def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: Limits | None = None) -> None:
         self._policy = policy
@@ -99,7 +99,7 @@ class RemoteClient:
             return None
         named = [file for file in decode_action_result(result) if file.path == ENVELOPE]
         if len(named) != 1 or named[0].size > self._limits.entry_bytes:
-            raise TransferError("an entry came that is not one of hatch-lower's")
+            raise TransferError("the server sent an entry that hatch-lower did not write")
         data = self._bytes(f"cas/{named[0].sha256}", named[0].size)
         if data is None:
             return None
@@ -111,7 +111,7 @@ class RemoteClient:
 
             def write(file: Path, name: str = name, size: int = size) -> bool:
                 if size > shutil.disk_usage(file.parent).free:
-                    raise RefusedError("a blob of it is larger than the disk")
+                    raise RefusedError("a blob of the entry is larger than the free space of the disk")
                 if not self._blob(name, size, file):
                     return False
                 if not signed and not self._policy.unsigned and is_native_file(file):
@@ -123,9 +123,9 @@ class RemoteClient:
         return make_record(key, entry.components, entry.value, [name for name, _ in entry.blobs])
 
     def _check(self, key: str, entry: SharedEntry, signature: Signature | None) -> bool:
-        """Return whether a trusted key signed an entry; refuse what is not the wanted one or must be signed."""
+        """Return whether a trusted key signed an entry; refuse an entry of another key, or without a due signature."""
         if entry.key != key:
-            raise RefusedError("it was stored under another key")
+            raise RefusedError("the entry belongs to another key")
         if not is_own_key(key, entry.components):
             raise RefusedError(OTHER_COMPONENTS)
         if is_signed(entry, signature, self._policy.known_keys()):
@@ -142,7 +142,7 @@ class RemoteClient:
 
     def _blob(self, name: str, size: int, file: Path) -> bool:
         digest = hashlib.sha256()
-        # a transfer that was given up may still go on in its thread: there it fails as soon as the file is closed
+        # an abandoned transfer may still go on in its thread, and fails as soon as the file is closed
         with file.open("wb") as stream:
 
             def write(piece: bytes) -> None:
@@ -161,7 +161,7 @@ class RemoteClient:
         return bytes(data) if self._read(name, data.extend, limit) else None
 
     def _read(self, name: str, write: Callable[[bytes], object], limit: int) -> bool:
-        """Give an object's pieces to `write`; return whether the remote has it."""
+        """Pass an object's pieces to `write`; return whether the remote has the object."""
 
         def read() -> bool:
             pieces = self._transport.read(name)
@@ -172,7 +172,7 @@ class RemoteClient:
                 for piece in pieces:
                     total += len(piece)
                     if total > limit:
-                        raise TransferError("an object came that is larger than it may be")
+                        raise TransferError(f"the server sent an object of more than {limit} bytes")
                     write(piece)
             return True
 
@@ -189,7 +189,7 @@ class RemoteClient:
         for name, size in sizes.items():
             self._send(f"cas/{name}", blobs[name], size)
         self._send(f"cas/{envelope.sha256}", data, len(data))
-        # last, so that whoever sees the entry finds what it names
+        # last, so that a reader of the entry finds the blobs
         self._timed(len(result), lambda: self._transport.write(f"ac/{key}", result))
         return True
 
@@ -198,10 +198,10 @@ class RemoteClient:
             self._timed(size, lambda: self._transport.write(name, source))
 
     def _timed(self, size: int, work: Callable[[], Result]) -> Result:
-        # there is a limit for an object of this size, and one for all of a build
+        # the time is limited for an object of this size, and for the whole build
         left = self._limits.build - self._spent
         if left <= 0:
-            raise UnreachableError(f"it took more than {self._limits.build:g} s of this build")
+            raise UnreachableError(f"transfers took more than {self._limits.build:g} s of this build")
         begin = time.monotonic()
         seconds = min(self._limits.seconds(size), left)
         try:
@@ -209,13 +209,13 @@ class RemoteClient:
         finally:
             taken = time.monotonic() - begin
             self._spent += taken
-            if taken >= seconds:  # the thread that was left may still use the other one
+            if taken >= seconds:  # the abandoned thread may still use the old transport
                 self._transport = self._new_transport()
 
     def _guarded(self, work: Callable[[], Result]) -> Result | None:
         try:
             return work()
-        # whatever a remote does wrong, the build goes on without it
+        # the build goes on without the remote, for any failure of the remote
         except RefusedError as error:
             self._say(f"an entry of the remote cache {self._policy.place()} is not used: {error}")
         except UnreachableError as error:
@@ -230,7 +230,7 @@ class RemoteClient:
 
     def _give_up(self, reason: str) -> None:
         self._off = True
-        self._say(f"the remote cache {self._policy.place()} is not asked any more in this build: {reason}")
+        self._say(f"the remote cache {self._policy.place()} is not used any more in this build: {reason}")
 
     def _say(self, line: str) -> None:
         if line not in self._said:

@@ -1,6 +1,6 @@
-"""A shared entry as bytes: what it says, and who signed that.
+"""A shared entry as bytes: the contents, and their signature.
 
-What is verified is what is used: the signature is over the canonical JSON of the value that was parsed.
+The signature covers the canonical JSON of the parsed value, so the verified contents are the contents in use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OTHER_COMPONENTS = "its components are those of another key"
 
 
 class RefusedError(Exception):
-    """An entry came that must not be used; the text says why."""
+    """A received entry must not be used; the text is the reason."""
 
 
 class SharedEntry(Frozen):
@@ -43,21 +43,20 @@ class SharedEntry(Frozen):
     components: Mapping[str, object]
     # sha256 and size in bytes of each blob that the value refers to, in the order of the record
     blobs: tuple[tuple[Digest, Natural], ...]
-    native: bool  # whether any of it is native code
+    native: bool  # whether the entry holds native code
 
     def text(self) -> bytes:
-        """Return what is signed."""
+        """Return the bytes to sign."""
         return canonical_json({"schema": SCHEMA, **{field.name: getattr(self, field.name) for field in fields(self)}})
 
 
 class Signature(Frozen):
-    # who signed an entry, by the name of the key
-    key_id: str
+    key_id: str  # names the signing key
     value: bytes
 
 
 def shared_entry(key: str, record: Record, blobs: Mapping[str, Path]) -> SharedEntry:
-    """Return what is said of a record whose blobs are in the given files."""
+    """Return the shared form of a record whose blobs are in the given files."""
     sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
     native = is_native(record["value"]) or any(is_native_file(blobs[name]) for name in sizes)
     listed = tuple((name, sizes[name]) for name in record["blobs"])
@@ -74,14 +73,14 @@ def write_envelope(entry: SharedEntry, signing_key: SigningKey | None) -> bytes:
 
 
 def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
-    """Return the entry and its signature, which is not verified here; `ValueError` if the bytes are something else."""
+    """Return the entry and its signature, not verified yet; raise `ValueError` for other bytes."""
     try:
         envelope = json.loads(data.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("an entry is nested too deeply") from error
     stated = envelope.get("entry") if isinstance(envelope, dict) else None
     if not isinstance(stated, dict) or stated.pop("schema", None) != SCHEMA:
-        raise ValueError("an entry of another version, or none")
+        raise ValueError("no entry, or an entry of another version")
     try:
         entry: SharedEntry = decode(SharedEntry, stated, "an entry")
     except ProgramError as error:
@@ -103,7 +102,7 @@ def read_signature(value: object) -> Signature | None:
 
 
 def is_native(value: object) -> bool:
-    """Return whether a record's value speaks of native code: a `target`, `native` files, a suffix of libraries."""
+    """Return whether a record's value declares native code: a `target`, `native` files, a suffix of libraries."""
     if isinstance(value, Mapping):
         suffix = value.get("suffix")
         return (
@@ -116,23 +115,23 @@ def is_native(value: object) -> bool:
 
 
 def is_signed(entry: SharedEntry, signature: Signature | None, known: VerifyingKeys) -> bool:
-    """Return whether one of the known keys signed an entry; an entry that only says so is refused."""
+    """Return whether a known key signed an entry; refuse an entry with a wrong signature under a known key."""
     if signature is None or not known.knows(signature.key_id):
         return False
     if not can_sign():
-        raise RefusedError("its signature cannot be checked: install `hatch-lower[remote]`")
+        raise RefusedError("the signature cannot be checked: install `hatch-lower[remote]`")
     if not known.verify(signature.key_id, signature.value, entry.text()):
-        raise RefusedError(f"its signature by the key {signature.key_id} is wrong")
+        raise RefusedError(f"the signature by the key {signature.key_id} is wrong")
     return True
 
 
 def unsigned_text(signature: Signature | None, why: str) -> str:
     if signature is None:
-        return f"it {why}, and is not signed"
-    return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
+        return f"the entry {why}, and is not signed"
+    return f"the entry {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
 
 
 def is_native_file(file: Path) -> bool:
-    # a record may say less than the truth
+    # a record may not declare its native code
     with file.open("rb") as stream:
         return stream.read(HEAD_BYTES).startswith(NATIVE_HEADS)

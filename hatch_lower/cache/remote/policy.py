@@ -1,7 +1,7 @@
-"""Which remote cache a build uses, and what it may be told: no pull request can send a token away.
+"""The choice of the remote cache, and the policy for credentials: no pull request can send a token away.
 
-`pyproject.toml` can be changed by anyone who can propose a change; the environment is set by who runs the build. So the
-project may name a cache to read from. Only one that the environment names as well gets credentials or entries.
+Everybody who can propose a change can change `pyproject.toml`, but only the owner of the build sets the environment. So
+the project may name a cache to read from. Credentials and entries go only to a cache that the environment names, too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ANONYMOUS: Mapping[str, Mapping[str, object]] = {
 
 class RemotePolicy(Frozen):
     url: str  # without a final slash
-    push: bool = False  # whether what this build makes is sent there
-    authorization: str = ""  # the header of that name, for HTTP; empty: none
+    push: bool = False  # whether results of this build are sent there
+    authorization: str = ""  # the header `Authorization`, for HTTP; empty: no header
     options: Mapping[str, object] | None = None  # for the fsspec file system
-    signing_key: SigningKey | None = None  # signs what is sent
-    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # may have signed what comes
-    unsigned: bool = False  # whether everything is taken without a signature
+    signing_key: SigningKey | None = None  # signs entries that are sent
+    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # accepted signers of received entries
+    unsigned: bool = False  # whether all entries are accepted without a signature
 
     def __repr__(self) -> str:
         return f"RemotePolicy({self.url}, push={self.push})"  # no secrets in logs
@@ -62,7 +62,7 @@ class RemotePolicy(Frozen):
 def read_policy(
     environment: Mapping[str, str], remote: str | None, public_keys: Sequence[str], warn: Callable[[str], None]
 ) -> RemotePolicy | None:
-    """Return which remote cache to use, if any; `remote` and `public_keys` are the project's settings."""
+    """Return the policy for the remote cache, or `None`; `remote` and `public_keys` are the project's settings."""
     from_environment = environment.get(CACHE, "").strip()
     url = (from_environment or remote or "").rstrip("/")
     if from_environment == "off" or not url:
@@ -82,12 +82,12 @@ def read_policy(
     )
     if wants_push and not named:
         place = parts.netloc or url
-        warn(f"nothing is sent to the remote cache {place}: only `pyproject.toml` names it; set `{CACHE}` to push")
+        warn(f"results are not sent to the remote cache {place}: only `pyproject.toml` names it; set `{CACHE}` to push")
     return policy
 
 
 def trusted_keys(environment: Mapping[str, str], public_keys: Sequence[str]) -> VerifyingKeys:
-    """Return the keys of those who may sign; the environment's stand in the place of the project's."""
+    """Return the public keys of accepted signers; keys in the environment replace the project's keys."""
     keys = environment.get(PUBLIC_KEYS, "")
     named = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
     return named if named.keys else read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
@@ -102,7 +102,7 @@ def own_key(environment: Mapping[str, str]) -> SigningKey | None:
 
 
 def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
-    """Return a URL's parts; an error of `kind` if it is none, holds a password, or leads to more than a place."""
+    """Return a URL's parts; raise an error of `kind` for a text that is no URL, a password, or options in the URL."""
     try:
         parts = urlsplit(url)
         port_is_good = parts.port is None or parts.port > 0
@@ -113,11 +113,11 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
             "a remote cache's URL holds credentials",
             where=where,
             found=f"`{parts.scheme}://…@{parts.hostname}`",
-            hint=f"give them as `{TOKEN}`, or as `{USER}` and `{PASSWORD}`",
+            hint=f"set `{TOKEN}`, or `{USER}` and `{PASSWORD}`",
         )
     fault = open_fault(url) if parts.scheme in PORTS else folder_fault(url)
     if not fault and parts.query:
-        fault = "it has options"
+        fault = "the URL has options"
     if fault or not port_is_good:
         raise kind(
             "a remote cache needs a URL",
@@ -130,7 +130,7 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
 
 
 def names_host(host: str, parts: SplitResult) -> bool:
-    """Return whether `HATCH_LOWER_REMOTE_HOST` (`host` or `host:port`) is where a URL of the project leads."""
+    """Return whether `HATCH_LOWER_REMOTE_HOST` (`host` or `host:port`) names the host of a URL of the project."""
     if not host or parts.scheme not in PORTS:
         return False
     standard = PORTS[parts.scheme]
@@ -158,7 +158,7 @@ def authorization_of(environment: Mapping[str, str], parts: SplitResult) -> str:
         )
     if not re.fullmatch(r"[ -~]+", header):
         raise CacheError(
-            "a token with characters that cannot be in a header",
+            "the token has characters that cannot be in a header",
             where=f"environment variable `{TOKEN}`",
             hint="look for a line break or a character that is not ASCII",
         )

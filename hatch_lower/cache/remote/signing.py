@@ -1,7 +1,7 @@
 """Ed25519 signatures of shared entries.
 
-Keys are 32 bytes, written in base64. The private key stands in the environment of the builds that push; the public
-keys stand in `pyproject.toml` or in the environment of those that pull.
+Keys are 32 bytes, written in base64. Builds that push have the private key in the environment. Builds that pull have
+the public keys in `pyproject.toml` or in the environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
 from hatch_lower.frozen import Frozen
 
-# stands before every signed text, so that a signature made for something else is none here
+# prefix of every signed text, so that a signature made for another purpose is not valid here
 PURPOSE = b"hatch-lower cache entry 1\n"
 KEY_BYTES = 32
 
@@ -30,7 +30,7 @@ class SigningKey(Frozen):
     private: bytes
 
     def __repr__(self) -> str:
-        return f"SigningKey({self.key_id()})"  # its bytes are not shown
+        return f"SigningKey({self.key_id()})"  # without the private bytes
 
     def key_id(self) -> str:
         return key_id(self.public())
@@ -78,14 +78,14 @@ def key_id(public: bytes) -> str:
 
 
 def read_key(text: str, where: str) -> bytes:
-    # no message repeats the text: it may be a private key
+    # no message repeats the text, which may be a private key
     try:
         key = base64.b64decode(text.strip(), validate=True)
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
         raise CacheError(
-            "a key for signatures is not one",
+            "the Ed25519 key is malformed",
             where=where,
             found=f"{len(text.strip())} characters that are not base64 of {KEY_BYTES} bytes",
             hint="make a pair with `hatch-lower cache keygen`",
@@ -108,10 +108,10 @@ def new_key_pair() -> KeyPair:
     return KeyPair(encoded, base64.b64encode(public).decode(), key_id(public))
 
 
-def needs_library(what: str) -> CacheError:
+def needs_library(task: str) -> CacheError:
     return CacheError(
-        f"{what} needs the package `cryptography`",
+        f"{task} needs the package `cryptography`",
         where="the shared cache",
-        found="it is not installed",
-        hint="install `hatch-lower[remote]`, or put it into the hook's `dependencies`",
+        found="the package is not installed",
+        hint="install `hatch-lower[remote]`, or add `hatch-lower[remote]` to the hook's `dependencies`",
     )

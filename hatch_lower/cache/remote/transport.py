@@ -1,7 +1,7 @@
-"""How objects of a remote cache are read and written: by HTTP, or by fsspec in a folder or an object store.
+"""Transports of a remote cache's objects: HTTP, or fsspec for a folder or an object store.
 
-Both know objects by the names of Bazel's HTTP cache protocol: `ac/<sha256>` and `cas/<sha256>`. Neither checks what it
-reads: the client does.
+Both transports name objects as Bazel's HTTP cache protocol does: `ac/<sha256>` and `cas/<sha256>`. The client checks
+the contents, not the transport.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ FOUND, TAKEN = (200,), (200, 201, 202, 204)
 
 
 class TransferError(Exception):
-    """An object could not be read or written; the text says why, in a few words."""
+    """An object could not be read or written; the text is the reason, in a few words."""
 
 
 class UnreachableError(TransferError):
-    """There is no use in asking this remote again."""
+    """The remote fails for good: asking again is useless."""
 
 
 class Limits(Frozen):
-    """How much time and space a remote cache may cost."""
+    """Limits of time and space for a remote cache."""
 
-    connect: float = 5.0  # seconds until a connection stands
+    connect: float = 5.0  # seconds until a connection is open
     silence: float = 10.0  # seconds without a byte
-    object: float = 20.0  # seconds for an object, to which its size adds
-    rate: float = 256 * 1024  # bytes each second below which a transfer is given up
+    object: float = 20.0  # seconds for an object, beside the time for its size at `rate`
+    rate: float = 256 * 1024  # bytes per second below which a transfer is given up
     build: float = 600.0  # seconds for all objects of a build, in one process
-    failures: int = 3  # after so many nothing is asked any more
+    failures: int = 3  # after so many failures the remote is not used any more
     result_bytes: int = 4 << 20  # of an action result
     entry_bytes: int = 16 << 20  # of a record
 
@@ -50,13 +50,13 @@ class Limits(Frozen):
 
 
 class Transport(Protocol):
-    """Reads and writes objects by name; a failing remote is a `TransferError`, a missing package an `ImportError`."""
+    """A reader and writer of objects; a failing remote is a `TransferError`, a missing package an `ImportError`."""
 
     def read(self, name: str) -> Generator[bytes] | None:
-        """Return an object in pieces, or `None`; the generator is closed when no more are wanted."""
+        """Return an object in pieces, or `None`; the caller closes the generator after the last piece."""
 
     def holds(self, name: str, size: int) -> bool:
-        """Return whether there is an object of this name and size; if in doubt, there is not."""
+        """Return whether an object of this name and size exists; False in doubt."""
 
     def write(self, name: str, source: bytes | Path) -> None: ...
 
@@ -93,7 +93,7 @@ class HttpTransport:
     def _request(self, method: str, name: str, source: bytes | Path | None = None) -> urllib3.BaseHTTPResponse:
         if self._fault:
             raise UnreachableError(f"no connection is opened: {self._fault}")
-        import urllib3  # 100 ms, which a build without a remote cache need not spend
+        import urllib3  # takes 100 ms, so not in builds without a remote cache
 
         if self._pool is None:
             timeout = urllib3.Timeout(connect=self._limits.connect, read=self._limits.silence)
@@ -110,7 +110,7 @@ class HttpTransport:
                 if body is not None:
                     headers = {**headers, "Content-Length": str(size), "Content-Type": "application/octet-stream"}
                 try:
-                    # no redirect and no proxy: `Authorization` reaches no host but the one that was named
+                    # no redirect and no proxy: `Authorization` reaches only the named host
                     return self._pool.urlopen(
                         method,
                         f"{self._path}/{name}",
@@ -122,7 +122,7 @@ class HttpTransport:
                         decode_content=False,
                     )
                 except urllib3.exceptions.ProtocolError:
-                    # the server may close a kept connection at the moment at which a request is sent on it
+                    # the server may close an idle connection just when a request is sent
                     if is_last:
                         raise
         raise AssertionError("the second request returns or raises")
@@ -138,7 +138,7 @@ class HttpTransport:
         raise TransferError(f"the answer was {detail}")
 
     def _discard(self, response: urllib3.BaseHTTPResponse) -> None:
-        # the connection is kept only if the rest of the answer is short: some send an endless one
+        # keep the connection only if the rest of the answer is short: some servers send an endless answer
         with http_errors():
             response.read(PIECE)
         response.close()
@@ -208,7 +208,7 @@ class FilesTransport:
                 put(system, source, path)
                 return
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            # an object store shows a name when the object is whole; a folder does not
+            # an object store shows only whole objects; a folder shows unfinished files
             temporary = f"{path}.{secrets.token_hex(8)}.part"
             try:
                 put(system, source, temporary)
@@ -231,7 +231,7 @@ class FilesTransport:
             yield
         except (TransferError, ImportError):
             raise
-        except Exception as error:  # each kind of file system has exceptions of its own
+        except Exception as error:  # each kind of file system raises different exceptions
             raise TransferError(printable(f"{type(error).__name__}: {error}")) from error
 
 

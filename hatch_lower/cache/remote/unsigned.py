@@ -1,9 +1,9 @@
-"""What is believed of a shared cache that nobody signs for: what one partition came to, in data alone.
+"""Entries that are accepted without a signature: results of partitions, in data alone.
 
-A build compares what it puts together from partitions with the eager model. Nothing compares what a whole model came
-to, what an export read, or which libraries a file needs: whoever may write to the server could say anything there. So
-an entry without a trusted signature is taken only if it is the result of a partition, holds no native code, and
-requires no package but those that the backends of this environment require.
+A build compares a program that was assembled from partitions with the eager model. No comparison covers the result of a
+whole model, the inputs of an export, or the libraries that a file needs: a writer of the server could forge these. So
+an entry without a trusted signature is used only if the entry is the result of a partition, holds no native code, and
+requires only packages that the backends of this environment require.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def reason_to_refuse(value: Any) -> str:
 
 def reason_to_refuse_one(value: object) -> str:
     if not isinstance(value, Mapping) or value.keys() != FIELDS:
-        return "says more than what one partition came to"
+        return "is not the result of a partition alone"
     try:
         stored = StoredPartition.read(value)
     except ValueError:
-        return "is not what a partition comes to"
+        return "is not a valid result of a partition"
     if stored.target is not None:
         return "holds native code"
     foreign = foreign_requirement(stored.requirements)
-    return "" if foreign is None else f"requires `{foreign:.80}`, which no backend of this environment does"
+    return "" if foreign is None else f"requires `{foreign:.80}`, which no backend of this environment requires"
 
 
 def foreign_requirement(requirements: Sequence[str]) -> str | None:
-    """Return the first requirement that this environment does not meet with packages of its own backends, or `None`."""
+    """Return the first requirement that no package of this environment's backends meets, or `None`."""
     if not requirements:
         return None
     from packaging.utils import canonicalize_name
@@ -56,10 +56,10 @@ def foreign_requirement(requirements: Sequence[str]) -> str | None:
 
 
 def known_versions() -> Iterator[tuple[str, str]]:
-    """Name and installed version of the packages that programs of this environment's backends may require."""
+    """Yield name and installed version of the packages that programs of this environment's backends may require."""
     from hatch_lower.config.requirements import read_requirement
 
-    # torch, hatch-lower, the distributions with backends, and what these require themselves
+    # torch, hatch-lower, the distributions with backends, and the requirements of these distributions
     names = {"torch", "hatch-lower"}
     for point in importlib.metadata.entry_points(group=BACKEND_GROUP):
         if point.dist is not None:
