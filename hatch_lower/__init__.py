@@ -1,6 +1,6 @@
 """Lowered, delegated, debuggable PyTorch programs in a wheel: declare models, `hatch build`, `hatch_lower.load`.
 
-Names are imported when they are first used, so that importing this package costs nothing in other people's builds.
+Names are imported at their first use, so that importing this package takes no time in builds of other projects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.load import load
 
 __version__ = "0.1.0"
-# The groups of entry points by which distributions declare models, and the two halves of a backend.
+# The groups of entry points in which distributions declare models, and the two halves of a backend.
 MODEL_GROUP = "hatch_lower.models"
 BACKEND_GROUP = "hatch_lower.backends"
 DELEGATE_GROUP = "hatch_lower.delegates"

@@ -1,4 +1,4 @@
-"""Canonical JSON and sha256 digests: the one way in which anything here is written down or named by content."""
+"""Canonical JSON and sha256 digests, the form in which hatch-lower writes documents and names contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LFS_POINTER_BYTES = 1024
 def canonical_json(value: object) -> bytes:
     """Return `value` as UTF-8 JSON with sorted keys, fixed separators, a final newline, and no NaN or infinity."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # names of files and variables may hold bytes that are no UTF-8: they are escaped, and read as they were
+    # names of files and variables may hold bytes that are not UTF-8: escaping keeps the bytes for readers
     return text.encode(errors="backslashreplace") + b"\n"
 
 
@@ -45,12 +45,12 @@ def sha256_stream(file: IO[bytes]) -> str:
 
 
 def recorded_digest(sha256: str) -> str:
-    """Return what the RECORD of a wheel says of a file of a sha256."""
+    """Return a sha256 in the form of a wheel's RECORD: `sha256=`, then base64 without padding."""
     return f"sha256={base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip('=')}"
 
 
 def is_file_of(path: Path, size: int, sha256: str) -> bool:
-    """Return whether there is a file of a size and digest at a path; all of one of that size is read."""
+    """Return whether a path is a file of a size and digest; a file of that size is read completely."""
     try:
         return path.stat().st_size == size and sha256_file(path) == sha256
     except OSError:
@@ -67,7 +67,7 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def open_file(path: Path) -> BinaryIO:
-    # whoever reads a pipe or a device may wait for ever
+    # reading a pipe or a device could wait for ever
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -79,7 +79,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path) -> bytes:
-    # what is no regular file has no contents: in the cache it is damage, which is a miss
+    # a path that is not a regular file has no contents: in the cache this is damage, and so a miss
     try:
         with open_file(path) as file:
             return file.read()

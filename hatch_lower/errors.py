@@ -1,7 +1,7 @@
-"""Every error that hatch-lower raises at a user.
+"""Every error that hatch-lower shows to users.
 
-Deep code raises one of these with facts; only the hook and the command line turn them into text and an exit status.
-An error travels from the build's child process to its parent as JSON, so it carries text only.
+Code raises an error where the facts are known; only the hook and the command line turn errors into text and an exit
+status. Errors travel from the build's child process to the parent as JSON, so all fields are text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 
-# what is the matter with the machine, not with the code that meets it
+# failures of the machine, not of the code that meets the failure
 REFUSALS = frozenset(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "EMFILE", "ENFILE", "ENOLCK")
@@ -19,19 +19,19 @@ REFUSALS = frozenset(
 )
 
 
-# as the dynamic linker says it, whose error has no number
+# the dynamic linker's words for lack of memory: its error has no number
 NO_ROOM_TO_MAP = "failed to map segment from shared object"
 MORE_MEMORY = "give the process more memory, or a higher limit (`ulimit -v`): this file is not at fault"
 
 
 class LowerError(Exception):
-    """What went wrong, where, what was found, and what to do about it.
+    """The base of all errors: a problem, its place, the value found there, and advice.
 
     Args:
-        what: one sentence without a final full stop.
+        what: the problem, in a sentence without a final full stop.
         where: a dotted TOML key, entry point, method, file, or the model's own source line.
         found: the offending value or the underlying tool's own words.
-        hint: what the reader can do.
+        hint: the next step for the reader.
     """
 
     def __init__(self, what: str, *, where: str = "", found: str = "", hint: str = "") -> None:
@@ -44,11 +44,11 @@ class LowerError(Exception):
     def __str__(self) -> str:
         rows = [("where", self.where), ("found", self.found), ("to do", self.hint)]
         lines = [f"{name}: {indented(text)}" for name, text in rows if text]
-        # a server, a wheel or a worker may have written a part of it, and whoever prints it has a terminal
+        # parts of the text may come from a server, a wheel or a worker, and must not control the reader's terminal
         return printable_lines("\n  ".join([self.what, *lines]))
 
     def to_json(self) -> dict[str, str]:
-        """Return the fields and the class name, for another process to raise it again."""
+        """Return the fields and the class name, so that another process can raise the error again."""
         return {
             "error": type(self).__name__,
             "what": self.what,
@@ -59,11 +59,11 @@ class LowerError(Exception):
 
 
 class ConfigError(LowerError):
-    """The hook's table in `pyproject.toml` is wrong; it reports every problem at once."""
+    """The hook's table in `pyproject.toml` is wrong; the error lists every problem."""
 
 
 class EntryPointError(LowerError):
-    """A model's entry point is missing, fails, or returns something else than a model."""
+    """A model's entry point is missing, fails, or returns an object that is not a model."""
 
 
 class CaptureError(LowerError):
@@ -71,30 +71,30 @@ class CaptureError(LowerError):
 
 
 class EdgeError(LowerError):
-    """A program could not be converted to the edge dialect, or breaks its rules."""
+    """A program could not be converted to the edge dialect, or breaks the rules of the dialect."""
 
 
 class PartitionError(LowerError, RuntimeError, AssertionError):
-    """A partitioner gave something that is not a valid partition; ExecuTorch raises either of the others."""
+    """A partitioner returned an invalid partition; ExecuTorch raises `RuntimeError` or `AssertionError` for this."""
 
 
 class BackendError(LowerError, NotImplementedError):
-    """A backend is unknown, cannot be loaded, or failed to lower a partition; it is a `RuntimeError`, too."""
+    """A backend is unknown, cannot be loaded, or failed to lower a partition; also a `RuntimeError`."""
 
 
 class AnswerError(BackendError):
-    """A backend did what no backend may: it changed the weights, or returned something else than a result."""
+    """A backend broke the contract: it changed the weights, or returned an object that is not a result."""
 
 
 class OperationError(BackendError):
     """A backend cannot lower one operation of a partition."""
 
-    node: object = None  # the operation, in the program that the backend was given
+    node: object = None  # the operation, in the program that the backend received
     stack: str = ""  # of the call in the model's code, as torch recorded it
 
 
 class VerificationError(LowerError):
-    """A lowered method computes something else than the eager module."""
+    """A lowered method computes other values than the eager module."""
 
 
 class PackageError(LowerError):
@@ -102,7 +102,7 @@ class PackageError(LowerError):
 
 
 class CacheError(LowerError):
-    """The cache forbids or cannot do what the build needs."""
+    """The cache cannot serve the build, or its mode forbids a needed operation."""
 
 
 class ProcessError(LowerError):
@@ -110,7 +110,7 @@ class ProcessError(LowerError):
 
 
 class ExecutorError(LowerError):
-    """The executor of a build cannot be had, or none of its workers can make what the build needs."""
+    """The executor of a build is not available, or no worker of the executor can make a unit of the build."""
 
 
 class DebugError(LowerError):
@@ -126,7 +126,7 @@ class UnavailableError(ProgramError):
 
 
 class SampleError(LowerError):
-    """A file of real inputs cannot be read, or does not fit the methods that are to be called with it."""
+    """A file of real inputs cannot be read, or does not fit the methods that are called with the inputs."""
 
 
 class FetchError(LowerError):
@@ -134,26 +134,26 @@ class FetchError(LowerError):
 
 
 class InputError(LowerError, TypeError):
-    """A loaded method was called with arguments that it was not exported for."""
+    """A loaded method was called with arguments that do not fit the exported method."""
 
 
 class EmptyError(InputError):
-    """A delegate that computes no tensors without elements was to be called with some."""
+    """A call would pass an empty tensor to a delegate that cannot compute empty tensors."""
 
 
 class HiddenVariableError(LowerError):
-    """An export asked for a variable that is set for whoever builds, and that the build does not pass on."""
+    """An export reads an environment variable that is set outside, but that the build does not pass to the export."""
 
 
 class CallError(LowerError, RuntimeError):
-    """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
+    """A delegate failed in a call, for instance for an index out of range; the model can be called again."""
 
 
 def printable(text: str) -> str:
-    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`."""
+    """Return a text with every control character escaped as in JSON: `\\u001b`."""
     if text.isprintable():
         return text
-    # so a JSON document still says the same
+    # escaped as in JSON, so a JSON document keeps its meaning
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
@@ -173,13 +173,13 @@ def kinds_of(base: type[LowerError]) -> Iterator[type[LowerError]]:
 
 def error_from_json(fields: dict[str, str]) -> LowerError:
     kinds = {kind.__name__: kind for kind in kinds_of(LowerError)}
-    # the other process may have a class that this one has not
+    # the other process may have a class that this process lacks
     kind = kinds.get(fields.get("error", ""), LowerError)
     return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])
 
 
 def refused_error(error: BaseException, where: str) -> ProcessError | None:
-    """Return the error for a file that the system refuses: no space, no permission; `None` for any other exception."""
+    """Return the error for a file that the system refuses, as for lack of space; `None` for any other exception."""
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     return ProcessError(
@@ -188,17 +188,17 @@ def refused_error(error: BaseException, where: str) -> ProcessError | None:
         found=error.strerror or str(error),
         hint=reading_hint(
             error.strerror or str(error),
-            "make room there, or give this user the permission; `TMPDIR` says where a build's own files go",
+            "make room there, or give this user the permission; `TMPDIR` names the folder of a build's own files",
         ),
     )
 
 
 def reading_hint(found: str, usual: str) -> str:
-    """Return advice for a file that cannot be read: `usual`, unless files or memory have run out by what was found."""
-    # an engine's error has the text alone
+    """Return advice for an unreadable file: `usual`, unless `found` reports too many open files or lack of memory."""
+    # an engine's error has only the text of the system's error
     texts = [os.strerror(number) for number in (errno.EMFILE, errno.ENFILE)]
     if any(text in found for text in texts):
-        return "close files that this process has open, or allow more of them (`ulimit -n`): this file is not at fault"
+        return "close open files of this process, or raise the limit (`ulimit -n`): this file is not at fault"
     if any(text in found for text in (os.strerror(errno.ENOMEM), NO_ROOM_TO_MAP)):
         return MORE_MEMORY
     return usual
@@ -206,7 +206,7 @@ def reading_hint(found: str, usual: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "did you mean `x`? known: `a`, `b`" for a name that is not among `known`."""
-    import difflib  # a build without mistakes does without it
+    import difflib  # not needed by a build without mistakes
 
     names = sorted(known)
     listed = ", ".join(f"`{candidate}`" for candidate in names) or "none"
@@ -216,7 +216,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def extra_hint(extra: str) -> str:
     name = f'"hatch-lower[{extra}]"'
-    # most builds have an environment of their own, where `pip install` would be of no use
+    # most builds run in an isolated environment, which `pip install` does not reach
     return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
 
 

@@ -1,4 +1,4 @@
-"""Progress of a build as events, which cross from its child process as JSON lines, and the reporters that show them."""
+"""Progress of a build as events, sent from the child process as JSON lines, and the reporters that show events."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hatch_lower.frozen import Frozen
 
 class Event(Frozen):
     stage: str  # `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
-    # `start`, `end`, `going` (begun a while ago), `note` (worth a line of its own: a damaged cache entry), or `live`
-    # (`detail` is what a terminal shows until the next one, line by line)
+    # `start`, `end`, `going` (begun a while ago), `note` (a separate line, as for a damaged cache entry), or `live`
+    # (a terminal shows the lines of `detail` until the next `live` event)
     state: str
     model: str
     recipe: str = ""  # empty where the stage serves all recipes
     method: str = ""  # empty where the stage serves all methods
-    seconds: float = 0.0  # that the stage took, or has taken so far
-    detail: str = ""  # a few words more
+    seconds: float = 0.0  # duration of the stage, so far or in all
+    detail: str = ""  # further words
 
     def subject(self) -> str:
         name = f"{self.model}/{self.recipe}" if self.recipe else self.model
@@ -52,12 +52,12 @@ class NullReporter:
 
 
 def notes_of(reporter: Reporter, stage: str, model: str) -> Callable[[str], None]:
-    """Return what reports lines of a stage, each as a note."""
+    """Return a function that reports a line of a stage as a note."""
     return lambda line: reporter.report(Event(stage, "note", model, detail=line))
 
 
 class SaidOnce:
-    # the hook and each model's process use the same cache and the same torch, and note the same things about them
+    # the hook and each model's process use the same cache and the same torch, and so send the same notes
     def __init__(self, reporter: Display) -> None:
         self._reporter = reporter
         self._said: set[str] = set()
@@ -87,9 +87,9 @@ class LineReporter:
 
 
 class LiveReporter:
-    """Keeps a line on a terminal that says what is being done, or several; above is a line for each finished stage."""
+    """Shows the current stage as a live line on a terminal, below a line for each finished stage."""
 
-    # where several models are lowered side by side, the stage that began last is shown
+    # with several models at a time, the live line shows the stage that began last
     def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
         self._stream = stream
         self._write_line = write_line
@@ -123,15 +123,15 @@ class LiveReporter:
             self._write([f"  lower  {line}"[: max(self._columns - 1, 0)] for line in lines])
 
     def _write(self, lines: Sequence[str]) -> None:
-        """Write lines in the place of those that are there."""
+        """Replace the live lines."""
         self._stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1) + "\n".join(lines))
         self._stream.flush()
         self._drawn = len(lines)
 
 
 class CollapsedOutput:
-    # keeps what the models' code prints in a file, and says only how many lines there were; without a file, or where it
-    # cannot be written, the lines are lost
+    # writes the output of the models' code to a file, and reports only the number of lines; without a writable file the
+    # lines are lost
     def __init__(self, reporter: Display, path: Path | None) -> None:
         self._reporter = reporter
         self._path = path
@@ -177,7 +177,7 @@ def finished_line(event: Event) -> str:
 def stage(
     reporter: Reporter, name: str, model: str, recipe: str = "", method: str = ""
 ) -> Iterator[Callable[[str], None]]:
-    """Report the start and the end of a stage; yields a function that sets the end's detail."""
+    """Report the start and the end of a stage; yield a function that sets the detail of the end."""
     details: list[str] = [""]
     reporter.report(Event(name, "start", model, recipe, method))
     begin = time.perf_counter()

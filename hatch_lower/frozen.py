@@ -1,4 +1,4 @@
-"""`Frozen`: frozen dataclasses that share their methods."""
+"""The base class `Frozen`: frozen dataclasses that share their methods."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**options: Any) -> Any:
-        # `typing` has its own since Python 3.11
+        # `typing` has `dataclass_transform` since Python 3.11
         return lambda cls: cls
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Frozen:
-    """The base of dataclasses that `load`, or a build in which nothing has changed, needs.
+    """The base of dataclasses that `load`, or a build of unchanged models, needs.
 
-    `@dataclass(frozen=True)` compiles six methods for each class. For the thirty classes of such a build that takes
-    longer than to find out that nothing has changed, and for the fifty of a first load longer than all else. A subclass
-    of this one is a dataclass for `fields`, `replace` and `is_dataclass`; making an instance takes longer, so data of
-    which there are thousands are no subclasses of it.
+    `@dataclass(frozen=True)` compiles six methods for each class. For the thirty classes of a build of unchanged
+    models, this takes longer than comparing the inputs; for the fifty classes of a first load, longer than all other
+    steps. A subclass of `Frozen` is a dataclass for `fields`, `replace` and `is_dataclass`. Making an instance takes
+    longer, so classes with thousands of instances do not derive from `Frozen`.
     """
 
     def __init_subclass__(cls) -> None:
-        # `dataclass` would make a docstring from the signature, which takes longer than all else here
+        # `dataclass` would make a docstring from the signature, which takes longer than the rest of this method
         cls.__doc__ = cls.__doc__ or cls.__name__
         dataclass(init=False, repr=False, eq=False)(cls)
 

@@ -1,4 +1,4 @@
-"""What a model export entry point returns. No torch is imported here: a model's module imports this at run time too."""
+"""The return value of a model's entry point. Torch is not imported: model code imports this module at run time, too."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """One entry into a model: example inputs and what may vary about them.
+    """A method of a model to export: example inputs and their dynamic dimensions.
 
     Args:
-        args: example positional arguments; tensors, numbers, or any nested container of them.
+        args: example positional arguments: tensors, numbers, or nested containers of tensors and numbers.
         kwargs: example keyword arguments.
-        dynamic_shapes: as `torch.export.export` takes it: by parameter name, `{dimension: torch.export.Dim}`.
+        dynamic_shapes: as for `torch.export.export`: by parameter name, `{dimension: torch.export.Dim}`.
         attribute: the module's bound method to export; default: the name under which this method is declared.
-        strict: export as `torch.export.export(strict=True)` does. It reads the method's bytecode, and so finds a buffer
-            that the method reaches through an object that is no module, such as the cache of a decoder.
+        strict: export as `torch.export.export(strict=True)` does, by reading the method's bytecode. This finds a buffer
+            that the method reaches through an object that is no module, as the cache of a decoder is.
     """
 
     args: tuple[Any, ...] = ()
@@ -35,7 +35,7 @@ class Model:
     """A module and the methods to export from it; the methods share its weights.
 
     Args:
-        module: an `nn.Module`, in the mode (`eval()`) in which it is to be exported.
+        module: an `nn.Module`, in the mode to export (usually after `eval()`).
         methods: method name to `Method`.
     """
 

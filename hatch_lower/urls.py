@@ -1,4 +1,4 @@
-"""URLs: the schemes that a project, a wheel or a person may name, and the one function that hands a URL to fsspec.
+"""The URLs that a project, a wheel or a user may name, and the only function that passes a URL to fsspec.
 
 fsspec interprets far more than places: `reference://` renders a template, `::` chains file systems, `?` sets options.
 So a URL is compared with an allow-list where a document is read, and again where a connection is opened.
@@ -19,16 +19,16 @@ STORES = ("s3", "gs", "az", "abfs", "abfss")
 FOLDERS = ("file", *STORES)  # fsspec's
 SCHEMES = (*WEB, *FOLDERS, "hf")
 
-# what no URL may hold beside the characters that must be escaped in it
+# a URL without characters that must be escaped
 URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>([^\s<>\"{}|\\^`#%?]|%[0-9A-Fa-f]{2})*)(?P<query>\?\S*)?")
 WEB_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
-# a bucket or a container, and behind a container its account: fsspec's Azure library makes a host name of the account
+# a bucket or a container, and its account behind `@`: fsspec's Azure library makes a host name of the account
 STORE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 AZURE_HOST = re.compile(r"[A-Za-z0-9$][A-Za-z0-9-]*(@[a-z0-9-]+(\.(dfs|blob)\.core\.windows\.net)?)?")
-# the path is one below a folder of huggingface's cache, too
+# the path is also a path below a folder of Hugging Face's cache
 HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*@(?P<revision>[^/]*)/(?P<path>[^?:]+)", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
-# parameters of signed URLs, and of those that bring a key along, in lower case without `-` and `_`
+# parameters of signed URLs, and of URLs with a key, in lower case without `-` and `_`
 SECRETS = frozenset(
     {
         *("accesstoken", "apikey", "awsaccesskeyid", "googleaccessid", "key", "password", "policy", "secret", "sig"),
@@ -46,11 +46,11 @@ ALLOWED = (
 
 
 class UrlError(ValueError):
-    """A URL that is not opened; the text is a fault, the end of a sentence."""
+    """A refused URL; the text is the fault, as the end of a sentence."""
 
 
 def url_fault(url: str) -> str:
-    """Return what is wrong with the URL of a file of weights, as the end of a sentence; empty if nothing is."""
+    """Return the fault of the URL of a file of weights, as the end of a sentence; empty for a good URL."""
     fault = open_fault(url)
     if fault:
         return fault
@@ -63,12 +63,12 @@ def url_fault(url: str) -> str:
 
 
 def packaged_fault(url: str) -> str:
-    """Return the fault of a URL in a wheel: a wheel of somebody else names no file of this machine."""
+    """Return the fault of a URL in a wheel, which must not name a file of this machine."""
     return "a wheel names no file of the machine" if url.startswith("file:") else url_fault(url)
 
 
 def open_fault(url: str) -> str:
-    """Return the reason why no connection to a URL is opened; empty if there is no reason."""
+    """Return the reason for not opening a URL; empty for an allowed URL."""
     scheme, place, query = parts_of(url)
     if not scheme:
         return "it is no URL"
@@ -96,9 +96,9 @@ def open_fault(url: str) -> str:
 
 
 def web_fault(url: str) -> str:
-    """Return the reason why a web server is not asked for a URL, which a redirect may have given."""
+    """Return the reason for not requesting a URL, even of a redirect, from a web server; empty for an allowed URL."""
     if not (url.isascii() and url.isprintable()):
-        return "it has characters that are not ASCII, which a URL has as `%C3%A4`"
+        return "it has characters that are not ASCII: write `ä` as `%C3%A4`"
     try:
         scheme, host = urlsplit(url)[:2]
     except ValueError:
@@ -126,7 +126,7 @@ def parts_of(url: str) -> tuple[str, str, str]:
 
 
 def decoded(text: str) -> str:
-    """Return a text without escapes, though one is escaped again: some libraries decode more than once."""
+    """Return a text without escapes, even nested escapes: some libraries decode more than once."""
     while (plain := unquote(text)) != text:
         text = plain
     return text
@@ -138,21 +138,21 @@ def hub_fault(place: str) -> str:
         return "the hub's files are called `hf://org/name@<commit>/model.safetensors`"
     if not COMMIT.fullmatch(match["revision"]):
         return (
-            f"`{match['revision']}` may become another commit: write the 40 hexadecimal digits of one behind the `@`,"
-            " which the page of the repository shows"
+            f"`{match['revision']}` may become another commit: write the 40 hexadecimal digits of a commit behind the"
+            " `@`, as shown on the page of the repository"
         )
     names = {"", ".", ".."}
     return "it names no file of the repository" if names & set(decoded(match["path"]).split("/")) else ""
 
 
 def folder_fault(url: str) -> str:
-    """Return the reason why a URL is not handed to fsspec, whose names may have spaces."""
+    """Return the reason for not passing a URL to fsspec, whose names may have spaces; empty for an allowed URL."""
     url = url.replace(" ", "%20")
     return open_fault(url) or ("" if parts_of(url)[0] in FOLDERS else "fsspec is asked for no URL of this scheme")
 
 
 def open_folder(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return fsspec's file system of a URL and the path in it; a `UrlError` for a URL that is not allowed."""
+    """Return fsspec's file system for a URL, and the path in the file system; raise `UrlError` for a refused URL."""
     if fault := folder_fault(url):
         raise UrlError(fault)
     from fsspec.core import url_to_fs

@@ -648,7 +648,7 @@ def test_every_problem_of_weights_is_reported_with_the_others() -> None:
     assert problems(table) == [
         f'`{LOWER}.weights[0]` must be {allowed} (it is no URL), found the string "weights.safetensors"',
         f"`{LOWER}.weights[1]` must be {allowed} (`main` may become another commit: write the 40 hexadecimal digits of"
-        f' one behind the `@`, which the page of the repository shows), found the string "{branch}"',
+        f' a commit behind the `@`, as shown on the page of the repository), found the string "{branch}"',
         f"`{LOWER}.models.digits.weights` must be an array or a string, found the number 1",
         f"`{LOWER}.jobs` must be an integer of at least 1, found the number 0",
     ]

@@ -48,7 +48,7 @@ def test_what_the_system_refuses_is_said_and_other_exceptions_are_not_explained(
         "the system refused a file that the build needs\n"
         "  where: /tmp\n"
         "  found: No space left on device\n"
-        "  to do: make room there, or give this user the permission; `TMPDIR` says where a build's own files go"
+        "  to do: make room there, or give this user the permission; `TMPDIR` names the folder of a build's own files"
     )
     denied = refused_error(PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/tmp")
     assert denied is not None

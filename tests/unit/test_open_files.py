@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
 ]
 
-SAYS = "allow more of them (`ulimit -n`)"
+SAYS = "raise the limit (`ulimit -n`)"
 MOST = 12  # descriptors that a load may have open at once
 
 
