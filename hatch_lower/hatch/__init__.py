@@ -1,5 +1,5 @@
-"""The build hook `lower`, a doorway: the only importer of hatchling.
+"""The build hook `lower`, the only importer of hatchling.
 
-It turns what hatchling knows into settings, and what a build came to into the files, the tag and the metadata of the
-wheel. Nothing is lowered or decided here.
+The hook turns hatchling's view of the project into settings, and the result of a build into the files, the tag and the
+metadata of the wheel. Lowering, and all decisions, are elsewhere.
 """

@@ -1,7 +1,7 @@
-"""Members of zip archives: kept byte for byte, stored while their digest is computed, or deflated where they are text.
+"""Members of zip archives: copied byte for byte, stored while their digest is computed, or deflated (text).
 
-`zipfile` writes headers and the directory. It packs no file whose checksum is known without computing that again, nor
-copies a member as it is.
+`zipfile` writes the headers and the directory. `zipfile` can neither reuse a known checksum nor copy a packed member,
+so this module does both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Date = tuple[int, int, int, int, int, int]  # of a member
 
 
 def read_archive(path: Path) -> tuple[list[zipfile.ZipInfo], list[int]]:
-    """Return the members of an archive in the order of their bytes, and where each one's bytes end."""
+    """Return the members of an archive in the order of their bytes, and the end offset of each member."""
     with zipfile.ZipFile(path) as file:
         members = sorted(file.infolist(), key=lambda member: member.header_offset)
         directory = file.start_dir
@@ -45,14 +45,14 @@ def write_file(
     pool: ThreadPoolExecutor | None,
     checksum: int | None = None,
 ) -> tuple[zipfile.ZipInfo, int, str]:
-    """Append a stored member of `size` bytes; return its entry, and size and sha256 of what the source had."""
+    """Append a stored member of `size` bytes; return its entry, and size and sha256 of the source's bytes."""
     entry = new_entry(target, name, date, size)
     target.write(entry.FileHeader())
     digest, computed, count = hashlib.sha256(), 0, 0
-    length = min(CHUNK, max(size, 1))  # most files are small, and so much memory is not had for nothing
+    length = min(CHUNK, max(size, 1))  # allocate no more than the file needs: most files are small
     buffers = [memoryview(bytearray(length)) for _ in range(2)]
     hashing: list[Future[None]] = []
-    # read once: while the one thread of `pool` hashes a piece, this one computes its checksum and writes it
+    # read once: while the thread of `pool` hashes a piece, this thread computes the checksum and writes the piece
     while read := source.readinto(buffers[0]):
         piece = buffers[0][:read]
         if pool is None:
@@ -87,7 +87,7 @@ def write_document(target: BinaryIO, name: str, date: Date, data: bytes) -> zipf
 
 
 def new_entry(target: BinaryIO, name: str, date: Date, size: int) -> zipfile.ZipInfo:
-    """Return the entry of a stored regular file, mode 0644, that starts where `target` stands."""
+    """Return the entry of a stored regular file, mode 0644, that starts at the position of `target`."""
     entry = zipfile.ZipInfo(name, date)
     entry.create_system = 3
     entry.external_attr = (stat.S_IFREG | 0o644) << 16

@@ -1,4 +1,4 @@
-"""The cache inside a project: kept out of each distribution, for its records hold values of variables and their key."""
+"""A cache inside the project: left out of distributions, because records hold values of variables and their key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
 
 
 def would_include(config: BuilderConfig, cache: Path) -> bool:
-    """Return whether a target of hatchling selects the files of a cache in the project, which may be empty as yet."""
+    """Return whether a target of hatchling selects the files of a cache in the project, even of an empty cache."""
     starts = config.only_include
     if starts and not any(is_within(cache, Path(start)) for start in starts):
         return False
@@ -48,10 +48,10 @@ def would_include(config: BuilderConfig, cache: Path) -> bool:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder that this version makes in the cache directory, if its place can be told."""
+    """Return the folder that this version makes in the cache directory, or `None` if the directory is unknown."""
     try:
         return default_directory(os.environ) / VERSION
-    except ModuleNotFoundError:  # a source distribution is built without the packages that know the user's folders
+    except ModuleNotFoundError:  # a source distribution is built without platformdirs
         return None
     except CacheError:  # the user has no home folder, and so no cache
         return None
@@ -73,7 +73,7 @@ def exclude_cache(config: BuilderConfig) -> None:
 
 
 def refuse_cache(files: Iterable[Path], target: str) -> None:
-    """Refuse files of a distribution that are in the cache, links followed."""
+    """Refuse a distribution with files that are in the cache, links followed."""
     cache = cache_folder()
     folders = sorted({file.parent for file in files})
     inside = next((folder for folder in folders if is_within(folder, cache) or is_marked(folder)), None)
@@ -83,8 +83,8 @@ def refuse_cache(files: Iterable[Path], target: str) -> None:
 
 def inclusion_error(target: str, found: Path, cure: str = "") -> PackageError:
     return PackageError(
-        f"the cache of hatch-lower would go into the {'source distribution' if target == 'sdist' else target},"
-        " and its records hold values of variables",
+        f"the {'source distribution' if target == 'sdist' else target} would contain the cache of hatch-lower,"
+        " whose records hold values of environment variables",
         found=str(found),
         hint=f"{cure}add the cache to `exclude` under `[tool.hatch.build]`, or name a directory outside of the project"
         " in `HATCH_LOWER_CACHE_DIR`; if a distribution with the cache was published, change the values that `pass-env`"

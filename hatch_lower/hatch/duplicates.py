@@ -1,4 +1,4 @@
-"""Weights that the wheel would hold twice: in a file of the package, and in the payload."""
+"""Weights that a wheel would hold twice: in a file of the package, and in the payload."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COUNTER = "num_batches_tracked"  # of a batch norm, which only training reads
 
 
 class Repeated(Frozen):
-    """A packaged file whose larger tensors the payload holds as well."""
+    """A packaged file whose larger tensors are in the payload, too."""
 
     file: DistributedFile
-    size: int  # bytes of these tensors
+    size: int  # bytes of the tensors that are in the payload, too
     whole: bool  # whether the payload holds all tensors of the file
 
 
-Kind = tuple[str, int]  # dtype and size: what two tensors must have in common before their data is compared
+Kind = tuple[str, int]  # dtype and size: only the data of tensors with the same kind is compared
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
@@ -38,7 +38,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
         if constants.path.endswith(CONSTANTS_FILES):
             for _, kind, data in tensors_of(constants.source):
                 kinds.setdefault(kind, []).append(data)
-    # The payload holds tensors in the order of their memory, so a transposed tensor is not recognised.
+    # the payload holds tensors in the order of their memory, so a transposed tensor is not recognized
     repeated = []
     for file in files:
         if not file.distributed.endswith(SUFFIX):
@@ -55,7 +55,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
 
 
 def is_equal(data: memoryview, other: memoryview) -> bool:
-    # `bytes` are compared at once, memory views item by item
+    # comparing `bytes` is fast; memory views are compared item by item
     return data[:SMALLEST] == other[:SMALLEST] and bytes(data) == bytes(other)
 
 
@@ -79,7 +79,7 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
 
 
 def tensors_of(path: Path) -> Iterator[tuple[str, Kind, memoryview]]:
-    """Yield name, kind and data of each tensor of a safetensors or constants file; an unreadable file has none."""
+    """Yield name, kind and data of each tensor of a safetensors or constants file; skip an unreadable file."""
     try:
         with path.open("rb") as opened:
             data = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))

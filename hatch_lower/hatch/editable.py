@@ -1,4 +1,4 @@
-"""What an editable install has beside the lowered programs, or in their place; one document for each package."""
+"""Documents of editable installs, beside the lowered programs or instead of programs; a document for each package."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hatch_lower.events import NullReporter
 from hatch_lower.format.results import PayloadFile, payload_folder
 from hatch_lower.runtime.installed import EAGER_SCHEMA
 
-PROJECT = "project/"  # recorded inputs that are the project's own begin with this
+PROJECT = "project/"  # prefix of recorded inputs in the project's folder
 Documents: TypeAlias = "dict[str, dict[str, Any]]"  # package to the JSON object for it
 SHA256 = 64  # characters of a digest
 UNKNOWN = "its lowered programs were not known when the project was installed"
 
 
 def unknown_models(settings: Settings, view: ProjectView, work: Path, warn: Callable[[str], None]) -> list[str]:
-    """Return the models whose lowered programs the cache does not have for the project as it is; nothing is run."""
+    """Return the models whose current lowered programs are not in the cache, without running any code."""
     context = build_context(settings, view, work, open_cache(settings, warn), NullReporter())
     known = look_up(context)
     return [model.name for model in settings.models if model.name not in known or known[model.name].result is None]
 
 
 def unknown_line(models: Sequence[str]) -> str:
-    """Return the line of an editable build that finds models without known programs."""
+    """Return the line about models without known programs in an editable build."""
     names = ", ".join(f"`{name}`" for name in models)
     return (
         f"no lowered programs of {names} are known: this editable install runs the module itself; "
@@ -40,9 +40,9 @@ def unknown_line(models: Sequence[str]) -> str:
 
 
 def write_eager(settings: Settings, work: Path, reason: str = "") -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package.
+    """Write `<package>/_lowered/eager.json`, the entry point of each model, and return all files to package.
 
-    `reason` is why there are no programs, where the settings ask for these.
+    `reason` explains missing programs, where the settings ask for programs.
     """
     assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
     documents: Documents = {}
@@ -61,12 +61,12 @@ def new_document(reason: str) -> dict[str, Any]:
 
 
 def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/sources.json`, so that loading can say that programs are older than their sources."""
+    """Write `<package>/_lowered/sources.json`, so that `load` can report programs that are older than their sources."""
     settings, known = context.settings, look_up(context)
     documents: Documents = {}
     for model in settings.models:
         stored = known.get(model.name)
-        if stored is not None and stored.entry is not None:  # else what the export read is not known completely
+        if stored is not None and stored.entry is not None:  # else the inputs of the export are not known completely
             inputs, _ = stored.entry
             documents.setdefault(model.package, {"models": {}})["models"][model.name] = {
                 path.removeprefix(PROJECT): [(settings.root / path.removeprefix(PROJECT)).stat().st_mtime_ns, digest]

@@ -1,4 +1,4 @@
-"""Files that the hook keeps out of a distribution, by a pattern beside the project's own."""
+"""Files that the hook keeps out of a distribution, by a pattern beside the project's patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hatchling loads, in every build of an environment where hatch-lower is installed."""
+"""The module that hatchling loads in every build of an environment where hatch-lower is installed."""
 
 from __future__ import annotations
 

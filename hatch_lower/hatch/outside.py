@@ -1,4 +1,4 @@
-"""A project as the hook `lower` sees it, from outside a build: for the command line."""
+"""The project as the hook `lower` sees it, read outside of a build, for the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnusedHookError(ConfigError):
-    """There is a project, and it does not use hatch-lower."""
+    """The project does not use hatch-lower."""
 
 
 def check_present(path: Path) -> None:
@@ -44,7 +44,7 @@ def read_pyproject(path: Path) -> dict[str, Any]:
 
 
 def open_project(root: Path) -> Project:
-    """Return the project in the folder `root`, as the hook would be told of it."""
+    """Return the project in the folder `root`, as the hook would see the project in a build."""
     root = Path(os.path.abspath(root))
     check_present(root / "pyproject.toml")
     from hatchling.builders.wheel import WheelBuilder
@@ -61,12 +61,12 @@ def open_project(root: Path) -> Project:
         hooks = builder.get_build_hooks(builder.config.directory)
         build_data = builder.get_default_build_data()
         builder.set_build_data_defaults(build_data)
-    except Exception as error:  # hatchling raises what it likes
+    except Exception as error:  # hatchling raises many kinds of exceptions
         raise ConfigError(
             "hatchling cannot read the project",
             where=str(root / "pyproject.toml"),
             found=f"{type(error).__name__}: {error}",
-            hint="build it once with `hatch build`, which says more; install what its `[build-system] requires` names",
+            hint="install the packages that `[build-system] requires` names; the error of `hatch build` says more",
         ) from error
     if HOOK not in hooks:
         raise UnusedHookError(
@@ -74,12 +74,12 @@ def open_project(root: Path) -> Project:
             where=str(root / "pyproject.toml"),
             found="no table `[tool.hatch.build.hooks.lower]`",
         )
-    build_data["build_hooks"] = tuple(hooks)  # none of which runs: what they write is as the last build left it
+    build_data["build_hooks"] = tuple(hooks)  # hooks do not run: files of hooks are in the state of the last build
     return read_project(hooks[HOOK], build_data)
 
 
 def find_project(root: Path) -> Project | None:
-    """Return the project in a folder, or `None` if there is none that uses hatch-lower."""
+    """Return the project in a folder, or `None` for a folder without a project that uses hatch-lower."""
     if not (root / "pyproject.toml").is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The build hook `lower`: a doorway. Hatchling loads it in other people's builds too, so it imports next to nothing."""
+"""The build hook `lower`. Hatchling loads the hook in builds of other projects, too, so most imports are local."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import BuildData, Project
 
-WORK_PREFIX = "hatch-lower-build-"  # of folders that are held: nobody holds those of `hatch-lower check`, say
+WORK_PREFIX = "hatch-lower-build-"  # of held folders only: folders of `hatch-lower check`, for instance, are not held
 
-INTERRUPTED = 130  # the exit status of a command that Ctrl-C has ended, as shells say it
+INTERRUPTED = 130  # the exit status that shells report for a command ended by Ctrl-C
 
 
 class LowerBuildHook(BuildHookInterface[Any]):
-    """Lowers the project's models before hatchling builds the wheel, and adds them to the wheel afterwards."""
+    """Lowers the project's models before hatchling builds the wheel, and adds the programs to the finished wheel."""
 
     PLUGIN_NAME = "lower"
 
@@ -40,7 +40,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
     _unfinished: weakref.finalize[[Path, str, Mapping[str, tuple[int, int]], str], LowerBuildHook] | None = None
 
     def dependencies(self) -> list[str]:
-        """Return what building wheels needs: frontends that isolate builds install it with what the project names."""
+        """Return the requirements of wheel builds, which frontends install into isolated environments."""
         if self.target_name == "sdist":
             return []
         from hatch_lower.config.requirements import own_requirements
@@ -48,13 +48,13 @@ class LowerBuildHook(BuildHookInterface[Any]):
         return [str(requirement) for requirement in own_requirements(["build"])]
 
     def clean(self, versions: list[str]) -> None:
-        """Remove what a killed build has left beside the wheels; nothing of ours is anywhere else in the project."""
+        """Remove temporary files of killed builds beside the wheels: the hook writes nowhere else in the project."""
         from hatch_lower.hatch.wheel import remove_temporaries
 
         remove_temporaries(Path(self.directory))
 
     def initialize(self, version: str, build_data: BuildData) -> None:
-        """Lower the models for a wheel; for a source distribution, add the files that lowering will need."""
+        """Lower the models for a wheel; for a source distribution, add the files that lowering needs."""
         self._discard()
         with self._reported():
             from hatch_lower.hatch.cache_files import leave_out_cache
@@ -90,7 +90,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 for path in write_beside(Path(artifact_path), self._beside):
                     self.app.display_info(f"hatch-lower: to be uploaded: {path}")
             except BaseException:
-                Path(artifact_path).unlink(missing_ok=True)  # without its payload it must not stay
+                Path(artifact_path).unlink(missing_ok=True)  # no wheel without a payload must stay
                 raise
             finally:
                 self._discard()
@@ -118,7 +118,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             raise
 
     def _without_lowering(self, project: Project, work: Path, build_data: BuildData) -> Sequence[PayloadFile]:
-        """Return the files of an editable wheel that takes seconds: the known programs, or where the modules are."""
+        """Return the files of a fast editable wheel: the known programs, or the entry points of the modules."""
         from hatch_lower.hatch.editable import UNKNOWN, unknown_line, unknown_models, write_eager
 
         if project.settings.editable == "eager":
@@ -150,12 +150,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
             check_hatchling(build_data)
         notes = CacheNotes(project.settings.name)
         store = open_cache(project.settings, notes)
-        # what is made here of the build's results is of no use to other machines
+        # documents made here from the build's results are of no use to other machines
         self._store = replace(store, remote=None)
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
 
         def check_early(context: BuildContext) -> None:
-            # imported here, for a build of known models spends no time on it
+            # imported here, so that a build of known models spends no time on the import
             from hatch_lower.backends.early import refuse_missing_tools, refuse_unmet_early
 
             refuse_unmet_early(project.settings)
@@ -181,7 +181,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         if settings.runtime_requirements == "check":
             for addition in added:
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
-        if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
+        if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
             add_sbom(build_data, project.settings, result, work, self._store)
@@ -200,7 +200,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         return (*result.payload, *write_sources(context))
 
     def _ship_once(self, project: Project, payload: Sequence[PayloadFile]) -> None:
-        """Leave out packaged weights that the payload holds, or warn about these."""
+        """Leave out packaged weights that the payload holds, or warn about files that cannot be left out."""
         from hatch_lower.hatch.duplicates import omission_line, repetition_warning
         from hatch_lower.hatch.exclusion import exclude
 
@@ -217,7 +217,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 )
 
     def _replace_lost(self) -> None:
-        """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""
+        """Make files again that were removed from the cache while hatchling wrote the wheel."""
         from hatch_lower.errors import PackageError
 
         again = {file.path: file for file in self._lower_again()}
@@ -225,7 +225,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in files)
         if any(new.sha256 != old.sha256 for new, old in zip(kept, files, strict=True)):
             raise PackageError(
-                "a file that was removed from the cache while this build ran became another when it was made again",
+                "a file was removed from the cache during this build, and differs after being made again",
                 found=", ".join(new.path for new, old in zip(kept, files, strict=True) if new != old),
                 hint="build again",
             )
@@ -233,7 +233,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._payload, self._beside = kept[:count], kept[count:]
 
     def _open_work(self) -> Path:
-        """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not."""
+        """Return a new private folder, which is removed at the end of the interpreter at the latest."""
         from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 
         path, descriptor = make_held_folder(WORK_PREFIX)
@@ -242,7 +242,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         return path
 
     def _await_wheel(self) -> None:
-        """If this process ends before the payload is in the wheel that hatchling writes now, that wheel goes."""
+        """Have the wheel that hatchling writes now removed if the process ends before the payload is added."""
         if not self._payload:
             return
         from hatch_lower.hatch.wheel import remove_unfinished, wheels_in
@@ -259,7 +259,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn our errors into one paragraph on stderr and exit status 1, which every frontend shows."""
+        """Turn errors of hatch-lower into a paragraph on stderr and exit status 1, which every frontend shows."""
         try:
             yield
         except LowerError as error:
@@ -286,7 +286,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
 
 def weights_inside(project: Project) -> Project:
-    """Return a project whose models have their weights, whatever a release leaves out: these are being worked on."""
+    """Return the project with all weights in the programs, for an editable install of models under development."""
     from dataclasses import replace
 
     models = tuple(replace(model, weights=()) for model in project.settings.models)
@@ -308,5 +308,5 @@ def release(work: Path, descriptor: int | None) -> None:
 def ignore_interrupts() -> None:
     import signal
 
-    with suppress(ValueError):  # not in the main thread, where none arrives
+    with suppress(ValueError):  # only the main thread can set handlers, and only there interrupts arrive
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What hatchling knows about the project that is built, as the rest of hatch-lower wants it."""
+"""The project that hatchling builds, converted to the types of the other packages of hatch-lower."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
     from hatch_lower.hatch.duplicates import Repeated
 
-    BuildData = dict[str, Any]  # what hatchling hands from hook to hook, and packages by in the end
+    BuildData = dict[str, Any]  # passed by hatchling from hook to hook, and then used for packaging
     Hook = BuildHookInterface[Any]
 
 HOOK = "lower"
@@ -40,7 +40,7 @@ SHOWN = 5  # files that an error names
 
 
 class Project(Frozen):
-    """One wheel build: its settings, and what goes into the wheel beside the payload."""
+    """A wheel build: settings, and the files of the wheel beside the payload."""
 
     settings: Settings
     view: ProjectView
@@ -48,13 +48,13 @@ class Project(Frozen):
     forced: tuple[DistributedFile, ...]  # files that are packaged because `force-include` names them
     exclude: tuple[str, ...]  # the patterns that the wheel excludes
     table: str  # the dotted TOML path of the hook's table
-    exclude_path: str  # and of `exclude`
-    files: Callable[[], tuple[Path, ...]] = tuple  # all that an export may read elsewhere; looked for when it is called
+    exclude_path: str  # the dotted TOML path of `exclude`
+    files: Callable[[], tuple[Path, ...]] = tuple  # lists the files that an export may read outside of the package
 
     def pattern_warnings(self) -> Iterator[str]:
-        """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
+        """Yield a warning for each pattern of `inputs` and `exclude` with a folder that matches no file."""
         root = self.settings.root
-        # a pattern without a place, `*.pt` say, is written for files that may come
+        # a pattern without a folder, such as `*.pt`, may be meant for future files
         placed = [
             pattern for pattern in self.exclude if "/" in pattern.rstrip("/") and not pattern.startswith(("!", "**"))
         ]
@@ -68,7 +68,7 @@ class Project(Frozen):
             yield f"`{pattern}` in `{where}` matches no file{hint}"
 
     def check_place(self) -> None:
-        """Refuse packaged files in the folders of the lowered programs, such as an unpacked wheel has."""
+        """Refuse packaged files in the folders of the lowered programs, for instance of an unpacked wheel."""
         folders = sorted({f"{payload_folder(model.package)}/" for model in self.settings.models})
         taken = [file for file in (*self.selected, *self.forced) if file.distributed.startswith(tuple(folders))]
         if taken:
@@ -81,19 +81,19 @@ class Project(Frozen):
             )
 
     def check_complete(self) -> None:
-        # hatchling builds a wheel without a module of the project as if it had never been there
+        # hatchling does not notice a module that was removed during the build
         gone = [file.path for file in (*self.selected, *self.forced) if not os.path.lexists(file.path)]
         if gone:
             names = sorted(f"`{os.path.relpath(file, self.settings.root)}`" for file in gone)
             raise PackageError(
-                "files that belong into the wheel were removed while the models were exported",
+                "files of the wheel were removed while the models were exported",
                 where=self.settings.name,
                 found=", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])]),
-                hint="bring them back, and let the model's code remove only what it has made itself",
+                hint="restore the files, and let the model's code remove only files that the code has made",
             )
 
     def repeated(self, payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
-        """Return the packaged files that hold tensors of the payload again."""
+        """Return the packaged files whose tensors are in the payload, too."""
         files = (*self.selected, *self.forced)
         if not any(file.distributed.endswith(".safetensors") for file in files):
             return ()
@@ -107,11 +107,11 @@ class Project(Frozen):
 
 
 def read_project(hook: Hook, build_data: BuildData) -> Project:
-    """Return what hatchling knows, at the time when the hook `lower` runs."""
+    """Return hatchling's view of the project at the time when the hook `lower` runs."""
     config, core, root = hook.build_config, hook.metadata.core, Path(hook.root)
     with config.set_build_data(build_data):
         selected = distributed_files(config.builder.recurse_selected_project_files())
-        # a later hook may be the one that writes a file which is included by force
+        # a later hook may write a file that is included by force
         there = {source: target for source, target in config.get_force_include().items() if os.path.exists(source)}
         forced = distributed_files(config.builder.recurse_forced_files(there))
     files = (*selected, *forced)
@@ -134,7 +134,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged
         roots = tuple(dict.fromkeys((*roots, root)))
     view = ProjectView(
-        # the body is the README: an export does not see it, so a new one is no reason to export again
+        # the body is the README: exports do not see the README, so a new README is no reason to export again
         metadata=config.core_metadata_constructor(hook.metadata).partition("\n\n")[0].rstrip("\n") + "\n",
         entry_points=config.builder.construct_entry_points_file(),
         import_roots=roots,
@@ -149,7 +149,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
 
 
 def project_files(hook: Hook, packaged: Iterable[DistributedFile]) -> tuple[Path, ...]:
-    """Return the files that an export may read elsewhere: those of sdist and wheel, and the declared inputs."""
+    """Return the files that an export may read: files of sdist and wheel, and the declared inputs."""
     from hatchling.builders.sdist import SdistBuilder
 
     from hatch_lower.hatch.cache_files import exclude_cache
@@ -161,7 +161,7 @@ def project_files(hook: Hook, packaged: Iterable[DistributedFile]) -> tuple[Path
 
 
 def is_something(folder: Path, pattern: str) -> bool:
-    """Return whether a pattern matches anything in a folder, as far as `glob` reads it as hatchling does."""
+    """Return whether a pattern matches a file in a folder; True for a pattern that `glob` cannot read."""
     try:
         return next(folder.glob(pattern.strip("/")), None) is not None
     except (ValueError, NotImplementedError):
@@ -169,13 +169,13 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: Hook) -> list[Path]:
-    """Return what `inputs`, `assets` and `verify-inputs` name, whether or not version control ignores it."""
+    """Return the files that `inputs`, `assets` and `verify-inputs` name, even files that version control ignores."""
     from hatch_lower.build.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
     patterns: dict[str, str] = {}
-    # who declares them for the wheel needs no second table for the source distribution
+    # inputs declared for the wheel alone need no second table for the source distribution
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
         part = {key: table[key] for key in ("inputs", "models") if key in table}
@@ -192,7 +192,7 @@ def input_files(hook: Hook) -> list[Path]:
         if not pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
     ]
     if problems:
-        what = "what the build hook `lower` adds to the source distribution is wrong"
+        what = "the build hook `lower` cannot add files to the source distribution: wrong settings"
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
     root, files = Path(hook.root), set[Path]()
     for pattern, path in patterns.items():
@@ -204,7 +204,7 @@ def input_files(hook: Hook) -> list[Path]:
 
 
 def set_tag(build_data: BuildData, tag: str) -> None:
-    """Give the wheel the payload's tag, unless an earlier hook has already made it narrower."""
+    """Give the wheel the payload's tag, unless an earlier hook has set a narrower tag."""
     platform = tag.rpartition("-")[2]
     given = build_data.get("tag", "")
     if platform != "any":
@@ -226,15 +226,15 @@ def distributed_files(files: Iterable[IncludedFile]) -> tuple[DistributedFile, .
     odd = sorted(escaped for name, escaped in names.items() if escaped != name)
     if odd:
         raise ConfigError(
-            "a file of the wheel has a name that is no UTF-8",
+            "a file of the wheel has a name that is not UTF-8",
             where=odd[0],
-            hint="rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`",
+            hint="rename the file, or add the file to `exclude` under `[tool.hatch.build.targets.wheel]`",
         )
     return distributed
 
 
 def table_path(target_config: Mapping[str, Any], target: str) -> str:
     """Return the dotted path of the table that the hook's settings come from."""
-    if HOOK in target_config.get("hooks", {}):  # hatchling merges no tables: this one replaces the global one
+    if HOOK in target_config.get("hooks", {}):  # hatchling merges no tables: the target's table counts alone
         return f"tool.hatch.build.targets.{target}.hooks.{HOOK}"
     return f"tool.hatch.build.hooks.{HOOK}"

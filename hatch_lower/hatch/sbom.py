@@ -26,13 +26,13 @@ LIBRARY = "cyclonedx-python-lib"
 
 
 def check_hatchling(build_data: BuildData) -> None:
-    """See that this hatchling takes SBOMs, before anything is lowered."""
+    """Refuse a hatchling that packages no SBOMs, before any model is lowered."""
     if "sbom_files" not in build_data:
         raise PackageError(
             "this hatchling cannot put an SBOM into a wheel",
             where="build-system.requires",
             found=f"hatchling {hatchling_version}",
-            hint='require a newer one: `requires = ["hatchling>=1.28", …]`',
+            hint='require a newer hatchling: `requires = ["hatchling>=1.28", …]`',
         )
 
 
@@ -45,12 +45,12 @@ def add_sbom(build_data: BuildData, settings: Settings, result: BuildResult, wor
 
 
 def remembered_text(subject: Subject, store: Store) -> str:
-    """Return the document, made anew only if it is not in the cache."""
+    """Return the document from the cache, or make and store the document."""
     key = subject.digest()
     known = store.find(key)
     if known is not None and "document" in known:
         return str(known["document"])
-    from hatch_lower.build.sbom.document import document_text  # see there what it takes
+    from hatch_lower.build.sbom.document import document_text  # a slow import, explained there
 
     text = document_text(subject)
     store.put(key, {"kind": "sbom", "subject": subject.settings.name}, {"document": text})
@@ -58,7 +58,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
 
 
 def version_of(library: str) -> str:
-    # by the name of its folder: to read its metadata takes 2 ms of every build
+    # found by the name of the folder: reading the metadata would take 2 ms of every build
     start = library.partition("-")[0]
     listings = ((entry, os.listdir(entry)) for entry in sys.path if os.path.isdir(entry))
     named = ((entry, [name for name in names if name.startswith(start)]) for entry, names in listings)

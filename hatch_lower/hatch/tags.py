@@ -1,8 +1,8 @@
 """The platform tag of a wheel with native code: the lowest manylinux that its symbol versions allow (PEP 600).
 
-What each manylinux allows is auditwheel's policy data, a copy of which lies beside this module: so one version of
-hatch-lower gives one tag, whichever auditwheel is there, and whoever installs a model does not install auditwheel. A
-test derives the copy anew and fails when auditwheel's own has changed.
+The libraries and symbols of each manylinux come from auditwheel's policy data, copied into this folder. So a version of
+hatch-lower always gives the same tag, and installing a model does not install auditwheel. A test derives the copy again
+and fails when auditwheel's data has changed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hatch_lower.frozen import Frozen
 
 NATIVE_FILE_SCHEMA = 2
 
-# Machine → policies, lowest first: the minor version of its glibc 2.x, and the libraries and versions that it adds
+# machine → policies, lowest first: the minor version of glibc 2.x, and the libraries and versions that the policy adds
 POLICIES = Path(__file__).with_name("manylinux.json")
 
-LOADERS = "ld-linux"  # prefix of the dynamic loader's names: it is part of glibc, and every policy has it
-# Of libraries that come with torch or are loaded by it
+LOADERS = "ld-linux"  # prefix of the dynamic loader's names: the loader is part of glibc, and so of every policy
+# prefixes of libraries that come with torch or that torch loads
 TORCH_LIBRARIES = ("libc10", "libgomp", "libiomp5", "libomp", "libtorch")
-# ELF's name of a machine to the one in a wheel's tag
+# ELF's name of a machine to the name in a wheel's tag
 ELF_MACHINES = {
     "EM_AARCH64": "aarch64",
     "EM_LOONGARCH": "loongarch64",
@@ -39,15 +39,15 @@ ELF_MACHINES = {
 
 
 class NativeFile(Frozen):
-    """What a native library needs of the system that loads it."""
+    """The requirements of a native library on the system that loads the library."""
 
-    machine: str  # as a wheel's tag calls it: `x86_64`, `aarch64`
-    libraries: tuple[str, ...]  # that it is linked with
-    versions: Mapping[str, tuple[str, ...]]  # library to the symbol versions needed of it
+    machine: str  # the name in a wheel's tag: `x86_64`, `aarch64`
+    libraries: tuple[str, ...]  # linked libraries
+    versions: Mapping[str, tuple[str, ...]]  # library to needed symbol versions
 
 
 class Policy(Frozen):
-    """What every system has that is at least as new as a manylinux."""
+    """The libraries and symbols of every system that is at least as new as a certain manylinux."""
 
     glibc: int  # the minor version of glibc 2.x that gives the policy its name
     libraries: frozenset[str]
@@ -55,7 +55,7 @@ class Policy(Frozen):
 
 
 def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
-    """Return the wheel tag for a payload with these native files: `py3-none-any` if there are none."""
+    """Return the wheel tag for a payload with the given native files: `py3-none-any` without native files."""
     if not native:
         return "py3-none-any"
     read_files = [(read or read_native_file)(path) for path in native]
@@ -69,7 +69,7 @@ def platform_tag(files: Collection[NativeFile]) -> str:
     """Return the lowest platform on which all `files` can be loaded: `manylinux_2_35_x86_64`."""
     machines = sorted({file.machine for file in files})
     if len(machines) > 1:
-        what = "the native code in the payload is for different machines, and a wheel can be for one only"
+        what = "the native code in the payload is for different machines, but a wheel has a single machine"
         raise PackageError(what, found=", ".join(machines), hint="build one wheel for each machine")
     (machine,) = machines
     names = {name for file in files for name in (*file.libraries, *file.versions)}
@@ -78,19 +78,19 @@ def platform_tag(files: Collection[NativeFile]) -> str:
     for policy in read_policies(machine):  # as `auditwheel show` finds the symbols' tag
         if libraries <= policy.libraries and all(allows(policy, symbol) for symbol in symbols):
             return f"manylinux_2_{policy.glibc}_{machine}"
-    # A file needs musl's libc, say, or a version that no policy knows. This says no more than the machine.
+    # a file needs musl's libc, for instance, or a version that no policy knows: this tag names only the machine
     return f"linux_{machine}"
 
 
 def allows(policy: Policy, symbol: str) -> bool:
     """Return whether a policy has a symbol version such as `GLIBCXX_3.4.30`."""
     family, _, version = symbol.partition("_")
-    # versions of a family that it does not know say nothing of a system: OpenMP's are torch's affair
+    # a family that the policy does not know is not part of the system: torch brings OpenMP, for instance
     return family not in policy.symbols or version in policy.symbols[family]
 
 
 def read_policies(machine: str) -> Iterator[Policy]:
-    """Yield the policies for a machine, lowest first; none for a machine that has no code to package."""
+    """Yield the policies for a machine, lowest first; no policies for a machine without manylinux."""
     libraries: frozenset[str] = frozenset()
     symbols: dict[str, frozenset[str]] = {}
     for added in json.loads(POLICIES.read_bytes()).get(machine, []):
@@ -101,7 +101,7 @@ def read_policies(machine: str) -> Iterator[Policy]:
 
 
 def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], NativeFile | None]:
-    """Return a `read_native_file` that parses the contents of a file once: what they need is kept in the cache."""
+    """Return a `read_native_file` that keeps the requirements of a file in the cache, by the digest of the contents."""
 
     def read(path: Path) -> NativeFile | None:
         if path not in digests:
@@ -119,8 +119,8 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
 
 
 def read_native_file(path: Path) -> NativeFile | None:
-    """Return what an ELF file needs; `None` for another format, or for a machine that no wheel is for."""
-    from elftools.elf.dynamic import DynamicSection  # only builds with native code need these
+    """Return the requirements of an ELF file; `None` for another format, or for a machine without wheel tags."""
+    from elftools.elf.dynamic import DynamicSection  # only builds with native code need elftools
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection
 

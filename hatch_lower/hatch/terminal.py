@@ -1,4 +1,4 @@
-"""What a build shows: progress while it runs, and a table at its end. Always on stderr: frontends parse stdout."""
+"""Output of a build: progress lines, and a table at the end. All on stderr, because frontends parse stdout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 NUMBERS = range(3, 8)  # columns
 LARGE = 64 << 20  # bytes of a payload that takes a second or more to write
-# What is said of a method for which nothing was exported, or nothing lowered
+# the table's word for a method that was not exported, or not lowered
 LEVELS = {1: "unchanged", 2: "same graph"}
 
 
 def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | None) -> Display:
-    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
+    """Return the display of a build: a live line on a terminal, else plain lines; no progress with `--quiet`."""
     reporter: Display = LineReporter(write_line)
     if verbosity >= 0 and sys.stderr.isatty():
         reporter = LiveReporter(sys.stderr, write_line, shutil.get_terminal_size().columns)
@@ -30,7 +30,7 @@ def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | 
 
 
 def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
-    """Return the table of what was lowered, with aligned columns, and below it why; nothing for no rows."""
+    """Return the table of lowered methods, with aligned columns, and the notes; an empty list without rows."""
     if not rows:
         return []
     return [*table_lines([HEADINGS, *map(cells_of, rows)], right=NUMBERS), *note_lines(rows)]
@@ -44,25 +44,25 @@ def writing_line(payload: Sequence[PayloadFile]) -> Iterator[str]:
 
 
 def total_line(wheel: Path, seconds: float) -> str:
-    """Return the last line of a build: size of the wheel, and time since the hook began."""
+    """Return the last line of a build: size of the wheel, and time since the start of the hook."""
     return f"wheel of {size_text(wheel.stat().st_size)} in {seconds:.1f} s"
 
 
 def weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:
-    """Yield a line for each model whose weights are to be outside the wheel: how much is, and what stays and why."""
+    """Yield a line for each model with weights outside the wheel: bytes outside, and bytes inside with the reason."""
     for model in models:
         if (record := model.outside) is None:
             continue
         files = f"{record['files']} file{'' if record['files'] == 1 else 's'}"
         kept = "; ".join(f"{size:,} {reason}" for reason, size in record["kept"].items())
         line = f"weights of {model.model}: {record['outside']:,} bytes in {files} outside the wheel"
-        copied = f", {record['copied']:,} of them copied at each load, since they are not aligned there"
+        copied = f", {record['copied']:,} bytes copied at each load, since the file does not align them"
         yield line + (copied if record["copied"] else "") + f"; in the wheel {kept or 'none'}"
 
 
 def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
-    """Yield rows of cells as lines with aligned columns; those numbered in `right` are aligned to the right."""
-    # columns that only have a heading are left out
+    """Yield rows of cells as lines with aligned columns; columns numbered in `right` are aligned to the right."""
+    # columns with a heading only are left out
     kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])] if len(rows) > 1 else []
     widths = {at: max(len(row[at]) for row in rows) for at in kept}
     for row in rows:
@@ -71,7 +71,7 @@ def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[
 
 
 def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
-    """Yield a line for what is said of a whole model, or of its methods where that differs; never twice."""
+    """Yield the note of each model, or the notes of the model's methods where the notes differ."""
     notes: dict[str, dict[str, str]] = {}
     for row in rows:
         notes.setdefault(row.model, {})[row.method] = row.note

@@ -1,4 +1,4 @@
-"""The time that stands in a distribution, where `SOURCE_DATE_EPOCH` sets one."""
+"""The time of the files in a distribution, where `SOURCE_DATE_EPOCH` sets a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def check_fixed_time(environment: Mapping[str, str]) -> None:
     if text is None or (text.isascii() and text.isdecimal() and int(text) <= LAST):
         return
     raise ConfigError(
-        "the time of the build is no number of seconds since 1970",
+        "the time of the build is not a number of seconds since 1970",
         where=f"environment variable `{VARIABLE}`",
         found=f"`{text}`",
-        hint=f"set a whole number from 0 to {LAST}, `{VARIABLE}=$(git log -1 --format=%ct)` say, or unset the variable",
+        hint=f"set a whole number up to {LAST}, like `{VARIABLE}=$(git log -1 --format=%ct)`, or unset the variable",
     )
 
 

@@ -1,4 +1,4 @@
-"""Putting the payload into a finished wheel before its metadata, and files of weights beside it."""
+"""Writing of the payload into a finished wheel, before the metadata, and of weight files beside the wheel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import PayloadFile
 
-DOCUMENT = ".json"  # how the names of plans, debug maps and the like end
+DOCUMENT = ".json"  # suffix of plans, debug maps and other documents
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
 LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache
 
@@ -41,31 +41,31 @@ def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | N
         if isinstance(error, OSError):
             what = "the payload could not be written into the wheel"
             lost = any(str(file.source) == error.filename for file in payload) and not os.path.exists(error.filename)
-            hint = "build again: the file was removed while this build ran" if lost else "see that there is space left"
+            hint = "build again: the file was removed while this build ran" if lost else "make space on the disk"
             raise PackageError(what, where=wheel.name, found=str(error), hint=hint) from error
         raise
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what builds that were killed have left in `directory`."""
+    """Remove temporary files of killed builds from `directory`."""
     for path in sorted(directory.glob(f"*{TEMPORARY_SUFFIX}")):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
-    """Give a temporary file beside `path`, which takes its place in the end and is gone after an exception."""
-    # of builds of the same file that were killed
+    """Yield a temporary file beside `path`, which replaces `path` at the end, or is removed after an exception."""
+    # temporary files of killed builds of the same file
     remove_abandoned(path.parent, f"{escape(path.name)}.*{TEMPORARY_SUFFIX}")
     temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
     number = make_held(temporary)
     try:
-        # held until it has its name: another build would remove what nobody holds
+        # held until renamed: another build would remove a file without a holder
         with os.fdopen(number, "w+b", closefd=False) as target:
             yield target
         temporary.chmod(mode)
-        # Without a wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
-        # some file systems write a file out before it may take another's place (0.3 s for 1 GiB).
+        # The wheel without payload is removed first: an interruption here leaves no wheel at all, and some file systems
+        # write a file to the disk before replacing another file (0.3 s for 1 GiB).
         path.unlink(missing_ok=True)
         os.replace(temporary, path)
     except BaseException:
@@ -78,9 +78,9 @@ def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
 def write_wheel(
     wheel: Path, source: BinaryIO, target: BinaryIO, payload: Sequence[PayloadFile], store: Store | None
 ) -> None:
-    # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped, but for plans
-    # and debug maps, which deflate to a tenth. Metadata comes last, as the specification of wheels recommends, byte for
-    # byte but for RECORD.
+    # Members before the metadata are kept byte for byte. The payload is stored without compression, so that files can
+    # be mapped; only plans and debug maps are deflated, to a tenth. Metadata comes last, as the specification of wheels
+    # recommends, kept byte for byte except for RECORD.
     members, ends = read_archive(wheel)
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
     record = next((member for member in members if member.filename == f"{metadata}RECORD"), None)
@@ -92,7 +92,7 @@ def write_wheel(
     with zipfile.ZipFile(source) as file:
         rows = add_rows(file.read(record).decode(), metadata, payload)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as written:
-        # what `written` has not written itself it only lists: it writes the directory when it is closed
+        # `written` lists members that were copied, and writes the directory when closed
         written.filelist += members[:first]
         copy_span(source, target, 0, members[first].header_offset)
         with hashing_thread(payload) as pool:
@@ -120,7 +120,7 @@ def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
 
 def hashing_thread(payload: Sequence[PayloadFile]) -> AbstractContextManager[ThreadPoolExecutor | None]:
     if sum(file.size for file in payload) < LARGE:
-        return nullcontext()  # what it takes to have a thread costs more than a small payload does
+        return nullcontext()  # starting a thread takes longer than hashing a small payload
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(1)
@@ -129,11 +129,11 @@ def hashing_thread(payload: Sequence[PayloadFile]) -> AbstractContextManager[Thr
 def write_payload(
     target: BinaryIO, file: PayloadFile, date: Date, pool: ThreadPoolExecutor | None, store: Store | None
 ) -> zipfile.ZipInfo:
-    """Append one payload file and see that it is what was lowered."""
+    """Append a payload file, and compare its size and digest with the lowered file."""
     if store is not None and file.source != store.blob_path(file.sha256):
         store = None
     noted = store is not None and file.size >= LARGE
-    # an earlier one is right whenever the file turns out to have its sha256, and takes longer to compute than that
+    # a checksum from an earlier build is right if the sha256 is, and computing takes longer than a look-up
     key = digest_of(["crc32", file.sha256])
     known = store.find(key, shared=False) if store is not None and noted else None
     checksum = int(known["crc32"]) if known is not None and "crc32" in known else None
@@ -145,21 +145,21 @@ def write_payload(
         else:
             entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
     if (size, digest) != (file.size, file.sha256):
-        what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
+        what = f"the file for `{file.path}` is no longer the lowered file: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
         hint = (
             "build again: the damaged file was removed" if discard(store, file) else "delete this file and build again"
         )
         raise PackageError(what, where=str(file.source), found=found, hint=hint)
     if store is not None and noted:
-        store.note_whole(file.sha256, before, began_ns)  # so the next build does not read it twice
+        store.note_whole(file.sha256, before, began_ns)  # so the next build does not read the file twice
         if checksum is None:
             store.put(key, {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
     return entry
 
 
 def discard(store: Store | None, file: PayloadFile) -> bool:
-    """Remove a damaged file from the cache; return whether it is gone."""
+    """Remove a damaged file from the cache; return whether the file is gone."""
     return store is not None and not store.holds(file.sha256) and not file.source.exists()
 
 
@@ -173,7 +173,7 @@ def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> byte
     return text.getvalue().encode()
 
 
-# wheels that never got their payload: where no kill prevents it, they do not stay
+# wheels that never got their payload are removed, unless the process is killed
 
 
 def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
@@ -185,8 +185,8 @@ def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def remove_unfinished(directory: Path, project: str, before: Mapping[str, tuple[int, int]], member: str) -> None:
-    """Remove the wheels of a project that have been made since `before` and that do not hold the payload."""
-    # hatchling may copy a wheel to a disk that is too small, or a hook may fail before ours has its turn
+    """Remove the wheels of a project that were made since `before` and that lack the payload."""
+    # hatchling may copy a wheel to a full disk, or another hook may fail before the hook `lower` finishes
     for name, status in wheels_in(directory).items():
         if name.startswith(f"{project}-") and before.get(name) != status and not has_member(directory / name, member):
             (directory / name).unlink(missing_ok=True)
@@ -200,11 +200,11 @@ def has_member(wheel: Path, member: str) -> bool:
         return False
 
 
-# files of weights beside the wheel, for uploading: the wheel says only what they are called and hold
+# weight files beside the wheel, for uploading: the wheel has only their names and digests
 
 
 def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
-    """Write files into the folder of a wheel, each whole or not at all; return where they are."""
+    """Write files into the folder of a wheel, each completely or not at all; return the paths."""
     folder = wheel.parent
     try:
         mode = stat.S_IMODE(wheel.stat().st_mode)
@@ -216,7 +216,7 @@ def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
             "weights could not be written beside the wheel",
             where=str(error.filename or folder),
             found=error.strerror or str(error),
-            hint="see that there is space left, and build again",
+            hint="make space on the disk, and build again",
         ) from error
     return [folder / file.path for file in files]
 
@@ -229,7 +229,7 @@ def copy_file(target: Path, file: PayloadFile, mode: int) -> None:
             written.write(piece)
         if digest.hexdigest() != file.sha256:
             raise PackageError(
-                f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged",
+                f"the file for `{file.path}` is no longer the lowered file: the cache is damaged",
                 where=str(file.source),
                 hint="delete this file and build again",
             )

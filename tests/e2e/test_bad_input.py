@@ -262,7 +262,7 @@ def test_a_failure_inside_finalize(project: Callable[[str], Project], tmp_path: 
     temporary.mkdir()
     message = message_of(bad, {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"})
     assert message.startswith(
-        "the file for `tiny/_lowered/manifest.json` no longer holds what was lowered: the cache is damaged\n"
+        "the file for `tiny/_lowered/manifest.json` is no longer the lowered file: the cache is damaged\n"
     )
     assert message.endswith("to do: delete this file and build again")
     assert list(temporary.glob("hatch-lower-*")) == []

@@ -105,7 +105,7 @@ def test_a_cache_that_the_project_includes_by_name_is_refused(
         sdist_of(root)
     shown = capfd.readouterr().err
     assert shown.startswith(
-        "hatch-lower: the cache of hatch-lower would go into the source distribution, and its records"
+        "hatch-lower: the source distribution would contain the cache of hatch-lower, whose records"
     )
     assert "HATCH_LOWER_CACHE_DIR" in shown
     assert list((root / "dist").iterdir()) == []

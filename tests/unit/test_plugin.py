@@ -541,7 +541,7 @@ def test_wrong_inputs_fail_the_source_distribution(
     assert caught.value.code == 1
     shown = capfd.readouterr()
     assert shown.out == ""
-    what = "what the build hook `lower` adds to the source distribution is wrong"
+    what = "the build hook `lower` cannot add files to the source distribution: wrong settings"
     assert shown.err.startswith(f"hatch-lower: {what}\n  found: {message}")
     assert list((root / "dist").iterdir()) == []
 
@@ -579,13 +579,13 @@ def test_a_removed_file_that_becomes_another_is_an_error(
     root = make_project()
     with pytest.raises(SystemExit):
         list(Removing(str(root), plugin_manager=manager()).build(versions=["standard"]))
-    assert "became another when it was made again" in capfd.readouterr().err
+    assert "differs after being made again" in capfd.readouterr().err
     assert list((root / "dist").iterdir()) == []
 
 
 WEIGHTS_LINE = (
-    "weights of digits: 9 bytes in 1 file outside the wheel, 4 of them copied at each load, since they are not aligned"
-    " there; in the wheel 1,234 not there; 5 elsewhere"
+    "weights of digits: 9 bytes in 1 file outside the wheel, 4 bytes copied at each load, since the file does not align"
+    " them; in the wheel 1,234 not there; 5 elsewhere"
 )
 
 
@@ -775,9 +775,9 @@ def test_a_module_that_the_export_removes_fails_the_build(
     with pytest.raises(SystemExit):
         build_wheel(root)
     assert capfd.readouterr().err.endswith(
-        "hatch-lower: files that belong into the wheel were removed while the models were exported\n"
+        "hatch-lower: files of the wheel were removed while the models were exported\n"
         "  where: digits\n  found: `src/digits/model.py`\n"
-        "  to do: bring them back, and let the model's code remove only what it has made itself\n"
+        "  to do: restore the files, and let the model's code remove only files that the code has made\n"
     )
     assert list((root / "dist").iterdir()) == []
 
@@ -790,8 +790,8 @@ def test_a_packaged_file_whose_name_is_no_utf8_fails_the_build(
     with pytest.raises(SystemExit):
         build_wheel(root)
     assert capfd.readouterr().err.endswith(
-        "hatch-lower: a file of the wheel has a name that is no UTF-8\n  where: digits/names\\udcff.txt\n"
-        "  to do: rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`\n"
+        "hatch-lower: a file of the wheel has a name that is not UTF-8\n  where: digits/names\\udcff.txt\n"
+        "  to do: rename the file, or add the file to `exclude` under `[tool.hatch.build.targets.wheel]`\n"
     )
 
 
@@ -807,7 +807,10 @@ def test_a_failure_in_finalize_removes_the_wheel(
     assert caught.value.code == 1
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert "hatch-lower: the file for `digits/_lowered/digits/constants.safetensors` no longer holds" in shown.err
+    assert (
+        "hatch-lower: the file for `digits/_lowered/digits/constants.safetensors` is no longer the lowered file"
+        in shown.err
+    )
     assert list((root / "dist").iterdir()) == []
     assert list((tmp_path / "temporary").iterdir()) == []
 

@@ -358,7 +358,7 @@ def test_a_time_of_the_environment_is_taken(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1e9", " 1", "1.5", "\u0663", str(2**32), "9" * 30])
 def test_a_time_that_no_archive_can_hold_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="the time of the build is no number of seconds since 1970") as caught:
+    with pytest.raises(ConfigError, match="the time of the build is not a number of seconds since 1970") as caught:
         check_fixed_time({"SOURCE_DATE_EPOCH": text})
     assert caught.value.found == f"`{text}`"
 

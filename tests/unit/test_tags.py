@@ -81,7 +81,7 @@ def test_files_for_different_machines_are_refused() -> None:
     with pytest.raises(PackageError) as caught:
         platform_tag([native("x86_64"), native("aarch64")])
     assert str(caught.value) == (
-        "the native code in the payload is for different machines, and a wheel can be for one only\n"
+        "the native code in the payload is for different machines, but a wheel has a single machine\n"
         "  found: aarch64, x86_64\n"
         "  to do: build one wheel for each machine"
     )

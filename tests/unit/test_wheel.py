@@ -195,7 +195,7 @@ def test_a_damaged_cache_entry_removes_the_wheel(dist: Path, payload: list[Paylo
 
     digest = hashlib.sha256(damaged.source.read_bytes()).hexdigest()
     assert str(caught.value) == (
-        "the file for `digits/_lowered/digits/constants.safetensors` no longer holds what was lowered: "
+        "the file for `digits/_lowered/digits/constants.safetensors` is no longer the lowered file: "
         "the cache is damaged\n"
         f"  where: {damaged.source}\n"
         f"  found: {damaged.source.stat().st_size} bytes with sha256 {digest} instead of "
