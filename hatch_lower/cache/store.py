@@ -83,7 +83,7 @@ class Store(Frozen):
         value = self.find(key)
         if value is None and self.mode == "frozen":
             raise CacheError(
-                "the cache is frozen and does not hold what this build needs",
+                "the cache is frozen and lacks a result that this build needs",
                 where=subject,
                 found=f"no entry {key[:16]}… in {self.directory}",
                 hint="build once with `HATCH_LOWER_CACHE=on`, or let `hatch-lower explain` name the change",

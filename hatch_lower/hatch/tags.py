@@ -112,7 +112,7 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
             file = read_native_file(path)
             store.put(key, {"native file": digests[path]}, {"needs": encode(file)})
             return file
-        needs: NativeFile | None = decode(NativeFile | None, known["needs"], "what a native file needs")
+        needs: NativeFile | None = decode(NativeFile | None, known["needs"], "the requirements of a native file")
         return needs
 
     return read

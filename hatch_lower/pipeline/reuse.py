@@ -195,7 +195,7 @@ def refuse_frozen(store: Store, model: str, found: str, missing: Sequence[str] =
             made = f"; not made: {', '.join(f'`{unit}`' for unit in units)}"
             hint = f"make them with `hatch-lower lower {' '.join(f'--only {unit}' for unit in units)}`, or "
         raise CacheError(
-            "the cache is frozen and does not hold what this build needs",
+            "the cache is frozen and lacks a result that this build needs",
             where=f"model `{model}`",
             found=f"{found}{made}",
             hint=f"{hint}build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last"

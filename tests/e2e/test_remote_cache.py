@@ -68,7 +68,7 @@ def test_native_code_that_nobody_signed_is_built_again(
     done = elsewhere(scenario, "b").build(environment={**remote, "HATCH_LOWER_CACHE": "frozen"})
     assert done.status != 0
     assert "and is not signed" in done.output
-    assert "the cache is frozen and does not hold what this build needs" in done.output
+    assert "the cache is frozen and lacks a result that this build needs" in done.output
     # `test_reproducible` has a build that takes what nobody signed, as it is told to
     assert sha256(elsewhere(scenario, "c").wheel(remote)) == first
 

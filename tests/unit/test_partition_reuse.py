@@ -416,6 +416,6 @@ def test_a_frozen_cache_names_what_it_lacks_and_lowers_nothing(
         lower(stack(seeds=[100 if i == 2 else i for i in range(LAYERS)]), "WeightsBackend", mode="frozen")
     assert made == []
     message = str(raised.value)
-    assert "the cache is frozen and does not hold what this build needs" in message
+    assert "the cache is frozen and lacks a result that this build needs" in message
     assert "a partition of `forward` for the backend `WeightsBackend`" in message
     assert "build once with `HATCH_LOWER_CACHE=on`" in message

@@ -119,7 +119,7 @@ def test_a_result_that_json_does_not_hold_is_made_anew_each_time(
         module, reused = lower(program, tmp_path, "on")
         assert module.result is result
         assert reused == 0
-    with pytest.raises(CacheError, match="the cache is frozen and does not hold what this build needs"):
+    with pytest.raises(CacheError, match="the cache is frozen and lacks a result that this build needs"):
         lower(program, tmp_path, "frozen")
 
 

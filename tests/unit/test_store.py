@@ -98,7 +98,7 @@ def test_a_miss_in_a_frozen_cache_is_an_error_that_says_what_missed(tmp_path: Pa
     with pytest.raises(CacheError) as caught:
         store.get(KEY, "a partition of `forward` for the backend `aoti`")
     assert str(caught.value) == (
-        "the cache is frozen and does not hold what this build needs\n"
+        "the cache is frozen and lacks a result that this build needs\n"
         "  where: a partition of `forward` for the backend `aoti`\n"
         f"  found: no entry {KEY[:16]}… in {tmp_path}\n"
         "  to do: build once with `HATCH_LOWER_CACHE=on`, or let `hatch-lower explain` name the change"
