@@ -22,7 +22,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an instruction or an input of the same graph put into a slot."""
+    """The value of a slot, written by an instruction or an input of the same graph."""
 
     slot: int
 
@@ -40,7 +40,7 @@ class ConstantName:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    # one of torch's own constants: a kind and a name of `NAMES`
+    # a constant of torch itself: a kind and a name of `NAMES`
     kind: str
     name: str
 
@@ -57,9 +57,9 @@ def read_argument(value: object, depth: int = 0) -> object:
         if "c" in value:
             return ConstantName(read_text(value["c"]))
     if isinstance(value, list):
-        if depth >= DEPTH_LIMIT:  # Python would end with a `RecursionError` far later
+        if depth >= DEPTH_LIMIT:  # well before Python's `RecursionError`
             raise Damage(f"lists of more than {DEPTH_LIMIT} levels")
-        # a tuple, for a plan is frozen
+        # a tuple, because a plan is frozen
         return tuple(read_argument(item, depth + 1) for item in value)
     return read_literal(value)
 
@@ -87,7 +87,7 @@ def read_literal(value: object) -> object:
 Literal = Annotated[bool | int | float | complex | str | Special | None, read_literal]
 if TYPE_CHECKING:
     Argument: TypeAlias = "Literal | Value | ConstantName | tuple[Argument, ...]"
-else:  # no type that is evaluated can contain itself
+else:  # a type cannot contain itself at run time
     Argument = Annotated[object, read_argument]
 
 
@@ -109,7 +109,7 @@ def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
 
 
 def _read_number(value: object) -> float:
-    # JSON may also write it as an integer or as `{"float": …}`
+    # JSON may also write a float as an integer or as `{"float": …}`
     if not isinstance(value, dict):
         return read_float(value)
     number = read_literal(value)

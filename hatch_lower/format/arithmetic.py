@@ -1,7 +1,7 @@
-"""The operations of sizes that depend on symbols: kinds of their arguments, and their values as Python computes these.
+"""Operations in symbolic sizes: the kinds of their arguments, and their values by the rules of Python.
 
-Python's errors are values here: a division by 0, a root of a negative number or an overflow gives -1 as an integer,
-which is no size, and NaN as a real number.
+Errors of Python become values: a division by 0, a root of a negative number or an overflow is -1 as an integer, which
+is never a valid size, and NaN as a real number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 EXPONENT_LIMIT = 64
-BITS_LIMIT = 4096  # of a power whose exponent is no literal
+BITS_LIMIT = 4096  # of the result of a power whose exponent is not a literal
 NO_SIZE = -1
 
 
@@ -31,10 +31,10 @@ NUMBERS = (Kind.INTEGER, Kind.REAL)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    arity: int | None  # `None`: one or more
-    kind: Callable[..., Kind | None]  # of the result, from the kinds of the arguments; `None` where these do not fit
+    arity: int | None  # `None`: any number from 1
+    kind: Callable[..., Kind | None]  # kinds of the arguments to kind of the result; `None` if the arguments do not fit
     compute: Callable[..., Any]
-    sign: str = ""  # between the arguments of an operation that Python writes with a sign
+    sign: str = ""  # Python's operator sign, written between the arguments
 
 
 def only(given: Kind, result: Kind) -> Callable[..., Kind | None]:
@@ -72,7 +72,7 @@ def power(base: int, exponent: int) -> int:
 
 
 def total(*numbers: Any) -> Any:
-    return reduce(operator.add, numbers)  # `sum` adds real numbers more exactly than `+` does
+    return reduce(operator.add, numbers)  # not `sum`: `sum` rounds real numbers less than `+` does
 
 
 def product(*numbers: Any) -> Any:
@@ -88,7 +88,7 @@ def least(*numbers: Any) -> Any:
 
 
 def real(function: Callable[..., Any], *numbers: Any) -> float:
-    """Return the value of a function of real numbers, or NaN where Python has an error or a complex number."""
+    """Return the value of a function of real numbers; NaN if Python raises an error or returns a complex number."""
     try:
         value = function(*numbers)
     except (ArithmeticError, ValueError):
@@ -97,7 +97,7 @@ def real(function: Callable[..., Any], *numbers: Any) -> float:
 
 
 def whole(function: Callable[[float], int], number: Any) -> int:
-    """Return the integer that a real number is rounded to, or -1 for NaN and infinities."""
+    """Round a real number to an integer; -1 for NaN and infinities."""
     return function(number) if math.isfinite(number) else NO_SIZE
 
 

@@ -1,7 +1,7 @@
-"""JSON to frozen dataclasses and back, so that nothing is pickled between processes, builds and machines.
+"""JSON to frozen dataclasses and back, so that processes, builds and machines exchange no pickles.
 
-`decode` believes nothing: each value is checked against the type of its field, `Annotated` types with the function
-that they name, and the whole object with its class's own method `validate`. Whatever is wrong becomes one
+`decode` trusts no input: every value is checked against the type of its field, a value of an `Annotated` type by the
+annotated function, and the whole object by the `validate` method of its class. The first mistake is raised as a
 `ProgramError` with the path of the field.
 """
 
@@ -27,7 +27,7 @@ Reader: TypeAlias = Callable[[object], Any]
 
 
 class Damage(Exception):  # noqa: N818
-    """What is wrong with a JSON value. What reads the values around it puts the way to it in front of `path`."""
+    """A mistake in a JSON value. Each reader of an enclosing value prepends its own key or index to `path`."""
 
     def __init__(self, found: str, path: str = "") -> None:
         super().__init__(found)
@@ -54,10 +54,10 @@ def refuse(where: str, found: str) -> NoReturn:
 
 
 def decode(kind: object, value: object, where: str) -> Any:
-    """Return a JSON value as a type: a dataclass, a scalar, or any nesting of tuples, mappings and unions of them.
+    """Convert a JSON value to a type: a dataclass, a scalar, or nested tuples, mappings and unions.
 
-    Of a union all members but `None` are dataclasses, told apart by their class attribute `kind`. A value that does not
-    fit is a `ProgramError`; `where` names the file in its message.
+    The members of a union, except `None`, are dataclasses, distinguished by the class attribute `kind`. Raises
+    `ProgramError` if the value does not fit the type; `where` names the file in the message.
     """
     try:
         return reader_of(kind)(value)
@@ -70,8 +70,8 @@ def decode(kind: object, value: object, where: str) -> Any:
 
 def encode(value: object, *, packaged: bool = False) -> Any:
     """Return the JSON value that `decode` reads."""
-    # `packaged`: leave out fields that have their default, and write numbers that JSON cannot hold as objects
-    if isinstance(value, str | int | None):  # first, for most values are
+    # `packaged`: leave out fields with default values, and write complex and non-finite numbers as objects
+    if isinstance(value, str | int | None):  # first, because most values are of these types
         return value
     if isinstance(value, tuple | list):
         return [encode(item, packaged=packaged) for item in value]
@@ -111,7 +111,7 @@ def parse_json(data: bytes, where: str) -> object:
     try:
         text = data.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant)
-        if "\\u" in text:  # an escape is the one way to write a lone surrogate
+        if "\\u" in text:  # only an escape can write a lone surrogate
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         refuse(where, "JSON that nests too deeply")
@@ -121,7 +121,7 @@ def parse_json(data: bytes, where: str) -> object:
 
 
 def decode_file(kind: type[Record], data: bytes, schema: int, where: str) -> Record:
-    """Return what a JSON file holds beside its key `schema`, if that is no newer than `schema`."""
+    """Decode a JSON file, without its key `schema`; raise `ProgramError` if its schema is newer than `schema`."""
     value = parse_json(data, where)
     if not isinstance(value, dict) or "schema" not in value:
         refuse(where, "no JSON object with the key `schema`")
@@ -147,7 +147,7 @@ def shown(value: object) -> str:
     return f"{value!r:.40}"
 
 
-# readers: made once for each type, since looking at a field's type takes longer than reading a value
+# Readers are made once for each type: inspecting the type of a field takes longer than reading a value.
 
 
 @functools.cache
@@ -190,8 +190,8 @@ def defaults_of(kind: Any) -> dict[str, Any]:
 
 
 def types_of(kind: Any) -> dict[str, object]:
-    # Modules with classes of packaged files do not postpone annotations: their texts would be compiled and run, which
-    # takes 0.2 ms for a class, and `load` runs nothing while it reads
+    # Modules with classes of packaged files do not postpone annotations: `get_type_hints` would compile and run the
+    # texts, which takes 0.2 ms for a class, and `load` must not run code while reading
     types = {field.name: field.type for field in fields(kind)}
     if any(isinstance(kind, str) for kind in types.values()):
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -201,7 +201,7 @@ def types_of(kind: Any) -> dict[str, object]:
 
 def tag_of(kind: type) -> str | None:
     tag = getattr(kind, "kind", None)
-    return tag if isinstance(tag, str) else None  # the `kind` of a class with a field of that name is a descriptor
+    return tag if isinstance(tag, str) else None  # in a class with a field `kind`, the attribute is a descriptor
 
 
 def _record_reader(kind: Any) -> Reader:
@@ -213,7 +213,7 @@ def _record_reader(kind: Any) -> Reader:
 
     def read(value: object) -> object:
         nonlocal columns
-        # not before: most programs have no loops; and at once, for others may load in other threads
+        # only now, since most programs have no loops, and in a single assignment, since other threads may load, too
         if columns is None:
             columns = [(name, field is str, reader_of(field)) for name, field in types_of(kind).items()]
         if not isinstance(value, dict):
@@ -228,7 +228,7 @@ def _record_reader(kind: Any) -> Reader:
         try:
             for name, is_text, read_field in columns:
                 item = value.get(name, MISSING)
-                if is_text and type(item) is str:  # so are many fields, and the call would take longest
+                if is_text and type(item) is str:  # a shortcut: many fields are texts, and the call is the slow part
                     given.append(item)
                 else:
                     given.append(defaults[name] if item is MISSING else read_field(item))
@@ -266,7 +266,7 @@ def _list_reader(kind: object) -> Reader:
         result: list[object] = []
         try:
             for item in read_list(value):
-                result.append(read_item(item))  # noqa: PERF401 (its length says which item is damaged)
+                result.append(read_item(item))  # noqa: PERF401 (the length is the index of a damaged item)
         except Damage as damage:
             if isinstance(value, list):
                 damage.path = f"[{len(result)}]{damage.path}"
@@ -352,14 +352,14 @@ def read_float(value: object) -> float:
 
 
 def _read_number(key: str) -> int:
-    # JSON holds integers that are keys as text
+    # JSON has texts as keys only
     if not (key.isascii() and key.isdecimal() and len(key) < len(str(GREATEST_INTEGER))):
         raise Damage(f"{key[:40]!r} instead of a number")
     return int(key)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    # Python's reader takes more than JSON: NaN and infinities
+    # Python's reader also accepts NaN and infinities, which are not JSON
     raise ValueError(f"the constant {name}")
 
 

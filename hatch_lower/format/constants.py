@@ -8,15 +8,14 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Dtype, Natural, Text
 
-# Where named data of delegates lie in the constants file, it is one of ExecuTorch's `.ptd` files as well. This header
-# stands behind the first 8 bytes: magic, own length, where the flatbuffer begins, its length, where the data begin, and
-# their length.
+# A constants file with named data of delegates is also an ExecuTorch `.ptd` file. This header follows the first 8
+# bytes: magic, length of the header, offset and length of the flatbuffer, offset and length of the data.
 DATA_MAP_MAGIC = b"FH01"
 DATA_MAP_HEADER = struct.Struct("<4sIQQQQ")
 DATA_MAP_BYTES = 8 + DATA_MAP_HEADER.size
 
-LENGTH_BYTES = 8  # with which a safetensors file begins: how many its header has
-HEADER_LIMIT = 100_000_000  # safetensors' own
+LENGTH_BYTES = 8  # a safetensors file begins with the length of its header in 8 bytes
+HEADER_LIMIT = 100_000_000  # bytes, the limit of safetensors itself
 
 CONSTANTS, CONSTANTS_WITH_MAP = "constants.safetensors", "constants.ptd"
 CONSTANTS_FILES = (f"/{CONSTANTS}", f"/{CONSTANTS_WITH_MAP}")
@@ -26,7 +25,7 @@ CONSTANTS_FILES = (f"/{CONSTANTS}", f"/{CONSTANTS_WITH_MAP}")
 class Storage:
     """A one-dimensional tensor in the constants file, in memory order."""
 
-    key: Text  # `content_key` of what it held when it was packaged
+    key: Text  # `content_key` of the packaged bytes
     dtype: Dtype
     length: Natural  # elements
 
@@ -40,25 +39,25 @@ class Storage:
 
     @property
     def may_hold_indices(self) -> bool:
-        # elements that say where in memory to read must not be replaced by others
+        # elements that may be offsets into memory: the bytes must match their digest before use
         return self.dtype in ("int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A view of a storage; shape, stride and offset in elements of its own dtype."""
+    """A view of a storage; shape, stride and offset in elements of the view's dtype."""
 
-    storage: Natural  # index into the plan's storages; tied constants have the same
+    storage: Natural  # index into the plan's storages; tied constants share a storage
     dtype: Dtype
     shape: tuple[Natural, ...]
     stride: tuple[Natural, ...]
     offset: Natural
-    mutable: bool  # whether some method changes it in place
+    mutable: bool  # whether a method writes to the constant in place
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header of a safetensors file says of a tensor; the offsets are bytes behind the header."""
+    """The entry of a tensor in the header of a safetensors file; the offsets are bytes after the header."""
 
     dtype: str
     shape: tuple[Natural, ...]
@@ -66,7 +65,7 @@ class TensorEntry:
 
 
 def tensors_begin(data: bytes) -> int:
-    """Return where in a constants file, given its first `DATA_MAP_BYTES`, the safetensors file begins."""
+    """Return the offset of the safetensors file in a constants file, from the file's first `DATA_MAP_BYTES`."""
     if data[8:12] != DATA_MAP_MAGIC or len(data) < DATA_MAP_BYTES:
         return 0
     begin: int = DATA_MAP_HEADER.unpack_from(data, 8)[4]
@@ -74,7 +73,7 @@ def tensors_begin(data: bytes) -> int:
 
 
 def header_span(data: memoryview, begin: int = 0) -> tuple[int, int] | None:
-    """Return where the header of a safetensors file that begins at `begin` lies; `None` if it does not fit."""
+    """Return begin and end of the header of the safetensors file at `begin`; `None` if the file is too short."""
     first = begin + LENGTH_BYTES
     length = int.from_bytes(data[begin:first], "little")
     return (first, first + length) if length <= min(len(data) - first, HEADER_LIMIT) else None

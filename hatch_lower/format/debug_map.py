@@ -1,7 +1,7 @@
 """Debug maps: from the instructions of a program or delegate to ops, module paths and source lines."""
 
-# A debug handle is a number that each node of an edge program carries. A backend says which handles each of its
-# instructions computes; the emitter says it of each instruction of a plan, and what stands behind each handle.
+# A debug handle is a number that each node of an edge program carries. A backend maps each instruction of its blob to
+# handles; the emitter maps each instruction of a plan to handles, and each handle to an origin.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,15 +11,15 @@ from hatch_lower.format.codec import decode_file, encode
 from hatch_lower.format.values import Digest
 
 DEBUG_SCHEMA = 3
-NO_REASON = "no backend took it"  # of a node of which no partitioner said why
+NO_REASON = "not taken by any backend"  # for a node without a reason from any partitioner
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What stands behind a debug handle."""
+    """The operation behind a debug handle: op, module path and source line."""
 
     op: str  # edge op: `aten.conv2d.default`
-    module: str = ""  # path of the submodule that called it, empty for the model itself
+    module: str = ""  # path of the calling submodule, empty for the model itself
     source: str = ""  # `digits/model.py:31`, relative to the project, an import root or site-packages; empty if unknown
 
 
@@ -27,14 +27,14 @@ class Origin:
 class Detail:
     """Result and arguments of an exported operation, for people."""
 
-    result: str  # `float32[batch, 10]`; of several results with commas between; empty if torch noted no value
+    result: str  # `float32[batch, 10]`; several results are separated by commas; empty if torch noted no value
     arguments: tuple[str, ...] = ()  # `weight: classify.weight float32[10, 32]`, `stride: [2, 2]`, in torch's order
 
 
 @dataclass(frozen=True, slots=True)
 class DelegateDebug:
     backend: str
-    map: Mapping[str, tuple[int, ...]] | None = None  # instruction ids (as text) to handles, if the backend told them
+    map: Mapping[str, tuple[int, ...]] | None = None  # instruction ids (as text) to handles, if the backend has a map
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,14 @@ class MethodDebug:
     instructions: Mapping[str, tuple[int, ...]]  # by path: `"3"`, or `"4.true.0"` in a nested graph
     delegates: Mapping[str, DelegateDebug]  # by the path of the call
     undelegated: tuple[Undelegated, ...]  # in the order of the graph
-    # by handle: which others made what its operation reads, inside delegates too; method inputs by `input_number`
+    # by handle: handles of the operations whose results the operation reads, also inside delegates; a method input is
+    # represented by `input_number`
     reads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    # by handle; none of an operation that a pass added
+    # by handle; operations that a pass added have no detail
     details: Mapping[int, Detail] = field(default_factory=dict)
 
     def origins(self, path: str, identifier: int | str | None = None) -> tuple[Origin, ...]:
-        """What an instruction computes, or one instruction of the delegate that it calls."""
+        """Return the origins of an instruction, or of an instruction inside the delegate called at `path`."""
         if identifier is None:
             handles = self.instructions.get(path)
         else:
@@ -69,7 +70,7 @@ class MethodDebug:
         return tuple(self.handles[handle] for handle in handles)
 
 
-NO_DEBUG = MethodDebug({}, {}, {}, ())  # of a method that the file does not name
+NO_DEBUG = MethodDebug({}, {}, {}, ())  # for a method that is missing in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class DebugMap:
 
 
 def input_number(position: int) -> int:
-    """Return what stands for an input of a method where others are handles, or the position of such a number."""
+    """Return the negative number that represents a method input among handles. The function is its own inverse."""
     return -1 - position
 
 

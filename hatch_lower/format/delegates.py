@@ -1,4 +1,4 @@
-"""Delegates of a plan: which backend runs which file, bound to which constants, on which machine."""
+"""Delegates of a plan: for each its backend, file, constants and target machine."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,10 @@ from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Natural, RelativePath, Text
 from hatch_lower.frozen import Frozen
 
-# of files in no format of their own; programs that look for pickles take a `.bin` for one, and fail on it
+# suffix of files without a format of their own; not `.bin`, which scanners for pickles expect to be a pickle
 BLOB_SUFFIX = "blob"
 
-PAGE_SIZE = 4096  # a mapped file begins at a multiple of so many bytes on every machine
+PAGE_SIZE = 4096  # bytes; on every machine the address of a mapped file is a multiple of this number
 
 
 class TargetEntry(Frozen):
@@ -23,26 +23,26 @@ class TargetEntry(Frozen):
 class DataLayout(Frozen):
     dtype: Text
     sizes: tuple[Natural, ...]
-    dim_order: tuple[Natural, ...]  # from the outermost in memory to the innermost
+    dim_order: tuple[Natural, ...]  # dimensions from the outermost to the innermost in memory
 
 
 class DataFile(Frozen):
-    """Named data of a delegate: a file that holds nothing else."""
+    """Named data of a delegate in a file of their own."""
 
     file: RelativePath  # relative to the `_lowered` folder
     size: Natural  # bytes
-    alignment: Natural  # the multiple of bytes at which it must lie in memory
-    layout: DataLayout | None  # `None` where it is no tensor
+    alignment: Natural  # bytes; the address in memory must be a multiple
+    layout: DataLayout | None  # `None` if the data are not a tensor
 
     def validate(self) -> None:
         if self.alignment == 0 or PAGE_SIZE % self.alignment:
             raise Damage(f"an alignment of {self.alignment} bytes")
         if self.layout is not None and not is_whole(self.layout, self.size):
-            raise Damage(f"{self.size} bytes for another tensor")
+            raise Damage(f"{self.size} bytes in another layout")
 
 
 class NamedConstant(Frozen):
-    """Named data of a delegate that lie in the constants file, which are weights."""
+    """Named data of a delegate that are weights, in the constants file."""
 
     storage: Natural  # index into the plan's storages
     layout: DataLayout
@@ -51,16 +51,16 @@ class NamedConstant(Frozen):
 class DelegateEntry(Frozen):
     backend: Text  # id in the entry-point group `hatch_lower.delegates`
     file: RelativePath  # relative to the `_lowered` folder
-    constants: tuple[Text, ...]  # those to bind, in order
-    info: Mapping[str, object]  # facts that the compile half left for the run half
-    target: TargetEntry | None  # `None` where it is portable
-    # what it puts beside the blob; a name means the same data in all delegates of a plan
+    constants: tuple[Text, ...]  # names of the constants to bind, in order
+    info: Mapping[str, object]  # facts from the compile half for the run half
+    target: TargetEntry | None  # `None` if the blob is portable
+    # named data in files beside the blob; in all delegates of a plan a name means the same data
     data: Mapping[Text, DataFile] = field(default_factory=dict)
-    named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # what it has in the constants file
+    named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # named data in the constants file
 
 
 def holds_state(entry: DelegateEntry) -> bool:
-    # state of its own, beside the constants that it is bound to
+    # internal state, in addition to the bound constants
     return entry.info.get("stateful") is True
 
 
@@ -71,9 +71,9 @@ def data_name(digest: str) -> str:
 def meanings(
     data: Mapping[str, DataFile], named: Mapping[str, NamedConstant]
 ) -> Iterator[tuple[str, DataFile | NamedConstant]]:
-    """Yield what each name of a delegate stands for, and in all other delegates of its plan."""
+    """Yield each name of a delegate with its data, which must be equal in all delegates of a plan."""
     for name, file in data.items():
-        yield name, replace(file, alignment=1)  # each may ask for its own
+        yield name, replace(file, alignment=1)  # the alignment may differ between delegates
     yield from named.items()
 
 

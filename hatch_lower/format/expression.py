@@ -1,8 +1,8 @@
-"""Sizes that depend on symbols: `int | float | bool | "s0" | {"op": …, "args": […]}`, computed as Python does.
+"""Symbolic sizes: `int | float | bool | "s0" | {"op": …, "args": […]}`, evaluated by the rules of Python.
 
-A size is an integer. Inside of one there may be real numbers, of double precision, and conditions; each operation says
-of which kind its arguments are, so that all errors of kind are found when a file is read. Each operation has a value
-for all arguments: where Python raises an error, an integer is -1, which is no size, and a real number is NaN.
+A size is an integer. Its expression may contain real numbers, of double precision, and conditions. Each operation
+declares the kinds of its arguments, so that every error of kind is found while reading a file. Operations never raise:
+where Python raises an error, an integer is -1, which is never a valid size, and a real number is NaN.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_part(value: object, depth: int) -> Any:
     if not isinstance(value, dict):
         return read_integer(value)
     if value.keys() != {"op", "args"}:
-        raise Damage("an object without just `op` and `args` instead of a size")
+        raise Damage("an object with other keys than `op` and `args` instead of a size")
     op = value["op"]
     if not isinstance(op, str) or op not in OPERATIONS:
         raise Damage(f"unknown operation {op!r:.40}")
@@ -69,7 +69,7 @@ def read_part(value: object, depth: int) -> Any:
         raise Damage(f"`{op}` of {', '.join(NOUNS[kind_of(part)] for part in args[:4])}")
     if op in ("floordiv", "mod") and args[1] == 0:
         raise Damage("a division by 0")
-    # a file must not make its reader compute huge numbers
+    # reading a file must not compute huge numbers
     if op == "pow" and isinstance(args[1], int) and not 0 <= args[1] <= EXPONENT_LIMIT:
         raise Damage("an exponent that is not from 0 to 64")
     compound = Compound(op, args)
@@ -105,7 +105,7 @@ def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
 
 
 def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
-    """Return an expression as a reader would write it, with `names` for the symbols: `2*batch + 1`."""
+    """Return an expression in Python's notation, with `names` for the symbols: `2*batch + 1`."""
     if isinstance(expression, str):
         return names.get(expression, expression)
     if not isinstance(expression, Compound):
@@ -114,7 +114,7 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
     match expression.op:
         case "add" | "sub":
             return texts[0] + "".join(map(partial(_term, expression.op), expression.args[1:], texts[1:]))
-        case "float":  # Python and torch make a real number of an integer where a reader sees none
+        case "float":  # an implicit conversion of Python or torch, which a reader need not see
             return texts[0]
         case "where":
             condition, yes, no = texts
@@ -137,7 +137,7 @@ def _value(expression: Expression, values: Mapping[str, int]) -> Any:
 
 
 def _degree(expression: Expression) -> int:
-    # how many factors are multiplied in the end: what it takes to evaluate grows with it
+    # number of factors in the expanded product, an upper bound of the effort to evaluate the expression
     if not isinstance(expression, Compound):
         return 1
     inner = (sum if expression.op == "mul" else max)(map(_degree, expression.args))

@@ -1,4 +1,4 @@
-"""Graphs of instructions: ATen ops, arithmetic on sizes, delegate calls, and control flow with graphs inside."""
+"""Graphs of instructions: ATen ops, arithmetic on sizes, delegate calls, and control flow with nested graphs."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -16,7 +16,7 @@ from hatch_lower.frozen import Frozen
 DEPTH_LIMIT = 16
 OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 KEYWORD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-# Operations on sizes and sequences, to their number of arguments. `item_*` turn what a delegate returned for a size (a
+# Operations on sizes and sequences, to their number of arguments. `item_*` turn the size that a delegate returned (a
 # number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null.
 PYTHON_OPS: Mapping[str, int] = MappingProxyType(
     {
@@ -91,10 +91,10 @@ class DelegateCall:
     """A call of a delegate of the plan; its result is a sequence."""
 
     kind: ClassVar[str] = "delegate"
-    delegate: Natural  # index into the plan's
+    delegate: Natural  # index into the plan's delegates
     args: tuple[Argument, ...]
-    inputs: tuple[Input, ...]  # what it was lowered for
-    outputs: tuple[TensorInput | None, ...]  # tensors, and `None` in the place of a number
+    inputs: tuple[Input, ...]  # dtypes, shapes and literals that the partition was lowered for
+    outputs: tuple[TensorInput | None, ...]  # `None` for a number
     out: Natural
 
     def validate(self) -> None:
@@ -103,7 +103,7 @@ class DelegateCall:
 
 
 class Cond(Frozen):
-    """One of two graphs, called with `args`; its result is the sequence of that graph's outputs."""
+    """A call of `true` or `false` with `args`; the result is the sequence of the called graph's outputs."""
 
     kind: ClassVar[str] = "cond"
     predicate: Argument
@@ -114,13 +114,13 @@ class Cond(Frozen):
 
     def validate(self) -> None:
         if not len(self.true.inputs) == len(self.false.inputs) == len(self.args):
-            raise Damage("branches that take other numbers of values than they are given")
+            raise Damage("branches with more or fewer inputs than arguments")
         if len(self.true.outputs) != len(self.false.outputs):
-            raise Damage("branches that give different numbers of values")
+            raise Damage("branches with different numbers of outputs")
 
 
 class While(Frozen):
-    """A loop: `body(*args, *extra)` gives the next carried values as long as `condition` of the same holds."""
+    """A loop: `body(*args, *extra)` returns the next carried values while `condition(*args, *extra)` holds."""
 
     kind: ClassVar[str] = "while"
     condition: InnerGraph
@@ -131,53 +131,54 @@ class While(Frozen):
 
     def validate(self) -> None:
         if not len(self.condition.inputs) == len(self.body.inputs) == len(self.args) + len(self.extra):
-            raise Damage("a loop whose graphs take another number of values than they are given")
+            raise Damage("a loop whose graphs have more or fewer inputs than arguments")
         if len(self.condition.outputs) != 1 or len(self.body.outputs) != len(self.args):
-            raise Damage("a loop whose graphs give another number of values than it carries")
+            raise Damage("a loop whose graphs have more or fewer outputs than expected")
 
 
 class Map(Frozen):
-    """`body(*row, *extra)` for each row of `args`; its result is the sequence of the body's outputs, each stacked."""
+    """`body(*row, *extra)` for each row of `args`; the result is the sequence of the body's outputs, each stacked."""
 
     kind: ClassVar[str] = "map"
     body: InnerGraph
-    args: tuple[Argument, ...]  # tensors of one leading size, which is at least 1
+    args: tuple[Argument, ...]  # tensors with the same leading size, at least 1
     extra: tuple[Argument, ...]
     out: Natural
 
     def validate(self) -> None:
         if not _are_references(self.args):
-            raise Damage("a map over something else than tensors")
+            raise Damage("a map whose arguments are not tensors")
         if len(self.body.inputs) != len(self.args) + len(self.extra):
-            raise Damage("a map whose graph takes another number of values than it is given")
+            raise Damage("a map whose graph has more or fewer inputs than arguments")
         _check_stacked(self.body.outputs)
 
 
 class Scan(Frozen):
-    """A loop over rows: `body(*carried, *row, *extra)` gives the next carried values, then the row's outputs."""
+    """A loop over rows: `body(*carried, *row, *extra)` returns the next carried values, then the row's outputs.
 
-    # its result is the sequence of the last carried values, then of the outputs, each stacked over the rows
+    The result is the sequence of the last carried values, then of the outputs, each stacked over the rows.
+    """
 
     kind: ClassVar[str] = "scan"
     body: InnerGraph
-    args: tuple[Argument, ...]  # the carried values to begin with
-    rows: tuple[Argument, ...]  # tensors of one leading size, which is at least 1
+    args: tuple[Argument, ...]  # the first carried values
+    rows: tuple[Argument, ...]  # tensors with the same leading size, at least 1
     extra: tuple[Argument, ...]
     out: Natural
 
     def validate(self) -> None:
         if not _are_references(self.rows):
-            raise Damage("a scan over something else than tensors")
+            raise Damage("a scan whose rows are not tensors")
         if len(self.body.inputs) != len(self.args) + len(self.rows) + len(self.extra):
-            raise Damage("a scan whose graph takes another number of values than it is given")
+            raise Damage("a scan whose graph has more or fewer inputs than arguments")
         if len(self.body.outputs) < len(self.args):
-            raise Damage("a scan whose graph gives fewer values than it carries")
+            raise Damage("a scan whose graph has fewer outputs than carried values")
         _check_stacked(self.body.outputs[len(self.args) :])
 
 
 Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map | Scan
 
-# the fields of control flow that are graphs; debug maps call them so, too
+# names of the nested graphs of control flow, as fields and in the paths of debug maps
 PARTS: Mapping[type, tuple[str, ...]] = {
     Cond: ("true", "false"),
     While: ("condition", "body"),
@@ -187,7 +188,7 @@ PARTS: Mapping[type, tuple[str, ...]] = {
 
 
 class Graph(Frozen):
-    """Instructions in order; slots are local to the graph, and each is written once."""
+    """Instructions in order; slots are local to the graph, and each slot is written once."""
 
     inputs: tuple[Natural, ...]
     instructions: tuple[Instruction, ...]
@@ -225,7 +226,7 @@ def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
 
 
 def outputs_in(graph: Graph) -> Iterator[Argument]:
-    """Yield the outputs of a graph, and of those nested in it."""
+    """Yield the outputs of a graph and of all nested graphs."""
     yield from graph.outputs
     for _, instruction in walk(graph):
         for nested in nested_graphs(instruction):
@@ -233,14 +234,14 @@ def outputs_in(graph: Graph) -> Iterator[Argument]:
 
 
 def arguments_in(graph: Graph) -> Iterator[Argument]:
-    """Yield what a graph, and those nested in it, give to instructions and return."""
+    """Yield the arguments of all instructions and the outputs, of a graph and all nested graphs."""
     for _, instruction in walk(graph):
         yield from arguments_of(instruction)
     yield from outputs_in(graph)
 
 
 def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
-    """Refuse what a graph's parts cannot tell by themselves."""
+    """Check the rules that span several instructions: slots, constants, delegates and symbols that exist."""
     if depth > DEPTH_LIMIT:
         raise Damage(f"graphs of more than {DEPTH_LIMIT} levels")
     known = set(graph.inputs)
@@ -288,4 +289,4 @@ def _are_references(arguments: tuple[Argument, ...]) -> bool:
 def _check_stacked(outputs: tuple[Argument, ...]) -> None:
     for output in outputs:
         if not (output is None or isinstance(output, Value | ConstantName)):
-            raise Damage(f"an output {output!r:.40}, which is no tensor, of each row")
+            raise Damage(f"the output {output!r:.40} of each row, which is no tensor")

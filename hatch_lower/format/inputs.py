@@ -1,4 +1,4 @@
-"""What a method or a delegate was lowered for: tensors of a dtype, symbolic shape and strides; literals; sizes."""
+"""Declared inputs of methods and delegates: tensors with dtype, symbolic shape and strides; literals; sizes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RANK_LIMIT = 64
 class Symbol(Frozen):
     min: Natural
     max: Natural | None  # `None`: no limit
-    name: Text  # by which people know it
+    name: Text  # for people
 
     def validate(self) -> None:
         if self.max is not None and self.max < self.min:
@@ -40,13 +40,13 @@ class TensorInput:
 
 
 class LiteralInput(Frozen):
-    # the graph was specialised for this value
+    # the graph is specialized for this value
     kind: ClassVar[str] = "literal"
     value: Literal
 
 
 class SymbolInput(Frozen):
-    # an integer that the graph did not specialise for
+    # an integer for which the graph is not specialized
     kind: ClassVar[str] = "symbol"
     expr: Expression
 
@@ -67,7 +67,7 @@ def check_declared(entry: Input, symbols: Mapping[str, Symbol]) -> None:
 
 
 def input_text(entry: Input, symbols: Mapping[str, Symbol]) -> str:
-    """Return what is expected, in words: `float32[batch, 1, 8, 8]`, `the value 2`, `an integer (length)`."""
+    """Describe a declared input: `float32[batch, 1, 8, 8]`, `the value 2`, `an integer (length)`."""
     if isinstance(entry, LiteralInput):
         return f"the value {literal_text(entry.value)}"
     names = {key: symbol.name for key, symbol in symbols.items()}
@@ -77,7 +77,7 @@ def input_text(entry: Input, symbols: Mapping[str, Symbol]) -> str:
 
 
 def range_texts(entries: Iterable[Input], symbols: Mapping[str, Symbol]) -> list[str]:
-    """Return the ranges of the symbols in inputs, strides aside: `batch from 1 to 1024`."""
+    """Return the ranges of all symbols in inputs, except symbols of strides: `batch from 1 to 1024`."""
     used: set[str] = set()
     for entry in entries:
         sizes = entry.shape if isinstance(entry, TensorInput) else expressions_in(entry)
@@ -89,8 +89,8 @@ def range_texts(entries: Iterable[Input], symbols: Mapping[str, Symbol]) -> list
 
 
 def is_contiguous(entry: TensorInput) -> bool:
-    # whatever the symbols' values: expressions are compared by their values at three points, for `8*s0` and `s0*8` are
-    # the same strides
+    # for all values of the symbols: `8*s0` and `s0*8` are the same stride, so expressions are compared by their values
+    # at three points
     names = sorted(frozenset[str]().union(*map(symbols_in, expressions_in(entry))))
     for start in (1009, 10007, 100003):
         values = {name: start + 8 * 27 * position for position, name in enumerate(names)}

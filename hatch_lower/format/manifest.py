@@ -1,4 +1,4 @@
-"""`manifest.json`: which models, recipes and methods a distribution holds, and every file with its size and digest."""
+"""`manifest.json`: models, recipes and methods of a distribution, and every file with its size and digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,22 +20,22 @@ class FileEntry:
     path: RelativePath  # relative to the `_lowered` folder
     size: Natural  # bytes
     sha256: Digest  # of the whole file
-    # of all that stands before the data of the constants file; else empty
+    # for the constants file: of all bytes before the tensor data; for other files empty
     header_sha256: Annotated[str, read_optional_digest] = ""
 
 
 class LeftOut(Frozen):
-    """An operation that a backend's partitioner takes, and that the build left to torch."""
+    """An operation that a backend's partitioner accepts but that the build left to torch."""
 
     place: Natural  # among all nodes of the method's edge program
     backend: Text
-    handle: Natural  # under which the debug map says which operation it is, and its source line
+    handle: Natural  # of the debug map, which has the operation's name and source line
     reason: Text
 
 
 class MethodEntry(Frozen):
     nodes: Natural  # of its edge program
-    delegated: Natural  # those in delegates
+    delegated: Natural  # nodes in delegates
     partitions: Natural  # delegate calls
     left_out: tuple[LeftOut, ...] = ()  # by place
 
@@ -44,24 +44,24 @@ class RecipeEntry(Frozen):
     plan: FileEntry
     debug: FileEntry
     delegates: tuple[FileEntry, ...]  # blobs, and named data beside them
-    backends: tuple[Text, ...]  # ids of the delegates that running it needs
+    backends: tuple[Text, ...]  # ids of the delegates required to run the recipe
     requirements: tuple[Text, ...]  # PEP 508, public versions only
-    target: TargetEntry | None  # `None` where it is portable
+    target: TargetEntry | None  # `None` if the recipe is portable
     methods: Mapping[Text, MethodEntry]
-    imports: tuple[ModuleName, ...] = ()  # to import first: they register operators that the plan calls
+    imports: tuple[ModuleName, ...] = ()  # modules that register the plan's custom operators, to import first
 
 
 class ModelEntry(Frozen):
     order: tuple[Text, ...]  # in which `load` tries the recipes
     constants: FileEntry | None  # the weights
-    check: FileEntry | None  # example inputs, and eager's outputs for them
+    check: FileEntry | None  # example inputs with eager's outputs
     recipes: Mapping[Text, RecipeEntry]
-    # files that the project packages with it, by the names that they have for the user
+    # files that the project packages with the model, by their names for the user
     assets: Mapping[RelativePath, FileEntry] = field(default_factory=dict)
-    weights: FileEntry | None = None  # says where weights are that `constants` lacks
+    weights: FileEntry | None = None  # sources of the weights that are missing in `constants`
 
     def validate(self) -> None:
-        # what an audit exports has no recipes; a packaged model has
+        # an audited model has no recipes; `Manifest` checks that a packaged model has recipes
         if sorted(self.order) != sorted(self.recipes):
             raise Damage("a load order that does not name every recipe once", ".order")
         if self.constants is not None and not self.constants.header_sha256:
@@ -69,7 +69,7 @@ class ModelEntry(Frozen):
 
 
 class Manifest(Frozen):
-    """All lowered models in one `_lowered` folder, and the versions of what made them."""
+    """All lowered models of a `_lowered` folder, with the versions of torch and the tools that built them."""
 
     distribution: Text
     version: Text

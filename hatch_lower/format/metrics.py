@@ -1,4 +1,4 @@
-"""What a comparison with eager came to: of each output, and of a method as a whole."""
+"""Results of a comparison with eager: metrics of each output, and the record of a method."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class OutputMetrics:
-    """What came of an output's floating-point numbers; those that are not finite on both sides are left out of sums."""
+    """Metrics of a floating-point output. Sums leave out elements that are not finite on both sides."""
 
-    largest_error: float  # absolute; infinite where a number is finite, or NaN, on one side only
-    largest_relative_error: float  # by eager's number, where that is not 0
-    snr: float | None  # signal to noise in dB; `None` where nothing differs, or all is 0
-    cosine: float | None  # of the angle between both, as vectors; `None` where one is 0
-    argmax: float | None  # share of the rows whose largest number is in the same place; `None` without rows of two
+    largest_error: float  # absolute; infinite if an element is finite, or NaN, on one side only
+    largest_relative_error: float  # relative to eager, over elements where eager is not 0
+    snr: float | None  # signal to noise in dB; `None` if the outputs are equal, or all 0
+    cosine: float | None  # of the angle between both outputs as vectors; `None` if a vector is 0
+    argmax: float | None  # share of rows with the largest number in the same place; `None` if rows have under 2 numbers
 
     def text(self) -> str:
         """Return `largest difference 1.2e-07, SNR 134 dB, cosine 1.000000, argmax 100 %`."""
@@ -30,7 +30,7 @@ class OutputMetrics:
 
 
 def worst(metrics: list[OutputMetrics]) -> OutputMetrics | None:
-    """Return the worst of several outputs in each respect; `None` of none."""
+    """Return the worst value of each metric over several outputs; `None` for an empty list."""
     if not metrics:
         return None
 
@@ -48,11 +48,11 @@ def worst(metrics: list[OutputMetrics]) -> OutputMetrics | None:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedMethod:
-    """On what a method of a recipe was compared with eager before it was packaged, and what came of it."""
+    """The comparison of a method of a recipe with eager in the build: its inputs and its result."""
 
     recipe: str
     method: str
     compared: str  # `example inputs, random inputs, batch = 3, 12 of samples.safetensors`
-    calls: int  # that were compared
-    left_out: tuple[str, ...]  # what was not compared, and why
-    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # by path, of those that are floating-point
+    calls: int  # number of compared calls
+    left_out: tuple[str, ...]  # inputs that were not compared, with reasons
+    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # by path, of floating-point outputs

@@ -1,4 +1,4 @@
-"""The plan: what one model does for one recipe, as data. One file each, canonical JSON."""
+"""The plan: the instructions of a model for a recipe, as data. A canonical JSON file for each model and recipe."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal
@@ -27,11 +27,11 @@ class Parameter(Frozen):
 
 class MethodPlan(Frozen):
     parameters: tuple[Parameter, ...]  # positional ones first
-    inputs: tuple[Input, ...]  # of each leaf over all parameters, in order
+    inputs: tuple[Input, ...]  # an input for each leaf over all parameters, in order
     symbols: Mapping[SymbolName, Symbol]  # of every graph of the method
     graph: Graph  # its inputs are the leaves
-    mutations: tuple[tuple[str, Argument], ...]  # constant name, and the value copied into it when all is computed
-    # index of an input, and the value copied into it when all is computed
+    mutations: tuple[tuple[str, Argument], ...]  # name of a constant, and the value to copy into it at the end
+    # index of an input, and the value to copy into the input at the end
     input_mutations: tuple[tuple[Natural, Argument], ...]
     outputs: Tree  # its leaves are the graph's outputs
 
@@ -40,7 +40,7 @@ class MethodPlan(Frozen):
             raise Damage("two parameters of one name")
         kinds = [parameter.kind for parameter in self.parameters]
         if kinds != sorted(kinds, reverse=True):
-            raise Damage("a positional parameter after a keyword one")
+            raise Damage("a positional parameter after a keyword parameter")
 
 
 class Plan(Frozen):
@@ -55,7 +55,7 @@ class Plan(Frozen):
 
     @property
     def target(self) -> TargetEntry | None:
-        # the machine that its native code needs
+        # the machine required by native code
         return next((entry.target for entry in self.delegates if entry.target is not None), None)
 
     def validate(self) -> None:
@@ -71,7 +71,7 @@ class Plan(Frozen):
                         raise Damage(f"the unknown constant `{name[:80]}`")
                 for name, meaning in meanings(entry.data, entry.named):
                     if known.setdefault(name, meaning) != meaning:
-                        raise Damage(f"the name {name!r:.80} for other data than elsewhere")
+                        raise Damage(f"the name {name!r:.80}, which stands for different data in another delegate")
                 check_named(entry, self.storages, changing)
         for name, method in self.methods.items():
             with within(f".methods[{name!r:.80}]"):
@@ -86,7 +86,7 @@ def check_named(entry: DelegateEntry, storages: Sequence[Storage], changing: Set
             raise Damage(f"the name {name!r:.80} for a constant that the model changes")
         size = storages[data.storage].nbytes
         if not is_whole(data.layout, size):
-            raise Damage(f"{size} bytes for another tensor than {name!r:.80}")
+            raise Damage(f"{size} bytes for {name!r:.80} in another layout")
 
 
 def read_plan(data: bytes, where: str) -> Plan:
@@ -129,7 +129,7 @@ def check_source(source: Argument, slots: set[int], scope: Scope) -> None:
 
 
 def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
-    # the choice of a recipe trusts the manifest, running it the plan
+    # `load` chooses a recipe by the manifest and runs it by the plan
     for what, stated, listed in (
         ("the methods", names_text(plan.methods), names_text(recipe.methods)),
         ("the backends", names_text(plan.backends), names_text(recipe.backends)),
@@ -160,11 +160,11 @@ def signature_text(name: str, method: MethodPlan) -> str:
 
 
 def input_paths(method: MethodPlan) -> list[str]:
-    """Return how a Python programmer reaches each of a method's inputs: `image`, `boxes[0]`."""
+    """Return the path of each input of a method in Python's notation: `image`, `boxes[0]`."""
     return [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
 
 
 def input_texts(method: MethodPlan) -> dict[str, str]:
-    """Return a method's inputs in words, by the paths that lead to them."""
+    """Return descriptions of a method's inputs, by path."""
     named = zip(input_paths(method), method.inputs, strict=True)
     return {path: input_text(value, method.symbols) for path, value in named}

@@ -1,4 +1,4 @@
-"""What lowering a model came to: what a child process answers, and what is stored of a build."""
+"""The report of lowering a model: the answer of a child process, and the stored record of a build."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.results import MethodRow, PayloadFile
 from hatch_lower.frozen import Frozen
 
-FORMS = "forms"  # folder of an audited model: a store with the forms of the graphs that were exported again
+FORMS = "forms"  # folder of an audited model: a store with the canonical forms of the graphs exported again
 
 
 class MethodRecord(Frozen):
-    """What an exported method was, before decomposition; sha256 each."""
+    """Digests (sha256) of an exported method, before decomposition."""
 
     graph: str  # canonical form
-    names: str  # of its nodes, with what torch and the author noted at them
+    names: str  # of its nodes, with the metadata from torch and the author
     examples: str  # inputs
     state: Mapping[str, str]  # by constant
     form: str  # blob in the store: zlib-compressed JSON with the canonical form and the source lines
 
 
 class Architecture(Frozen):
-    name: str = ""  # of the class of its module; empty where torch noted none for a ready program
-    parameters: int = 0  # numbers in its parameters; those that are tied count once
-    # of each method, what each leaf of its result is: `float32[batch, 10]`
+    name: str = ""  # class of the module; empty for an exported program without the class's name
+    parameters: int = 0  # number of elements over all parameters; tied parameters count once
+    # by method, a description of each leaf of the result: `float32[batch, 10]`
     outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -35,33 +35,33 @@ class BackendRecord(Frozen):
     name: str  # id
     distribution: str  # empty for a class that no installed distribution declares
     version: str
-    # versions of what shaped its blobs, as it gives them itself; empty if it took nothing
+    # versions of the tools that shaped its blobs, from the backend itself; empty if the backend has no partition
     fingerprint: Mapping[str, str]
 
 
 class WeightsRecord(Frozen):
-    """How much of a model's weights is outside its wheel, in bytes."""
+    """Weights of a model outside and inside its wheel, in bytes."""
 
-    files: int  # that hold it
+    files: int  # number of files outside
     outside: int
-    copied: int  # of that, at each load, for elements that are not aligned where they lie
-    kept: Mapping[str, int]  # in the wheel, by the reason why
+    copied: int  # bytes of `outside` that each load copies, because the elements are not aligned in the file
+    kept: Mapping[str, int]  # inside the wheel, by reason
 
 
 class ModelReport(Frozen):
-    """What lowering one model for all of its recipes came to."""
+    """The result of lowering a model for all of its recipes."""
 
     model: str
     manifest: ModelEntry  # its part of `manifest.json`
-    files: tuple[PayloadFile, ...]  # the manifest's entries with where they are now
+    files: tuple[PayloadFile, ...]  # the manifest's entries with their current paths
     rows: tuple[MethodRow, ...] = ()  # for the summary table
-    native: tuple[Path, ...] = ()  # those with native code, for the wheel's tag
-    tools: Mapping[str, str] = field(default_factory=dict)  # versions of what shaped the programs beside torch
+    native: tuple[Path, ...] = ()  # files with native code, for the wheel's tag
+    tools: Mapping[str, str] = field(default_factory=dict)  # versions of tools that shaped the programs, except torch
     torch: str = ""  # version
-    methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # empty where the export has no digest
-    key: Mapping[str, object] = field(default_factory=dict)  # components of the `ExportKey`; empty where it has none
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # empty if the export has no digest
+    key: Mapping[str, object] = field(default_factory=dict)  # components of the `ExportKey`; empty without a key
     architecture: Architecture = field(default_factory=Architecture)  # for the SBOM
     backends: tuple[BackendRecord, ...] = ()  # of its recipes, by name; for the SBOM
-    outside: WeightsRecord | None = None  # `None` where the wheel is to hold all weights
-    verified: tuple[VerifiedMethod, ...] = ()  # what was compared with eager when it was lowered
-    beside: tuple[PayloadFile, ...] = ()  # files of weights to be written beside the wheel, under these names
+    outside: WeightsRecord | None = None  # `None` if the wheel holds all weights
+    verified: tuple[VerifiedMethod, ...] = ()  # comparisons with eager in the build
+    beside: tuple[PayloadFile, ...] = ()  # files of weights to write beside the wheel, with their names there

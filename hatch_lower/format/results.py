@@ -1,6 +1,6 @@
-"""What a build puts into the wheel and says about it; the whole of a report is in `format/record.py`."""
+"""Results of a build for the wheel and the summary table; complete reports are in `format/record.py`."""
 
-# a build of what is known needs no more than this, and is to take 50 ms at most
+# A build without changes imports no other module of this room and must take at most 50 ms.
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.frozen import Frozen
 
 MANIFEST_SCHEMA = 1
-SBOM_FILE = "hatch-lower.cdx.json"  # below `.dist-info/sboms` in each wheel that the hook took part in
+SBOM_FILE = "hatch-lower.cdx.json"  # below `.dist-info/sboms` in each wheel that the hook built
 
 
 class PayloadFile(Frozen):
-    path: str  # posix; in a model's result relative to the package's `_lowered` folder, else in the wheel
+    path: str  # posix; relative to the package's `_lowered` folder in a `ModelResult`, else to the wheel
     source: Path
     size: int  # bytes
     sha256: str
@@ -27,7 +27,7 @@ def payload_folder(package: str) -> str:
 
 
 class MethodRow(Frozen):
-    """A row of the summary table: what became of one method of one recipe."""
+    """A row of the summary table: a method of a recipe."""
 
     model: str
     recipe: str
@@ -36,11 +36,11 @@ class MethodRow(Frozen):
     delegated: int  # nodes in delegates
     partitions: int  # delegate calls
     bytes: int  # of the delegates' blobs
-    seconds: float  # that lowering it took
-    reused: int  # partitions that came from the cache
-    note: str = ""  # why it is not as the last build left it
-    # what was taken from the cache: 1 the files, for nothing that the export reads had changed; 2 the files, for the
-    # exported graphs are known; 3 the result of every partition; 0 not all of that
+    seconds: float  # of lowering
+    reused: int  # partitions from the cache
+    note: str = ""  # reason of the difference from the last build
+    # reuse of the cache: 1 the files, because no input of the export has changed; 2 the files, because the exported
+    # graphs are known; 3 the result of every partition; 0 otherwise
     level: int = 0
 
 
@@ -49,16 +49,16 @@ class ModelResult(Frozen):
     entry: Mapping[str, Any]  # its part of `manifest.json`, as JSON
     files: tuple[PayloadFile, ...]
     rows: tuple[MethodRow, ...]  # for the summary table
-    native: tuple[Path, ...]  # those with native code, for the wheel's tag
-    tools: Mapping[str, str]  # versions of what shaped the programs beside torch
+    native: tuple[Path, ...]  # files with native code, for the wheel's tag
+    tools: Mapping[str, str]  # versions of tools that shaped the programs, except torch
     torch: str  # version
     origin: Mapping[str, Any] = field(default_factory=dict)  # `architecture` and `backends` of its report, as JSON
     outside: Mapping[str, Any] | None = None  # `outside` of its report, as JSON
-    beside: tuple[PayloadFile, ...] = ()  # files of weights that go beside the wheel, under these names
+    beside: tuple[PayloadFile, ...] = ()  # files of weights to write beside the wheel, with their names there
 
 
 class BuildResult(Frozen):
-    payload: tuple[PayloadFile, ...]  # sorted by path; each package's `manifest.json` is among them
+    payload: tuple[PayloadFile, ...]  # sorted by path, including each package's `manifest.json`
     rows: tuple[MethodRow, ...]  # for the summary table, in the order of models and recipes
     requirements: Mapping[str, tuple[str, ...]]  # PEP 508, of all programs of a recipe, sorted
     native: tuple[Path, ...]  # files with native code
@@ -76,7 +76,7 @@ class BuildResult(Frozen):
 def package_manifest(
     distribution: str, version: str, hatch_lower: str, torch: str, tools: Mapping[str, str], models: Mapping[str, Any]
 ) -> bytes:
-    # `models` as `format.manifest.model_json` wrote them: a build in which nothing has changed decodes none
+    # `models` as JSON from `format.manifest.model_json`, because a build without changes does not decode model entries
     return canonical_json(
         {
             "schema": MANIFEST_SCHEMA,

@@ -1,4 +1,4 @@
-"""Containers around tensors: how a method's parameters and outputs nest."""
+"""Nested containers of a method's parameters and outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 from hatch_lower.format.values import read_identifier, read_qualified_name, read_text
 
 DEPTH_LIMIT = 32
-# kind of a container that is an instance of a class, to JSON's key of its names
+# kinds of containers with a class, to the JSON key of their names
 NAME_KEYS = {"namedtuple": "fields", "object": "keys"}
 
 
@@ -26,7 +26,7 @@ class Container:
     children: tuple[Tree, ...]
     keys: tuple[str | int, ...] = ()  # of a `dict`, the fields of a `namedtuple`, the attributes or keys of an `object`
     type_name: str = ""  # `module:Class` of a `namedtuple` or `object`
-    distribution: str = ""  # that the class came from, if there was one
+    distribution: str = ""  # of the class, if known
 
     def to_json(self) -> object:
         children = encode(self.children)
@@ -39,7 +39,7 @@ class Container:
 
 
 def read_tree(value: object, depth: int = 0) -> Leaf | Container | None:
-    # null is the value `None`
+    # null means the value `None`
     if value is None:
         return None
     if value == "*":
@@ -74,7 +74,7 @@ def count_leaves(tree: Tree) -> int:
 
 
 def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
-    """Yield how a Python programmer reaches each leaf: `batch["image"][0]`."""
+    """Yield the path of each leaf in Python's notation: `batch["image"][0]`."""
     if isinstance(tree, Leaf):
         yield path
     elif isinstance(tree, Container):
@@ -92,7 +92,7 @@ def step_into(container: Container, index: int, path: str) -> str:
 
 
 def tree_text(tree: Tree, leaves: Callable[[], str]) -> str:
-    """Return a tree in Python's notation, each leaf as the next call of `leaves` says."""
+    """Return a tree in Python's notation; `leaves` returns the text of the next leaf."""
     if tree is None:
         return "None"
     if isinstance(tree, Leaf):
@@ -115,13 +115,13 @@ def _read_children(value: object, depth: int) -> tuple[Tree, ...]:
 
 def _read_instance(value: dict[str, object], kind: str, depth: int) -> Container:
     if value.keys() - {"distribution"} != {kind, NAME_KEYS[kind], "children"}:
-        raise Damage(f"{kind} without just a class, names, children and perhaps a distribution")
+        raise Damage(f"{kind} whose keys are not a class, names, children and perhaps a distribution")
     type_name = read_qualified_name(value[kind])
     children = _read_children(value["children"], depth)
-    # they become attributes
+    # identifiers, because the names become attributes
     keys = tuple(map(read_identifier, read_list(value[NAME_KEYS[kind]])))
     if len(keys) != len(children) or len(set(keys)) != len(keys):
-        raise Damage(f"{len(keys)} names for {len(children)} children, or one of them twice")
+        raise Damage(f"{len(keys)} names for {len(children)} children, or a name twice")
     if kind == "namedtuple" and any(key.startswith("_") for key in keys):
         raise Damage("a named tuple's field that starts with an underscore")
     distribution = read_text(value["distribution"]) if "distribution" in value else ""

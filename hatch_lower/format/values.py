@@ -1,4 +1,4 @@
-"""Strings and numbers with a form of their own in packaged files: each type names the function that checks it."""
+"""Strings and numbers of a checked form in packaged files: each type is annotated with its checking function."""
 
 import keyword
 import unicodedata
@@ -23,7 +23,7 @@ def read_text(value: object) -> str:
 
 def read_identifier(value: object) -> str:
     text = read_text(value)
-    # nothing can be assigned to `__debug__`, and Python itself keeps identifiers in this normal form
+    # `__debug__` cannot be assigned to; NFKC is the form in which Python keeps identifiers
     reserved = keyword.iskeyword(text) or text == "__debug__"
     if not text.isidentifier() or reserved or unicodedata.normalize("NFKC", text) != text:
         raise Damage(f"{text[:40]!r} instead of an identifier")
@@ -77,10 +77,10 @@ Dtype = Annotated[str, read_dtype]
 
 class StoredDtype(NamedTuple):
     size: int  # bytes per element
-    safetensors: str | None  # its name, if it has one
+    safetensors: str | None  # name in safetensors, if supported
 
 
-# by torch's own name of the dtype, without `torch.`
+# by torch's name of the dtype, without `torch.`
 DTYPES: Mapping[str, StoredDtype] = MappingProxyType(
     {
         "bfloat16": StoredDtype(2, "BF16"),

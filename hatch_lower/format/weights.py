@@ -1,11 +1,11 @@
-"""`weights.json`: the storages of a model that are not in the wheel, and in which files their bytes are.
+"""`weights.json`: the storages of a model outside the wheel, and the files that hold their bytes.
 
 ```text
-sources   files, each by URL, size and digest; one without a scheme is a name: whoever installs says where it is
-spans     by the key of a storage: which source has its bytes, from where to where, and their digest
+sources   files, each with URL, size and digest; a file name instead of a URL is resolved with `fetch --from`
+spans     by the key of a storage: source, begin, end and digest of its bytes
 ```
 
-A storage of a plan is either in the constants file or here.
+A storage of a plan is either in the constants file or listed here.
 """
 
 import re
@@ -41,7 +41,7 @@ class Source(Frozen):
 
     @property
     def has_place(self) -> bool:
-        """Whether the URL says where the file is; else it is a file's name, and `fetch --from` says where."""
+        """Whether the source has a full URL; otherwise `url` is a file name and `fetch --from` names its folder."""
         return "://" in self.url
 
 
@@ -52,7 +52,7 @@ class Span:
     source: Natural  # index
     begin: Natural  # in the file
     end: Natural
-    sha256: Digest  # of these bytes
+    sha256: Digest  # of the bytes from `begin` to `end`
 
 
 class Weights(Frozen):
@@ -81,7 +81,7 @@ def write_weights(weights: Weights) -> bytes:
 
 
 def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> dict[int, Span]:
-    """Return the spans of a plan's storages that are outside, by position; a `ProgramError` if of other bytes."""
+    """Return the spans of a plan's storages outside the wheel, by index. Raises `ProgramError` if a digest differs."""
     found: dict[int, Span] = {}
     for index, storage in enumerate(storages):
         span = weights.spans.get(storage.key)
@@ -99,5 +99,5 @@ def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> 
 
 
 def is_aligned(storage: Storage, span: Span) -> bool:
-    """Return whether a span can be used where it is mapped; else it is copied to where its elements are aligned."""
+    """Return whether a span can be used in place; otherwise `load` copies its bytes to aligned memory."""
     return span.begin % DTYPES[storage.dtype].size == 0

@@ -94,7 +94,7 @@ DELEGATED_DEBUG = MethodDebug(
     (Undelegated("cumsum", "aten.cumsum.default", 3, "it has no C shim"),),
 )
 PORTABLE_DEBUG = MethodDebug(
-    {1: ORIGINS[1]}, {"0": (1,)}, {}, (Undelegated("mul", "aten.mul.Tensor", 1, "no backend took it"),)
+    {1: ORIGINS[1]}, {"0": (1,)}, {}, (Undelegated("mul", "aten.mul.Tensor", 1, "not taken by any backend"),)
 )
 
 
@@ -196,7 +196,7 @@ model digits
 
   recipe    backends  runs on                      size  requires
   default   aoti      Linux x86_64, x86-64-v3  1.55 KiB  hatch-lower>=0.1, torch==2.13.*
-  portable  none      any machine                 927 B  hatch-lower>=0.1
+  portable  none      any machine                 933 B  hatch-lower>=0.1
 
   recipe    needs torch  installation
   default   yes          652 MiB (torch 600 MiB, numpy 50.0 MiB, jinja2 1.00 MiB, 2 more 1.00 MiB)
@@ -208,7 +208,7 @@ model digits
 
   recipe    method   not delegated  op                   first at            why
   default   forward              1  aten.cumsum.default  digits/model.py:31  it has no C shim
-  portable  forward              1  all                                      no backend took it
+  portable  forward              1  all                                      not taken by any backend
 """
 
 

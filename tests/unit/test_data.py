@@ -297,7 +297,7 @@ def test_a_plan_that_names_other_storages_is_refused() -> None:
 
     for change, found in (
         ({"storage": 1}, "the name 'w' for storage 1 of 1"),
-        ({"layout": {"dtype": "float32", "sizes": [3], "dim_order": [0]}}, "16 bytes for another tensor than 'w'"),
+        ({"layout": {"dtype": "float32", "sizes": [3], "dim_order": [0]}}, "16 bytes for 'w' in another layout"),
     ):
         value["delegates"][0]["named"]["w"] = named | change
         refuse(found)
@@ -309,9 +309,9 @@ def test_a_plan_that_names_other_storages_is_refused() -> None:
         {"layout": {"dtype": "float32", "sizes": [2, 2], "dim_order": [0, 1]}},
     ):
         value["delegates"][1] = {**value["delegates"][0], "named": {"w": named | change}}
-        refuse("the name 'w' for other data than elsewhere")
+        refuse("the name 'w', which stands for different data in another delegate")
     value["delegates"][1] = {**value["delegates"][0], "named": {}, "data": {"w": DATA_FILE}}
-    refuse("the name 'w' for other data than elsewhere")
+    refuse("the name 'w', which stands for different data in another delegate")
     del value["delegates"][1]
     value["constants"]["state"] = constant(0, 4, mutable=True)
     refuse("the name 'w' for a constant that the model changes")

@@ -616,7 +616,7 @@ def test_the_debug_map_names_modules_and_lines() -> None:
     assert relu.module == ""
     assert relu.source.startswith("test_emit.py:")
     assert linear.source.startswith("test_emit.py:")
-    assert {each.reason for each in debug.undelegated} == {"no backend took it"}
+    assert {each.reason for each in debug.undelegated} == {"not taken by any backend"}
 
 
 def test_reasons_are_in_the_debug_map() -> None:
