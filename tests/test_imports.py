@@ -197,12 +197,12 @@ def test_without_torch_the_next_recipe_stands_in_for_one_that_needs_it(tmp_path:
                 print(error)
     """
     assert run_without_torch(code, folder) == (
-        "model `net` runs its recipe `lean`, for `default` cannot run here: it needs torch, which is not installed:"
+        "model `net` runs recipe `lean` because `default` cannot run here: it needs torch, which is not installed:"
         " `aten.add.Tensor`; `native` cannot run here: it needs torch, which is not installed: the delegate `aoti`\n"
         "lean [[0.0, 1.0], [2.0, 3.0]]\n"
         "recipe `default` of model `net` cannot run here\n"
         "  found: `default`: it needs torch, which is not installed: `aten.add.Tensor`\n"
-        "  to do: install what is named, or another wheel of the distribution\n"
+        "  to do: install the named packages, or another wheel of the distribution\n"
         "a model takes and returns arrays of torch here, which is not installed\n"
         "  found: no module `torch`\n"
         '  to do: install torch, or load the model with `arrays="numpy"`\n'

@@ -1,4 +1,4 @@
-"""What runs where a wheel is installed: find a model, check its files, choose a recipe, compile its plan, call it.
+"""The runtime, for machines with an installed wheel: find, check, choose, compile and call a model.
 
-It imports torch, and no hatchling, no click, nothing that lowers or compiles.
+Modules of this room import torch if needed, but never hatchling, click, or modules that lower or compile.
 """

@@ -1,4 +1,4 @@
-"""What is known of a method before its code is written: where symbols come from, last uses, shared memory."""
+"""Analysis of a method before its code is written: sources of symbols, last uses, shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
 from hatch_lower.runtime.arrays import Operator
 
-SIZE = "<size>"  # stands for what is found; no symbol has this name
+SIZE = "<size>"  # the size found at run time; not a valid name of a symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Binding:
     """A symbol's value."""
 
     symbol: str
-    input: int  # the index of the input that it comes from
-    dimension: int | None  # of the tensor; `None` where the input is an integer
-    expression: Expression  # over `SIZE` (what is found there) and symbols bound before
+    input: int  # index of the input that determines the symbol
+    dimension: int | None  # of the tensor; `None` if the input is an integer
+    expression: Expression  # over `SIZE`, the size found there, and earlier symbols
 
 
 def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
-    """Return a binding for each symbol whose value the inputs determine, in an order in which they can be computed."""
+    """Return a binding for each symbol that the inputs determine, in order of computation."""
     bindings: dict[str, Binding] = {}
     sizes = list(sizes_of(inputs))
     unknown = [set(symbols_in(expression)) for *_, expression in sizes]
@@ -47,7 +47,7 @@ def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
     for number, symbols in enumerate(unknown):
         for symbol in symbols:
             users.setdefault(symbol, []).append(number)
-    # a size that is a symbol itself costs nothing
+    # first sizes that are plain symbols, which need no arithmetic
     ready = deque(number for number, (*_, expression) in enumerate(sizes) if isinstance(expression, str))
     ready.extend(number for number, symbols in enumerate(unknown) if len(symbols) == 1)
     while ready:
@@ -77,8 +77,8 @@ def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Express
 
 
 def solve(expression: Expression, symbol: str, result: Expression) -> Expression | None:
-    """Return `symbol` in terms of the expression's `result`, or `None` where that cannot be done by inversion."""
-    # the caller still compares the expression with the result: dividing loses a remainder
+    """Return `symbol` as an expression of `result`, or `None` if the expression cannot be inverted."""
+    # the caller still compares the expression with the result, because division loses the remainder
     if expression == symbol:
         return result
     if not isinstance(expression, Compound):
@@ -103,7 +103,7 @@ def solve(expression: Expression, symbol: str, result: Expression) -> Expression
 
 
 def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
-    """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""
+    """Return the slots to free after each instruction, by index: not read later, no output, and not in `kept`."""
     needed = {value.slot for value in references_to_values(graph.outputs)} | kept
     last: dict[int, int] = {}
     for index, instruction in enumerate(graph.instructions):
@@ -143,7 +143,7 @@ NOTHING: Roots = frozenset()
 
 
 class Aliasing:
-    # it may name too many roots (a branch's or a loop's values: all that goes in), never too few
+    # may return too many roots, never too few: for branches and loops, the roots of all arguments
 
     def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Mapping[str, Operator]) -> None:
         self._constants = constants
@@ -166,7 +166,7 @@ class Aliasing:
             return NOTHING
         if isinstance(instruction, PythonCall) and instruction.op != "getitem":
             return NOTHING
-        if isinstance(instruction, Map):  # what it returns is stacked, and so copied
+        if isinstance(instruction, Map):  # results are stacked, and so copied
             return NOTHING
         nested = [argument for graph in nested_graphs(instruction) for argument in arguments_in(graph)]
         return self.roots_of(*arguments_of(instruction)) | set(map(self.constant_root, constants_in(nested)))

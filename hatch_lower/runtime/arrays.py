@@ -1,6 +1,6 @@
-"""The library of a program's arrays, torch or NumPy: what differs between them is behind one interface.
+"""The interface over a program's array library, torch or NumPy.
 
-Neither is imported here. `find_arrays` imports the one that a model is loaded for.
+This module imports neither library; `find_arrays` imports the library that a model is loaded for.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ Array: TypeAlias = Any  # a tensor of torch, or an array of NumPy
 
 class Operator(Frozen):
     function: Callable[..., Any]
-    may_alias: bool = False  # whether what it returns may share memory with its arguments
+    may_alias: bool = False  # whether a result may share memory with an argument
 
 
 class Arrays(ABC):
-    """What is done with the arrays of one library, or written about them into generated code; it has no state."""
+    """Operations on the arrays of a library, and generated code for these operations. Has no state."""
 
-    # what is not abstract is so for arrays that are no more than memory, as NumPy's
+    # defaults are for arrays that are plain memory, such as NumPy's
 
     name: ClassVar[str]
-    noun: ClassVar[str]  # what people call one, with its article
+    noun: ClassVar[str]  # the library's word for an array, with its article
     kind: ClassVar[type[Array]]
-    # code for operators that ask for sizes: the array itself answers faster than the operator
+    # code in place of operators that return sizes: attributes of the array are faster than the operator
     size_templates: ClassVar[Mapping[str, str]]
 
     # Memory
 
     def storing(self) -> AbstractContextManager[object]:
-        """Return the context in which constants are made and state is written."""
+        """Return the context in which to make constants and write state."""
         return nullcontext()
 
     @abstractmethod
     def span(self, storage: Storage, content: memoryview) -> Array:
-        """Return a storage of one dimension over its bytes, which live as long as the array."""
+        """Return a storage as a one-dimensional array over its bytes; the array keeps the bytes alive."""
 
     @abstractmethod
     def view(self, constant: Constant, spans: Mapping[int, Array]) -> Array:
-        """Return a constant over the span of its storage; its bounds were checked when the plan was read."""
+        """Return a constant over the span of its storage. `read_plan` has checked its bounds."""
 
     @abstractmethod
     def stored(self, tensor: Stored, where: str) -> Array:
-        """Return a tensor of a safetensors file over its bytes; sizes that no array has are refused."""
+        """Return a tensor of a safetensors file over its bytes. Raises `ProgramError` for impossible sizes."""
 
     @abstractmethod
     def of_bytes(self, array: Array, dtype: str) -> Array:
-        """Return the elements of which the last dimension of an array has the bytes."""
+        """Return an array of bytes as elements of `dtype`; the last dimension holds the bytes of an element."""
 
     @abstractmethod
     def restrided(self, array: Array, strides: tuple[int, ...]) -> Array:
-        """Return an array, or a copy, of these strides."""
+        """Return the array, or a copy of it, with the given strides."""
 
     @abstractmethod
     def copy(self, array: Array) -> Array: ...
@@ -79,18 +79,18 @@ class Arrays(ABC):
 
     @abstractmethod
     def is_same(self, one: Array, other: Array) -> bool:
-        """Return whether two spans are equal bit by bit, for NaN is not equal to itself."""
+        """Return whether two spans have the same bits. Comparing values would not do: NaN differs from itself."""
 
     @abstractmethod
     def rows(self, array: Array) -> Iterable[Array]:
-        """Return the rows of an array, each of them contiguous."""
+        """Return the rows of an array, each contiguous."""
 
     @abstractmethod
     def stack(self, rows: Sequence[Array]) -> Array: ...
 
     @abstractmethod
     def permuted(self, array: Array, order: Sequence[int]) -> Array:
-        """Return a view in which the dimensions are in this order."""
+        """Return a view with the dimensions in the given order."""
 
     @abstractmethod
     def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -103,69 +103,69 @@ class Arrays(ABC):
 
     @abstractmethod
     def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
-        """Return at least the operators that a graph calls, at any depth; those that are not to be had are refused."""
+        """Return at least all operators that a graph calls, at any depth. Raises `LowerError` if one is unavailable."""
 
     @abstractmethod
     def special(self, value: Special) -> object:
-        """Return what stands for one of torch's own constants in a call of an operator."""
+        """Return the argument for a constant of torch, such as a dtype, in a call of an operator."""
 
     def opening_lines(self, call: str, names: Names) -> list[str]:
-        """Return what a method begins with; `call` is a call of it with the same arguments."""
+        """Return the first lines of a method; `call` is code that calls the method again with the same arguments."""
         return []
 
     @abstractmethod
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
-        """Return the code that is true for an array of another dtype."""
+        """Return code that is true if an array's dtype differs from `dtype`."""
 
     def place_tests(self, variable: str, names: Names) -> list[str]:
-        """Return pieces of code; one of them is true for an array that is not on the CPU, or not strided."""
+        """Return conditions; for an array that is not on the CPU or not strided, at least one is true."""
         return []
 
     def memory_tests(self, dtype: str, variable: str) -> list[str]:
-        """Return pieces of code; one is true, or raises, unless all elements of an array are in memory."""
-        # where one is true, `memory_reason` decides
+        """Return conditions; unless all elements of an array are in memory, at least one is true or raises."""
+        # a true condition is not final: `memory_reason` decides
         return []
 
     def memory_reason(self, array: Array) -> str:
-        """Return why not all elements of an array are in memory, or an empty string."""
+        """Return the reason why elements of an array are not in memory, or an empty string."""
         return ""
 
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
-        """Return the lines after which the elements in memory are an array's values."""
-        # `of_caller`: it is an argument, of which nothing but the values counts; `in_place`: it has to keep its memory
+        """Return lines that make the elements in memory equal to the array's values."""
+        # `of_caller`: the array is an argument, of which only the values count; `in_place`: the array keeps its memory
         return []
 
     @abstractmethod
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
-        """Return the lines that lay out an array as it was exported; without `strides` contiguous."""
+        """Return lines that give an array the exported strides; without `strides`, contiguous ones."""
 
     # Values
 
     @abstractmethod
     def plain(self, value: object) -> Array | None:
-        """Return a value as an array of just `kind`, over the same memory; `None` if it cannot be one."""
+        """Convert a value to an array whose class is exactly `kind`, over the same memory; `None` if impossible."""
 
     @abstractmethod
     def foreign_reason(self, value: object) -> str:
-        """Return why `plain` returns `None`."""
+        """Return the reason why `plain` returns `None`."""
 
     @abstractmethod
     def dtype_name(self, array: Array) -> str: ...
 
     @abstractmethod
     def kind_mismatch(self, entry: TensorInput, array: Array) -> str:
-        """Return what is wrong with where an array lies and of what dtype it is, or an empty string."""
+        """Return the mistake in an array's device or dtype, or an empty string."""
 
     @abstractmethod
     def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:
-        """Return why an array that keeps its memory is not one of these strides, or an empty string."""
+        """Return the reason why an array that keeps its memory does not fit `strides`, or an empty string."""
 
     def is_special(self, value: object, wanted: Special) -> bool:
         return False  # a program that takes one of torch's constants needs torch
 
     @abstractmethod
     def conversion_hint(self, value: object) -> str:
-        """Return what to do about an argument that is no array, or an empty string."""
+        """Return a hint for an argument that is not an array, or an empty string."""
 
     def device(self, array: Array) -> str:
         return "cpu"
@@ -176,7 +176,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def clone_strides(self, shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the strides of a clone of an array of these."""
+        """Return the strides of a clone of an array with the given shape and strides."""
 
     def describe(self, value: object) -> str:
         if not isinstance(value, self.kind):
@@ -186,7 +186,7 @@ class Arrays(ABC):
 
 
 def same_layout(shape: Sequence[int], found: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether strides are the same, but for dimensions of size 1 and arrays without elements."""
+    """Return whether strides are the same, ignoring dimensions of size 1. Arrays without elements are the same."""
     if found == strides or 0 in shape:
         return True
     return all(size == 1 or left == right for size, left, right in zip(shape, found, strides, strict=True))
@@ -194,7 +194,7 @@ def same_layout(shape: Sequence[int], found: tuple[int, ...], strides: tuple[int
 
 def several_values(found: str, repeated: Sequence[int]) -> InputError:
     return InputError(
-        "a tensor was exported as one value repeated along a dimension, and now holds several there",
+        "a tensor was exported with a single value repeated along a dimension, but now holds several values there",
         found=f"{found}, dimension {', '.join(map(str, repeated))}",
         hint="export the method with an example input that was not expanded",
     )
@@ -205,19 +205,19 @@ def is_installed(library: str) -> bool:
         return True
     try:
         return importlib.util.find_spec(library) is not None
-    except (ImportError, ValueError):  # somebody has hidden it
+    except (ImportError, ValueError):  # for example hidden with `sys.modules[library] = None`
         return False
 
 
 def find_arrays(name: str | None = None) -> Arrays:
-    """Return the arrays of a library that is installed; of torch, else of NumPy, if none is named."""
+    """Return the arrays of an installed library; by default torch, or NumPy if torch is not installed."""
     if name is None:
         name = "torch" if is_installed("torch") else "numpy"
     if name not in LIBRARIES:
         raise InputError(
             '`arrays` is "torch" or "numpy"',
             found=f"{name!r:.40}",
-            hint="leave it out: then models take and return tensors where torch is installed, else NumPy's arrays",
+            hint="omit `arrays`: then models take and return tensors if torch is installed, else NumPy's arrays",
         )
     if not is_installed(name):
         raise ProgramError(

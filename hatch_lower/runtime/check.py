@@ -1,4 +1,4 @@
-"""Packaged check inputs, run where a model is installed: do its recipes still compute what eager computed?"""
+"""The check of an installed model: its recipes on packaged inputs, compared with eager's packaged outputs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_r
 
 
 def mark_name(method: str, mark: str, output: int) -> str:
-    """Return the name of the tensor beside inputs and outputs that says how an output was rounded on the way."""
+    """Return the name of the tensor whose presence marks how an output was rounded."""
     return f"{method}/{mark}/{output}"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """What came of one method of a recipe; of all of them where `method` is empty, of a file where `recipe` is too."""
+    """The result of a method. Without `method`: of a whole recipe; without `recipe`, too: of a model's files."""
 
     model: str
     recipe: str
     method: str
     status: str  # `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`
-    detail: str = ""  # what is wrong, or why it was skipped
-    # the largest absolute difference of any output; `None` where nothing was compared
+    detail: str = ""  # the mistake, or the reason for skipping
+    # largest absolute difference over all outputs; `None` without a comparison
     largest_error: float | None = None
-    tolerance: Tolerance | None = None  # the widest of the outputs'
-    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point ones, by path
+    tolerance: Tolerance | None = None  # the widest over all outputs
+    outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point outputs, by path
 
     @property
     def is_wrong(self) -> bool:
@@ -55,9 +55,9 @@ class CheckRow:
 def check_model(
     folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
 ) -> Iterator[CheckRow]:
-    """Run a model's check inputs through its methods, of each recipe or of one, and compare with eager's outputs."""
-    # on tensors where torch is installed, else on NumPy's arrays: recipes that need torch are skipped there
-    # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
+    """Run a model's check inputs through its methods, for each recipe or for `recipe`, and compare with eager."""
+    # Without torch, NumPy's arrays are used and recipes that need torch are skipped.
+    # First every file is compared with its digest and with RECORD; after a difference, no method runs.
     entry = folder.manifest.models[model]
     arrays, kinds = find_arrays(), DelegateKinds()
     faults = list(folder.faults(model)) or list(outside_faults(open_constants(folder, model)))
@@ -83,7 +83,7 @@ def check_model(
                 status = "fails" if wrong or recipe is not None else "skipped"
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
-            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # contents were just compared
+            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # digests are compared above
         except UnavailableError as error:
             yield CheckRow(
                 model, name, "", "skipped" if recipe is None else "fails", f"it cannot run here: {error.found}"
@@ -100,11 +100,11 @@ def check_model(
 
 
 def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
-    """Return how the plan of a recipe that cannot run here contradicts the manifest, or an empty string."""
+    """Return the contradiction between manifest and plan of a recipe that cannot run here, or an empty string."""
     where = str(folder.path / recipe.plan.path)
     try:
         plan = read_plan(folder.read(recipe.plan), where)
-    except LowerError:  # it may be one for a newer hatch-lower
+    except LowerError:  # perhaps a plan for a newer hatch-lower
         return ""
     try:
         check_agreement(plan, recipe, where)
@@ -132,11 +132,11 @@ def check_method(
     tolerance: Tolerance,
     arrays: Arrays,
 ) -> tuple[str, str, Comparison | None]:
-    """Compare what a method returns; return status and detail of its `CheckRow`, and what was compared."""
-    # called twice, each time with the packaged state: what a first call leaves behind shows in the second
+    """Compare the outputs of a method; return status and detail of its `CheckRow`, and the comparison."""
+    # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
-        return "skipped", "no check inputs are packaged with it", None
+        return "skipped", "no check inputs are packaged for the method", None
     leaves, reason = input_leaves(name, method, tensors, arrays)
     if reason:
         return "skipped", reason, None
@@ -163,7 +163,7 @@ def check_method(
 def input_leaves(
     name: str, method: MethodPlan, tensors: Mapping[str, Array], arrays: Arrays
 ) -> tuple[list[object], str]:
-    """Return a method's flat check inputs, or why they are not all there."""
+    """Return a method's flat check inputs, or the reason why they are incomplete."""
     leaves: list[object] = []
     sizes: dict[str, int] = {}
     found: dict[int, Array] = {}
@@ -181,7 +181,7 @@ def input_leaves(
             array = found[index]
             known = all(symbols_in(stride) <= sizes.keys() for stride in entry.stride)
             if index in mutated and known and len(entry.stride) == array.ndim:
-                # what is changed in place must lie in memory as it did where the method was exported
+                # an array changed in place must have the exported strides
                 array = arrays.restrided(array, tuple(evaluate(stride, sizes) for stride in entry.stride))
             leaves.append(array)
         elif isinstance(entry, LiteralInput):
@@ -196,7 +196,7 @@ def input_leaves(
 
 
 def as_dtype(stored: Array, dtype: str, arrays: Arrays) -> Array:
-    # a tensor of a dtype that safetensors lacks is kept as bytes
+    # tensors of dtypes that safetensors lacks are stored as bytes
     if DTYPES[dtype].safetensors is not None or arrays.dtype_name(stored) != "uint8" or stored.ndim == 0:
         return stored
     return arrays.of_bytes(stored, dtype) if stored.shape[-1] == DTYPES[dtype].size else stored
@@ -205,13 +205,13 @@ def as_dtype(stored: Array, dtype: str, arrays: Arrays) -> Array:
 def literal_value(literal: Literal) -> object:
     if not isinstance(literal, Special):
         return literal
-    from hatch_lower.runtime.torch_arrays import ARRAYS  # what takes one of torch's constants needs it
+    from hatch_lower.runtime.torch_arrays import ARRAYS  # constants of torch exist only in programs that need torch
 
     return ARRAYS.special(literal)
 
 
 def call_arguments(method: MethodPlan, leaves: list[object], arrays: Arrays) -> tuple[list[object], dict[str, object]]:
-    # a method may change its arguments: each call gets arrays of its own
+    # a method may change its arguments: each call gets its own copies
     copies = iter([arrays.copy(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in leaves])
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]

@@ -1,7 +1,7 @@
-"""Classes of the containers that a method returns: found in installed distributions, and made by assignment.
+"""Classes of the containers that a method returns: found in installed distributions, and filled by assignment.
 
-A plan is data that anybody may have written. So a class counts only where an installed distribution lists the file that
-defines it, and nothing else is imported. An object is made by assigning its fields: no constructor runs.
+A plan is data, perhaps from an untrusted author. So a class is imported only if an installed distribution lists the
+defining file. Objects are made by assigning their fields: no constructor runs.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from urllib.parse import unquote, urlsplit
 from hatch_lower.format.tree import Container
 from hatch_lower.runtime.installed import read_field
 
-# dictionaries that are dataclasses: all that their `__post_init__` does is to put the fields into the dictionary
+# dictionaries that are dataclasses: their `__post_init__` only copies the fields into the dictionary
 OUTPUT_BASES = frozenset({"transformers.utils.generic:ModelOutput", "diffusers.utils.outputs:BaseOutput"})
 
-OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")  # what they do it with
+OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")  # their methods that copy fields
 
-# methods that may run when an object is made and thrown away
+# methods that may run when an object is made and deleted
 MAKING = ("__new__", "__init__", "__post_init__", "__setattr__", "__setitem__", "__del__")
 
 Maker = Callable[..., object]
 
 
 class NoClassError(Exception):
-    """Why no object of a container's class is made; a mapping or a new named tuple stands for it."""
+    """The reason why a container's class is replaced by a mapping or a new named tuple."""
 
 
 def owner_of(kind: type) -> str:
-    """Return the name of the installed distribution whose file defines a class; empty if there is none."""
+    """Return the name of the installed distribution whose file defines a class, or an empty string."""
     modules = places(kind.__module__)
     editable = ""
     for distribution in candidates(modules[0][0].partition(".")[0]) if modules else ():
         if owns(distribution, modules):
             if editable_folder(distribution) is None:
                 return read_field(distribution, "Name")
-            # its project's folder may hold an environment
+            # not final: the folder of an editable project may contain an environment with other distributions
             editable = editable or read_field(distribution, "Name")
     return editable
 
 
 def candidates(top: str) -> Iterator[importlib.metadata.Distribution]:
-    # first the one that is called as the module: that is likely, and quick
+    # first the distribution named like the module, which is likely and quick to find
     with suppress(importlib.metadata.PackageNotFoundError):
         yield importlib.metadata.distribution(top)
     yield from importlib.metadata.distributions()
@@ -75,7 +75,7 @@ def find_maker(container: Container) -> Maker:
 def find_class(type_name: str, owner: str) -> type:
     """Return the class `module:Class.Inner` of the installed distribution `owner`."""
     if not owner:
-        raise NoClassError("no installed distribution defined it where it was exported")
+        raise NoClassError("no installed distribution defined the class at the export")
     module, _, name = type_name.partition(":")
     try:
         distribution = importlib.metadata.distribution(owner)
@@ -86,10 +86,10 @@ def find_class(type_name: str, owner: str) -> type:
         raise NoClassError(f"the distribution `{owner}` has no module `{module}`")
     try:
         found: object = importlib.import_module(module)
-    except Exception as error:  # it may fail in any way of its own
+    except Exception as error:  # importing runs arbitrary code
         raise NoClassError(f"`{module}` cannot be imported: {type(error).__name__}") from error
     for part in name.split("."):
-        # not `getattr`: a module may import something when it is asked for a name
+        # not `getattr`: a module's `__getattr__` may import further modules
         found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     if not isinstance(found, type):
         raise NoClassError(f"`{module}` has no class `{name}`")
@@ -97,11 +97,11 @@ def find_class(type_name: str, owner: str) -> type:
 
 
 def places(module: str) -> list[tuple[str, str]]:
-    """Return the modules that importing one would run, itself last, each with its file; none if it cannot be found."""
-    # nothing is imported to find them; a namespace package has no file
+    """Return all modules that importing `module` runs, `module` last, with their files; empty if not found."""
+    # finds the files without importing; namespace packages have no file
     found: list[tuple[str, str]] = []
     names = module.split(".")
-    if names[0] in sys.stdlib_module_names or "__main__" in names:  # the latter is made to be run
+    if names[0] in sys.stdlib_module_names or "__main__" in names:  # `__main__` is meant to run, not to define classes
         return []
     spec: ModuleSpec | None = None
     for end in range(1, len(names) + 1):
@@ -110,7 +110,7 @@ def places(module: str) -> list[tuple[str, str]]:
             if spec is None:
                 spec = importlib.util.find_spec(name)
             else:
-                # transformers puts a `Path` there, in which nothing is found
+                # transformers puts `Path` objects there, which `PathFinder` ignores
                 folders = [os.fspath(folder) for folder in spec.submodule_search_locations or ()]
                 spec = PathFinder.find_spec(name, folders)
         except (ImportError, ValueError):
@@ -171,12 +171,12 @@ def tuple_maker(kind: type, keys: list[str]) -> Maker:
 
 
 def reason_against(kind: type, keys: list[str]) -> str:
-    """Return why an object of a class is not made by assigning its fields; empty if that is all there is to it."""
+    """Return the reason why assigning fields does not suffice to make an object of a class, or an empty string."""
     base = base_of(kind)
     known = OUTPUT_METHODS if is_output_class(kind) else ()
     for name in MAKING:
         if name not in known and is_written(kind, base, name):
-            return f"has a `{name}` of its own"
+            return f"defines `{name}`"
     if not dataclasses.is_dataclass(kind):
         return "is neither a dataclass nor a dictionary" if base is object else ""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
@@ -184,12 +184,12 @@ def reason_against(kind: type, keys: list[str]) -> str:
     if not fields.keys() >= set(keys) or missing:
         return "has other fields"
     if any(is_computed(inspect.getattr_static(kind, name, None)) for name in fields):
-        return "computes a field when it is set"
+        return "computes a field on assignment"
     return ""
 
 
 def is_written(kind: type, base: type, name: str) -> bool:
-    # a method that `dataclass` makes has no file: nobody wrote it
+    # `dataclass` generates methods without a file
     method = inspect.getattr_static(kind, name, None)
     made = without_renaming(method) if name == "__init__" and is_output_class(kind) else method
     generated = inspect.isfunction(made) and made.__code__.co_filename == "<string>"
@@ -197,7 +197,7 @@ def is_written(kind: type, base: type, name: str) -> bool:
 
 
 def without_renaming(method: object) -> object:
-    """Return what transformers wraps since 5.24: its wrapper gives old names of keyword arguments new ones."""
+    """Return the method inside transformers' wrapper that renames keyword arguments (since 5.24)."""
     by = method.__globals__.get("__name__") if inspect.isfunction(method) else None
     known = any(base.partition(":")[0] == by for base in OUTPUT_BASES)
     return getattr(method, "__wrapped__", method) if known else method
@@ -235,7 +235,7 @@ def is_output_class(kind: type) -> bool:
 
 
 def has_plain_default(field: dataclasses.Field[Any]) -> bool:
-    # a default that nothing but Python itself makes
+    # a default without custom code
     return field.default is not dataclasses.MISSING or field.default_factory in (list, dict, set, tuple)
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class MethodCode(Frozen):
-    """A compiled method, before it is given constants and delegates."""
+    """A compiled method, not yet linked to constants and delegates."""
 
-    source: str  # of the module that defines the function's maker
+    source: str  # of a module with the function `make`, which returns the method
     code: CodeType  # `source`, compiled
     names: Names
     signature: inspect.Signature  # the Python signature that callers see
@@ -53,7 +53,7 @@ def compile_method(
     try:
         code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        found = f"Python refuses its code: {type(error).__name__}: {error}"
+        found = f"Python cannot compile the method: {type(error).__name__}: {error}"
         raise installation_error("a packaged program cannot be run", f"method `{name:.80}`", found) from error
     return MethodCode(
         source, code, writer.names, inspect.Signature(parameters), signature_text(name, plan.methods[name])
@@ -64,14 +64,14 @@ def link_method(
     code: MethodCode, name: str, constants: Mapping[str, object], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
     names = code.names
-    # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
+    # torch's C++ imports modules with the globals of the calling frame, which therefore need the built-in functions
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **names.objects}
     namespace.update({identifier: constants[constant] for constant, identifier in names.constants.items()})
     namespace.update({identifier: runs[index] for index, identifier in names.delegates.items()})
     namespace[names.local("lock")] = lock
     exec(code.code, namespace)
-    make = namespace.pop(names.local("make"))  # the function's globals hold no function that holds the globals
-    function: Any = make(make(None))  # the method, and for calls under autocast the same method, which needs no other
+    make = namespace.pop(names.local("make"))  # `pop`: otherwise globals and function would form a reference cycle
+    function: Any = make(make(None))  # the argument is the method for calls under autocast
     function.__name__ = function.__qualname__ = name
     function.__doc__ = code.text
     function.__signature__ = code.signature

@@ -1,4 +1,4 @@
-"""Containers at a method's border: taking apart what is passed, building what is returned."""
+"""Containers at a method's border: flattening arguments, building results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hatch_lower.runtime.names import Names
 
 
 class Record(Mapping[str, Any]):
-    """An output object whose class is not to be had here: a read-only mapping with attribute access."""
+    """Stand-in for an output whose class cannot be imported here: a read-only mapping with attribute access."""
 
     __slots__ = ("_fields", "_type_name")
 
@@ -26,7 +26,7 @@ class Record(Mapping[str, Any]):
         return list(self._fields.values())[key] if isinstance(key, int) else self._fields[key]
 
     def __getattribute__(self, name: str) -> Any:
-        # a field before a method of mappings: an object of the class may have a field `values`, too
+        # fields hide the methods of mappings: a class may have a field `values`
         if not name.startswith("_") and name in self._fields:
             return self._fields[name]
         return super().__getattribute__(name)
@@ -48,13 +48,13 @@ class Record(Mapping[str, Any]):
 
 
 def late_builder(container: Container) -> Callable[..., object]:
-    # the class is looked for when the first object is needed: its module may take long to import
+    # the class is imported for the first object only, because its module may take long to import
     builder = functools.cache(lambda: choose_builder(container))
     return lambda *children: builder()(*children)
 
 
 def choose_builder(container: Container) -> Callable[..., object]:
-    # a `Record` or new named tuple stands for an object whose class is not to be had
+    # a `Record` or a new named tuple stands in for an unavailable class
     try:
         return find_maker(container)
     except NoClassError:
@@ -65,7 +65,7 @@ def choose_builder(container: Container) -> Callable[..., object]:
 
 
 def replaced_in(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each class for which something else stands in what a method returns here, and why."""
+    """Yield each class of a result that has a stand-in here, with the reason."""
     for child in tree.children if isinstance(tree, Container) else ():
         yield from replaced_in(child)
     if isinstance(tree, Container) and tree.type_name:
@@ -93,7 +93,7 @@ def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
 
 
 def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[object]]:
-    """Return what gives the leaves of a value in order, and refuses one with other containers than `tree`."""
+    """Return a function that flattens a value into its leaves; raises `InputError` if the containers differ."""
 
     def leaves_of(value: object) -> list[object]:
         leaves: list[object] = []

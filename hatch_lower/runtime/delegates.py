@@ -1,4 +1,4 @@
-"""The run half of a backend: what loads processed bytes and executes them."""
+"""The run half of a backend: loading and executing processed bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Delegate", "DelegateBlob", "Place", "description_error"]
 
 
 class Place(NamedTuple):
-    """Where a tensor lies, without gaps and in the order of its dimensions."""
+    """The place of a tensor in a file, without gaps and in the order of its dimensions."""
 
     path: Path
     offset: int  # bytes
@@ -24,18 +24,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DelegateBlob:
-    """One delegate's processed bytes in the installed wheel, already checked against its digest.
+    """The processed bytes of a delegate in the installed wheel, already checked against their digest.
 
     Args:
-        path: the file; its name holds its digest, so a path never stands for two contents.
-        info: what the compile half put into `PreprocessResult.info`.
+        path: the file; its name contains its digest, so a path never stands for two contents.
+        info: the compile half's `PreprocessResult.info`.
         data: the named data of all delegates of the program, by name: read-only views of mapped files. A mapping lives
-            as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.
-        layouts: by name, how data is a tensor, where the compile half said so.
-        data_places: by name, where it lies, for an engine that maps it itself: in a file of its own, called `<sha256 of
-            its contents>.blob`, or in the constants file, which is a `.ptd` of ExecuTorch's then.
-        places: of each constant that `load` is given, where it lies in the constants file, for an engine that maps it
-            itself; `None` where it is changed by the program, has gaps, or is in no file.
+            as long as a view of it or a tensor made from a view (`torch.frombuffer`); pages are read on first use.
+        layouts: by name, dtype, sizes and dim order of data that the compile half declared as tensors.
+        data_places: by name, the place of the data, for engines that map files themselves: a file of its own named
+            `<sha256 of its contents>.blob`, or the constants file, which is then an ExecuTorch `.ptd` file.
+        places: for each constant passed to `load`, its place in the constants file, for engines that map files
+            themselves; `None` if the program changes the constant, or if the constant has gaps or is in no file.
     """
 
     path: Path
@@ -47,19 +47,20 @@ class DelegateBlob:
 
 
 class Delegate(ABC):
-    """One loaded blob, bound to one set of constants."""
+    """A loaded blob, bound to constants."""
 
-    # The library whose arrays `load` and `run` are given and return: "torch", or "numpy" for an engine that runs where
-    # torch is not installed. Where the program has others, the runtime converts them without a copy.
-    # NumPy lacks bfloat16 and the 8-bit floats: they are those of `ml_dtypes` if that is installed, else raw (`V2`).
+    # The library of the arrays that `load` and `run` take and return: "torch", or "numpy" for an engine that also runs
+    # without torch. If the program uses the other library, the runtime converts without copying.
+    # NumPy lacks bfloat16 and the 8-bit floats: arrays have the dtypes of `ml_dtypes` if installed, else raw (`V2`).
     arrays: ClassVar[str] = "torch"
 
-    # What becomes of a call with tensors without elements: `run` gets it ("run"); it is left out where no output has
-    # elements ("skip"); that, and it is refused where some tensor has none ("refuse").
+    # Calls with tensors without elements: "run" passes every call to `run`; "skip" leaves out calls whose outputs all
+    # have no elements; "refuse" leaves out the same calls, and refuses other calls with a tensor without elements.
     without_elements: ClassVar[str] = "run"
 
-    # For `hatch-lower profile`: `module:function` of what loads a blob, called as `load`, as a `TimedDelegate` of
-    # `runtime.timing`. Where there is none, or it returns another, `untimed` says why instructions are not measured.
+    # For `hatch-lower profile`: `module:function` of a function that is called like `load` and returns a
+    # `TimedDelegate` of `runtime.timing`. If missing, or if its result is no `TimedDelegate`, `untimed` is the reason
+    # why instructions are not measured.
     timed: ClassVar[str] = ""
     untimed: ClassVar[str] = "its run half does not measure them"
 
@@ -71,9 +72,9 @@ class Delegate(ABC):
         Args:
             blob: the bytes and the compile half's facts.
             constants: for a weight-free backend, the tensors to bind, in the order of the partition's parameter,
-                buffer and constant placeholders, with the dtype, shape and strides that it was lowered for. Those that
-                the program mutates are private to this instance and must be changed in place; the others are shared
-                and may be mapped read-only. Empty for other backends.
+                buffer and constant placeholders, with the dtypes, shapes and strides of the lowered partition. Tensors
+                that the program mutates are private to this instance and must be changed in place; all other tensors
+                are shared and may be mapped read-only. Empty for other backends.
 
         Raises:
             ProgramError: if the blob cannot run here.
@@ -83,9 +84,9 @@ class Delegate(ABC):
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Run on `inputs` (dtype, shape, strides and device already checked); return the outputs in order.
 
-        An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor. There are as many as
-        the partition has, each with its dtype, shape and strides (those of a clone, where it is a view with gaps): a
-        call refuses another number, the build anything else.
+        An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor. Number, dtypes,
+        shapes and strides are the partition's (for a view with gaps, the strides of its clone). Each call checks the
+        number of outputs; the build also checks dtypes, shapes and strides.
         """
 
 

@@ -1,8 +1,8 @@
-"""A file by its digest: downloaded whole or not at all, by one process at a time, and resumed.
+"""Downloads of files with known digests: complete or not at all, by one process at a time, resumable.
 
-What is unfinished is `<name>.part`, on which whoever downloads holds a lock of the system, so that no other file is
-left behind. It stays where a transfer ends too early: the next one goes on behind it. Its contents are believed as
-little as a server is: what is whole is compared with the digest.
+An unfinished download is `<name>.part`, locked by the downloading process; no other files are left behind. If a
+transfer breaks off, the part stays and the next transfer resumes. Neither the part nor the server is trusted: the
+complete file is compared with the digest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FULL = ("ENOSPC", "EDQUOT", "EFBIG")
 FLAGS = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NOFOLLOW"))
 UNLOCKED = ("ENOLCK", "ENOTSUP", "ENOSYS")
 
-Show = Callable[[int], None]  # is told how many bytes there are
+Show = Callable[[int], None]  # takes the number of bytes received so far
 
 
 class Part(NamedTuple):
@@ -42,11 +42,11 @@ class Part(NamedTuple):
 
 
 def download(source: Source, origin: Origin, target: Path, limits: Limits, show: Show) -> bool:
-    """Put a source's file at `target`; return `False` if another process has done so meanwhile."""
-    # other bytes are a `RefusedError`, what ends too early each time is a `BrokenError`
+    """Download a source's file to `target`; return `False` if another process has done so in the meantime."""
+    # raises `RefusedError` for a wrong digest, `BrokenError` if every try breaks off
     target.parent.mkdir(parents=True, exist_ok=True)
     with held_part(target) as part:
-        # who held it before may have finished
+        # the process that held the lock before may have finished the file
         if is_file_of(target, source.size, source.sha256):
             part.path.unlink()
             return False
@@ -55,7 +55,7 @@ def download(source: Source, origin: Origin, target: Path, limits: Limits, show:
             os.fsync(part.file.fileno())
             os.replace(part.path, target)
         except BaseException as error:
-            # the next try goes on with what broke off; anything else is wrong, or fills a disk
+            # keep the part of a broken transfer for the next try; after other errors it is wrong or fills the disk
             if not isinstance(error, BrokenError | KeyboardInterrupt):
                 part.path.unlink()
             raise
@@ -71,7 +71,7 @@ def receive(source: Source, origin: Origin, part: Part, limits: Limits, show: Sh
     if source.size - found.size > free:
         raise OSError(errno.ENOSPC, f"{size_text(source.size - found.size)} are missing, {size_text(free)} free")
     complete(found, origin, source.size, limits, show)
-    if is_resumed and found.sha256() != source.sha256:  # what was there may have been wrong
+    if is_resumed and found.sha256() != source.sha256:  # perhaps the resumed part was wrong
         found.restart()
         complete(found, origin, source.size, limits, show)
     if found.sha256() != source.sha256:
@@ -106,8 +106,8 @@ class Received:
 
 
 def complete(found: Received, origin: Origin, size: int | None, limits: Limits, show: Show) -> str:
-    """Append what a file lacks, in as many tries as bring it further; return the stamp of its contents."""
-    # `size`: `None` stands for whatever the origin says, or for all that it has
+    """Append the missing rest of a file, retrying while tries make progress; return the stamp of its contents."""
+    # `size`: `None` for the size that the origin declares, or if it declares no size, for all of its bytes
     failures, stamp = 0, ""
     while True:
         before = found.size
@@ -117,7 +117,7 @@ def complete(found: Received, origin: Origin, size: int | None, limits: Limits, 
             failures = 0 if found.size >= before + limits.progress else failures + 1
             if failures >= limits.tries:
                 raise
-            stamp = error.stamp or stamp  # it has none where no answer came
+            stamp = error.stamp or stamp  # without an answer, the error has no stamp
             time.sleep(limits.pause * failures)
         finally:
             found.flush()
@@ -126,7 +126,7 @@ def complete(found: Received, origin: Origin, size: int | None, limits: Limits, 
 def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, limits: Limits, show: Show) -> str:
     if found.size == size:
         return stamp
-    if size is None and not stamp:  # nothing would tell that what comes is the rest of another file
+    if size is None and not stamp:  # without size and stamp, the rest of a different file would not be noticed
         found.restart()
     stream = origin.open(found.size, stamp)
     try:
@@ -141,7 +141,7 @@ def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, l
             found.append(piece)
             show(found.size)
         if wanted is not None and found.size < wanted:
-            raise BrokenError(f"it ended after {found.size} of {wanted} bytes")
+            raise BrokenError(f"the transfer ended after {found.size} of {wanted} bytes")
     except BrokenError as error:
         error.stamp = stream.stamp
         raise
@@ -164,18 +164,18 @@ def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def held_part(target: Path) -> Iterator[Part]:
-    """Give the unfinished file beside `target`, which one process has at a time."""
-    # a file with a random name, removed in any case, stands in for it where the system has no locks, and where the name
-    # leads to a file that no download of this user has made
+    """Yield the unfinished file beside `target`, locked for this process."""
+    # Without locks of the system, or if the path is not a file of this user's downloads, a temporary file with a random
+    # name is used instead.
     path = target.with_name(target.name + PART)
     while not is_foreign(path):
         with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:
             is_locked = lock(file)
-            if is_locked and not is_same(file, path):  # the process before has finished or removed the file
+            if is_locked and not is_same(file, path):  # the previous owner of the lock has finished or removed the file
                 continue
             found = os.fstat(file.fileno())
             if is_locked and is_own(found):
-                if found.st_nlink > 1:  # the bytes are those of another file, too, which would be written through
+                if found.st_nlink > 1:  # writing would change the other hard links
                     path.unlink()
                     continue
                 yield Part(path, file)
@@ -189,11 +189,11 @@ def held_part(target: Path) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def private_part(target: Path) -> Iterator[Part]:
-    # not by `tempfile`: what is fetched may be for several users, and its files are for one
+    # not `tempfile`, whose files are readable by one user only: fetched files may be for several users
     while True:
         path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
         with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:
-            if lock(file) and not is_same(file, path):  # to another process it looked abandoned
+            if lock(file) and not is_same(file, path):  # another process removed the file as abandoned
                 continue
             try:
                 yield Part(path, file)
@@ -215,7 +215,7 @@ def lock(file: IO[bytes]) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a name leads to something that no download of this user has made, such as a link or a pipe."""
+    """Return whether a path exists but is not a regular file of this user, for example a link or a pipe."""
     try:
         return not is_own(path.lstat())
     except FileNotFoundError:
@@ -245,12 +245,12 @@ def errors_of(url: str, target: Path) -> Iterator[None]:
     try:
         yield
     except BrokenError as error:
-        again = "try again: it goes on where it ended"
-        hint = again if is_begun(target) else "check the connection, of which nothing has come, and try again"
+        again = "try again: the download resumes"
+        hint = again if is_begun(target) else "no bytes have arrived: check the connection, and try again"
         raise FetchError("a download of weights broke off", where=url, found=str(error), hint=hint) from error
     except RefusedError as error:
         raise FetchError(
-            "the weights cannot be had from there",
+            "the weights are not available there",
             where=url,
             found=str(error),
             hint=error.hint

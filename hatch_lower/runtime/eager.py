@@ -1,4 +1,4 @@
-"""Models of editable installs that run their module itself."""
+"""Models of editable installs with `editable = "eager"`, which run the module itself."""
 
 import functools
 import importlib
@@ -63,19 +63,19 @@ def make_eager(name: str, export: str) -> EagerModel:
         f"the entry point of model `{name}` returns no model",
         where=export,
         found=type(value).__name__,
-        hint="return a `hatch_lower.Model`, `(module, example_args)`, an `ExportedProgram`, or a dict of them",
+        hint="return a `hatch_lower.Model`, `(module, example_args)`, an `ExportedProgram`, or a dict of programs",
     )
 
 
 def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
-    """Return the module and attribute of each method that an entry point's result stands for; `None` for others."""
+    """Return module and attribute of each method in an entry point's result; `None` for an unknown type."""
     if isinstance(value, Model):
         methods: Mapping[str, Method] = value.methods
         return {name: (value.module, method.attribute or name) for name, method in methods.items()}
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
         return {"forward": (value[0], "forward")}
     programs = value if isinstance(value, dict) else {"forward": value}
-    # not `isinstance`: torch.export is not imported here, and is there already if one was made
+    # not `isinstance`, which would need to import torch.export
     if programs and all(type(program).__name__ == "ExportedProgram" for program in programs.values()):
         return {name: (program.module(), "forward") for name, program in programs.items()}
     return None
@@ -88,7 +88,7 @@ def without_gradients(function: Callable[..., object]) -> Callable[..., object]:
             with torch.no_grad():
                 return function(*args, **kwargs)
         except RuntimeError as error:
-            # a method that asks for gradients in torch's own mode; nothing was computed of them
+            # the method computes gradients itself, which fails under `no_grad`: retry with gradients
             if "does not require grad" not in str(error):
                 raise
         with torch.enable_grad():

@@ -17,12 +17,12 @@ SOURCES_SCHEMA = 1
 
 
 class Sources(Frozen):
-    # model to the file's path below the project, its time in nanoseconds and digest
+    # by model and path below the project: modification time in nanoseconds, and digest
     models: Mapping[str, Mapping[str, tuple[int, Digest]]]
 
 
 def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
-    """Return the files that the export of a model read and that have changed since; none for what is not editable."""
+    """Return the files read by a model's export that have changed since; empty unless installed as editable."""
     path = folder.path / SOURCES
     if not folder.installed or not path.exists():
         return []
@@ -37,7 +37,7 @@ def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
 
 
 def has_changed(path: Path, time: int, digest: str) -> bool:
-    # contents are read only if the time is another one
+    # contents are read only if the time has changed
     try:
         return path.stat().st_mtime_ns != time and sha256_file(path) != digest
     except OSError:

@@ -1,8 +1,8 @@
-"""Calls of a delegate with tensors without elements: they go round it.
+"""Calls of a delegate with tensors without elements, which bypass the delegate.
 
-Engines are made for numbers. Some end the process, or wait for ever, where a tensor has none. Where all outputs of a
-delegate are without elements, the call has nothing to compute and is left out. Where only some tensors are, an engine
-that computes such calls (a build tries them) gets the call, and any other call is refused.
+Some engines end the process or wait forever if a tensor has no elements. If all outputs of a delegate have no elements,
+the call is left out. If only some tensors have no elements, the call goes to engines that compute such a call (the
+build tries) and is refused for other engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.names import Names, expression_code, tuple_code
 
-GROWING = frozenset({"add", "floordiv", "max", "min", "mul", "pow"})  # with their arguments, from 0 on
+GROWING = frozenset({"add", "floordiv", "max", "min", "mul", "pow"})  # monotonic in their arguments, from 0 on
 
 
 def lines_for_empty(
@@ -33,8 +33,8 @@ def lines_for_empty(
     refuse: partial[NoReturn] | None,
     has_state: bool,
 ) -> list[str]:
-    """Return the lines before `else:` and the call itself; none where all tensors always have elements."""
-    # `refuse`: what refuses a call of which some tensors are without elements; `None` where the delegate computes it
+    """Return the lines before `else:` and the call itself; empty if all tensors always have elements."""
+    # `refuse`: raises the error for a call with a tensor without elements; `None` if the delegate computes such calls
     tests = ZeroTests(symbols, declared, names)
     lines = []
     if call.outputs and not has_state and all(entry is not None and tests.any_of([entry]) for entry in call.outputs):
@@ -42,7 +42,7 @@ def lines_for_empty(
         results = ", ".join(empty_code(entry, symbols, arrays, names) for entry in outputs)
         conditions = dict.fromkeys(tests.any_of([entry]) for entry in outputs)
         lines.append(f"if {' and '.join(f'({each})' for each in conditions)}: {out} = [{results}]")
-    # sizes that are 0 in each call are those on which the build has tried the delegate
+    # only dynamic sizes: with sizes that are always 0, the build has tried the delegate
     tensors = [entry for entry in (*call.inputs, *call.outputs) if isinstance(entry, TensorInput)]
     if refuse is not None and (some := tests.any_of(tensors, is_dynamic=True)):
         lines.append(f"{'elif' if lines else 'if'} {some}: {names.bind('refuse', refuse)}([{', '.join(given)}])")
@@ -50,7 +50,7 @@ def lines_for_empty(
 
 
 class ZeroTests:
-    """The code of the tests whether tensors are without elements, as far as sizes are known before the call."""
+    """Code that tests for tensors without elements, by the sizes known before the call."""
 
     def __init__(self, symbols: Mapping[str, str], declared: Mapping[str, Symbol], names: Names) -> None:
         self._symbols = symbols

@@ -1,4 +1,4 @@
-"""Between a program's arrays and those of a delegate that computes with the other library: over the same memory."""
+"""Zero-copy conversion between torch tensors and NumPy arrays at a delegate's border."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hatch_lower.runtime.arrays import Array
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16, is_common
 
-BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an element that only one library knows
+BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size, for dtypes that only one library has
 
 
 class ToNumpy:
-    """A program of tensors, and a delegate of NumPy's arrays."""
+    """Conversion for a torch program with a NumPy delegate."""
 
     def given(self, array: Tensor) -> Array:
         return array_of(array.detach())
@@ -36,7 +36,7 @@ class ToNumpy:
 
 
 class ToTorch:
-    """A program of NumPy's arrays, and a delegate of tensors."""
+    """Conversion for a NumPy program with a torch delegate."""
 
     def given(self, array: Array) -> Tensor:
         return tensor_of(array)
@@ -60,7 +60,7 @@ def array_of(tensor: Tensor) -> Array:
 
 def tensor_of(array: Array, dtype: str = "") -> Tensor:
     name = dtype or ("bfloat16" if is_bfloat16(array) else array.dtype.name)
-    # torch warns about memory that must not be written into
+    # torch warns about read-only memory
     given = array if array.flags.writeable else array.copy()
     if name not in DTYPES or is_common(name):
         return torch.from_numpy(given)
@@ -68,7 +68,7 @@ def tensor_of(array: Array, dtype: str = "") -> Tensor:
 
 
 def is_sequence(results: object) -> bool:
-    # a delegate that returns anything else is refused by what is called with it
+    # other results are returned unchanged: the caller refuses them with a message
     return type(results) is list or isinstance(results, Sequence)
 
 

@@ -1,4 +1,4 @@
-"""Runs a plan: constants, delegates and compiled methods of one loaded instance."""
+"""Execution of a plan: constants, delegates and compiled methods of a loaded instance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Runnable(Protocol):
-    """What a loaded model runs: a plan's `Executor`, or the eager module of an editable install."""
+    """The methods behind a loaded model: a plan's `Executor`, or the `EagerModel` of an editable install."""
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]: ...
@@ -36,38 +36,38 @@ class Runnable(Protocol):
         """Return another instance with a copy of the current state."""
 
     def reset(self) -> None:
-        """Return the state to what was packaged."""
+        """Reset the state to the packaged contents."""
 
     def has_changed(self) -> bool:
-        """Return whether the state may differ from what was packaged."""
+        """Return whether the state may differ from the packaged contents."""
 
     def signature(self, name: str) -> str:
         """Return a method's signature in words."""
 
 
 class Program(Frozen):
-    """What all instances of one loaded program share."""
+    """Data shared by all instances of a loaded program."""
 
     plan: Plan
     codes: Mapping[str, MethodCode]
     arrays: Arrays
     spans: tuple[Array, ...]  # the packaged contents of each storage
     kinds: tuple[type[Delegate], ...]  # of each delegate
-    exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` where it computes with the same arrays
+    exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` if program and delegate use the same library
     blobs: tuple[DelegateBlob, ...]  # of each delegate
-    mutable: frozenset[int]  # indices of the storages that some method changes
-    timing: Timing | None = None  # where calls are timed
+    mutable: frozenset[int]  # indices of the storages that methods change
+    timing: Timing | None = None  # `None` if calls are not timed
 
     def is_stateful(self, entry: DelegateEntry) -> bool:
-        # it is bound to state, or holds its own, and so belongs to one instance
+        # a delegate with mutable constants or internal state belongs to a single instance
         bound = {self.plan.constants[name].storage for name in entry.constants}
         return bool(bound & self.mutable) or holds_state(entry)
 
 
 class Executor:
-    """One instance of a program, with its own state: `execute_plan` makes the first one, `clone` others."""
+    """An instance of a program, with its own state: `execute_plan` makes the first instance, `clone` further ones."""
 
-    # calls may run side by side in several threads; where the program has state, one waits for the other
+    # several threads may call at the same time; if the program has state, a lock serializes the calls
 
     def __init__(self, program: Program, state: Mapping[int, Array], parent: Executor | None = None) -> None:
         self._program = program
@@ -83,7 +83,7 @@ class Executor:
         return MappingProxyType(self._methods)
 
     def clone(self) -> Executor:
-        """Return an instance with a copy of the current state; a delegate's own state is as it was packaged."""
+        """Return an instance with a copy of the current state; internal state of delegates is as packaged."""
         arrays = self._program.arrays
         with self._lock, arrays.storing():
             state = {index: arrays.copy(content) for index, content in self._state.items()}
@@ -99,7 +99,7 @@ class Executor:
                     self._delegates[index] = self._load_delegate(index)
 
     def has_changed(self) -> bool:
-        """Return whether the state may differ from what was packaged; that of a delegate's own cannot be seen."""
+        """Return whether the state may differ from the packaged state; internal state of a delegate always may."""
         if any(map(holds_state, self._program.plan.delegates)):
             return True
         with self._lock:
@@ -113,7 +113,7 @@ class Executor:
         return self._program.codes[name].source
 
     def _view_constants(self, parent: Executor | None) -> dict[str, Array]:
-        # the parent's where they cannot change, else views of this instance's state
+        # unchangeable constants are shared with the parent, others are views of this instance's state
         program = self._program
         spans = {**dict(enumerate(program.spans)), **self._state}
         return {
@@ -151,12 +151,13 @@ class Executor:
                 hint="install the versions that the program requires, or build the wheel again",
             ) from error
         if not isinstance(loaded, Delegate):
-            what = f"the backend `{entry.backend}` loads something else than a `Delegate`"
+            what = f"the run half of the backend `{entry.backend}` returns no `Delegate`"
             raise fault_of_backend(entry, what, f"`{type(loaded).__name__}`")
         return loaded
 
     def _run_of(self, index: int) -> Callable[..., Any]:
-        # looked up in each call where `reset` replaces the delegate; without `self`, which holds the methods
+        # if `reset` may replace the delegate, each call looks it up; the lambda must not hold `self`, which holds the
+        # methods
         delegates = self._delegates
         if holds_state(self._program.plan.delegates[index]):
             return lambda inputs: delegates[index].run(inputs)
@@ -181,9 +182,9 @@ def execute_plan(
     arrays: Arrays | None = None,
     timing: Timing | None = None,
 ) -> Executor:
-    """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned."""
-    # `spans` are one-dimensional arrays of `arrays`, by default torch's; `places` says where they lie, if in a file;
-    # with `checks_outputs` each call compares all that delegates return with the plan, and not its number alone
+    """Return an executor of a plan over the packaged contents of its storages; mutable storages are cloned."""
+    # `spans`: one-dimensional arrays of the library `arrays`, by default torch; `places`: of the spans, if in a file;
+    # `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only their number
     arrays = find_arrays("torch") if arrays is None else arrays
     mutable = frozenset(constant.storage for constant in plan.constants.values() if constant.mutable)
     kinds = []
@@ -193,7 +194,7 @@ def execute_plan(
                 f"the program needs the delegate `{entry.backend}`, which is not installed",
                 where=entry.file,
                 found=nearest(entry.backend, delegates),
-                hint="install the package that provides it",
+                hint="install the package that provides the delegate",
             )
         kinds.append(delegates[entry.backend])
     is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
@@ -254,6 +255,6 @@ def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place
         return None
     size = DTYPES[constant.dtype].size
     path, offset, _ = places[constant.storage]
-    if offset % size:  # in a published file: its constant is an aligned copy, which no file has
+    if offset % size:  # unaligned in a file of weights outside: the constant is an aligned copy in memory
         return None
     return Place(path, offset + constant.offset * size, math.prod(shape) * size)

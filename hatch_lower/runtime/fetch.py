@@ -1,4 +1,4 @@
-"""`hatch_lower.fetch`: files of weights that are not in the wheel, from where the wheel says that they are."""
+"""`hatch_lower.fetch`: download the files of weights outside a wheel from their declared sources."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hatch_lower.runtime.outside import read_listed
 def fetch(
     name_or_path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None, *, origins: Sequence[str] = ()
 ) -> list[Fetched]:
-    """Fetch the weights of installed models, or of those in a folder, that are not in their wheel.
+    """Fetch the weights of installed models, or of models in a folder, that are outside their wheel.
 
-    What is already here is compared with its digest, and replaced if it has another.
+    Files that are already here are compared with their digests, and replaced if a digest differs.
 
     Args:
         name_or_path: `"digits"` or `"distribution:digits"` of an installed model, or a distribution's name for all of
             its models; an `os.PathLike` of a `_lowered` folder, or of a model's folder inside it.
-        to: the folder to put the files into, for another machine or a layer of an image, instead of the cache. `load`
-            finds them there if `HATCH_LOWER_WEIGHTS` names it.
-        origins: other places that have the same bytes: URLs or paths of files; one that ends with `/`, or a folder, is
-            where all files lie, under their names.
+        to: the folder to put the files into instead of the cache, for another machine or a layer of an image. `load`
+            finds the files there if `HATCH_LOWER_WEIGHTS` names the folder.
+        origins: other places with the same bytes: URLs or paths of files; or a folder that has all files under their
+            names, as a path or as a URL with `/` at its end.
 
     Raises:
-        FetchError: if a file cannot be had, is another one, or there is no space for it.
-        ProgramError: if there is no such model.
-        InputError: for anything but a text or a path.
+        FetchError: if a file cannot be fetched, has a different digest, or does not fit the disk.
+        ProgramError: if the model is not found.
+        InputError: if `name_or_path` is neither a text nor a path.
     """
     sources = [source for weights in weights_named(name_or_path) for source in weights.sources]
     return fetch_sources(sources, None if to is None else Path(to), origins)

@@ -1,4 +1,4 @@
-"""A `_lowered` folder on disk: files are read only after their place, size and digest have been checked."""
+"""A `_lowered` folder on disk: files are used only after a check of their place, size and digest."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ EAGER = "eager.json"
 
 
 class Recorded(Frozen):
-    """What a RECORD says of the files in one `_lowered` folder."""
+    """The entries of a RECORD for the files in a `_lowered` folder."""
 
-    # The manifest lists every file of a model with its sha256, and so does the RECORD that an installer wrote, or that
-    # a wheel brings. The two are compared with each other, so each file is read once.
+    # Both the manifest and the RECORD, written by an installer or part of a wheel, list the sha256 of every file. The
+    # two lists are compared with each other, so that each file is read once.
 
-    owner: str  # whose RECORD it is, for messages
-    digests: Mapping[str, str]  # path in the folder → sha256 in hexadecimal; empty where RECORD has none
+    owner: str  # of the RECORD, for messages
+    digests: Mapping[str, str]  # path in the folder → sha256 in hexadecimal; empty if RECORD lists no sha256
 
     def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
-        """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists."""
+        """Yield the mistakes in a model's files, except wrong contents of files that the manifest lists."""
         listed = {entry.path: entry.sha256 for entry in files}
         if not self.digests.get(MANIFEST):
-            yield self._fault(folder / MANIFEST, "it has no sha256 of this file")
+            yield self._fault(folder / MANIFEST, "RECORD has no sha256 of this file")
         for path, sha256 in listed.items():
             recorded = self.digests.get(path)
             if recorded is None:
-                yield self._fault(folder / path, "it does not list this file, which the manifest lists")
+                yield self._fault(folder / path, "the manifest lists this file, but RECORD does not")
             elif recorded != sha256:
-                found = "it has another sha256 than the manifest" if recorded else "it has no sha256 of this file"
+                found = (
+                    "RECORD and manifest have different sha256 values"
+                    if recorded
+                    else "RECORD has no sha256 of this file"
+                )
                 yield self._fault(folder / path, found)
         for path, recorded in self.digests.items():
             is_other = path.startswith(f"{model}/") and path not in listed
@@ -50,10 +54,10 @@ class Recorded(Frozen):
     def _difference(self, path: Path, recorded: str) -> str:
         try:
             if not path.is_file():
-                return "it lists this file, which is missing"
-            return "" if recorded and sha256_file(path) == recorded else "it has another sha256 of this file"
+                return "RECORD lists this file, which is missing"
+            return "" if recorded and sha256_file(path) == recorded else "RECORD has another sha256 of this file"
         except (OSError, ValueError) as error:
-            return f"it lists this file, which cannot be read: {type(error).__name__}: {error}"
+            return f"RECORD lists this file, which cannot be read: {type(error).__name__}: {error}"
 
     def _fault(self, path: Path, found: str) -> ProgramError:
         what = f"the RECORD of {self.owner} does not vouch for a packaged program file"
@@ -61,7 +65,7 @@ class Recorded(Frozen):
 
 
 def record_digest(text: str) -> str:
-    """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for anything else."""
+    """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for any other text."""
     algorithm, _, value = text.partition("=")
     try:
         digest = base64.urlsafe_b64decode(f"{value}{'=' * (-len(value) % 4)}")
@@ -73,12 +77,12 @@ def record_digest(text: str) -> str:
 class PackagedFolder(Frozen):
     path: Path
     manifest: Manifest
-    # what RECORD says of the files; `None` for a folder that no distribution is known to own
+    # entries of RECORD; `None` for a folder without a known distribution
     recorded: Recorded | None = None
-    installed: bool = False  # whether it was found as part of an installed distribution, whose code may be imported
+    installed: bool = False  # whether the folder is part of an installed distribution, whose code may be imported
 
     def locate(self, entry: FileEntry) -> Path:
-        # its place, kind and size are looked at; its contents are not
+        # checks place, kind and size, not contents
         path = self.path / entry.path
         try:
             found = path.stat()
@@ -96,7 +100,7 @@ class PackagedFolder(Frozen):
         return path
 
     def _has_links(self, path: str) -> bool:
-        # resolving a path takes longer than all else that is asked; only POSIX has but one kind of links
+        # a shortcut, since resolving a path is the slowest step; not on Windows, which has several kinds of links
         if os.name != "posix":
             return True
         place = str(self.path)
@@ -124,8 +128,8 @@ class PackagedFolder(Frozen):
             raise refused(path, "another sha256 than the manifest says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
-        """Refuse delegates that every user may replace, or could between the comparison of digests and the loading."""
-        # the files are looked at, and their folders up to this one; one with the sticky bit counts as the others do
+        """Refuse delegates that every user may replace, also between the comparison of digests and the loading."""
+        # checks the files, and their folders up to this folder; the sticky bit makes no difference
         if os.name != "posix":
             return
         top = os.path.realpath(self.path)
@@ -150,19 +154,19 @@ class PackagedFolder(Frozen):
                 raise unreadable(Path(place), error) from error
             if mode & stat.S_IWOTH:
                 raise ProgramError(
-                    "native code is not loaded from where every user may write",
+                    "native code is not loaded from a file or folder that every user may write",
                     where=place,
                     found=f"the permissions {stat.filemode(mode)}",
                     hint=f"take that right away (`chmod o-w {place}`), and install the distribution again",
                 )
 
     def locate_all(self, model: ModelEntry) -> None:
-        # an incomplete installation shows before anything runs
+        # finds an incomplete installation before any code runs
         for entry in files_of(model):
             self.locate(entry)
 
     def faults(self, model: str) -> Iterator[ProgramError]:
-        """Yield what is wrong with the files of a model, each read once; RECORD, if known, has to list the same."""
+        """Yield the mistakes in the files of a model, reading each file once; a known RECORD must list the same."""
         files = files_of(self.manifest.models[model])
         if self.recorded is not None:
             yield from self.recorded.faults(self.path, model, files)
@@ -194,7 +198,7 @@ def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
 
 
 def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
-    """Return the `_lowered` folder at a path; or the one that the model's folder at the path is in, and that model."""
+    """Return the `_lowered` folder at a path and `None`; for a model's folder, the enclosing folder and the model."""
     inside = not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists()
     folder = path.parent if inside else path
     try:
@@ -205,13 +209,13 @@ def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
     raise ProgramError(
         "this is no folder of lowered models",
         where=str(path),
-        found=f"no `{MANIFEST}` of hatch-lower" if path.exists() else "there is nothing",
-        hint=f"name the folder `{FOLDER}` of an unpacked wheel, or a model's folder in it",
+        found=f"no `{MANIFEST}` of hatch-lower" if path.exists() else "the path does not exist",
+        hint=f"name the folder `{FOLDER}` of an unpacked wheel, or a model's folder inside `{FOLDER}`",
     )
 
 
 def is_written_here(folder: Path) -> bool:
-    # a manifest that cannot be read may still be ours: then the error is about what is wrong with it
+    # a manifest of hatch-lower may be damaged: then the error describes the damage
     try:
         return b'"hatch_lower"' in read_bytes(folder / MANIFEST)
     except ProgramError as error:

@@ -1,4 +1,4 @@
-"""The code that checks a method's arguments, inline, and gives a delegate what it was lowered for."""
+"""Generated code that checks a method's arguments, and gives delegates tensors in the declared layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hatch_lower.runtime.refusals import Refusals, refuse_produced
 
 
 class InputWriter:
-    """Writes the checks of one method's leaves, of which `leaves` are the variables."""
+    """Writer of the checks of a method's flat inputs; `leaves` are the names of their variables."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class InputWriter:
         self._leaves = leaves
         self._bindings = {(binding.input, binding.dimension, binding.symbol): binding for binding in bindings}
         self._mutated = frozenset(index for index, _ in plan.input_mutations)
-        self.symbols: dict[str, str] = {}  # the variable that holds each symbol's value once the checks are done
+        self.symbols: dict[str, str] = {}  # by symbol, the variable of its value after the checks
 
     def write(self) -> list[str]:
-        # kind and dtype of each leaf, symbols, sizes, then strides: each may rely on what was checked before
+        # kind and dtype of each leaf, symbols, sizes, then strides: each check may rely on the checks before
         lines: list[str] = []
         conditions: list[str] = []
         sizes: list[tuple[str, Expression, int, int | None]] = []
@@ -86,7 +86,7 @@ class InputWriter:
         return lines
 
     def _bind(self, sizes: Sequence[tuple[str, Expression, int, int | None]]) -> list[str]:
-        # a symbol that is a size itself needs no line
+        # a plain symbol as a size needs no line
         variables = {(index, dimension): variable for variable, _, index, dimension in sizes}
         lines = []
         for binding in self._bindings.values():
@@ -105,7 +105,7 @@ class InputWriter:
             raise ProgramError(
                 "a packaged program cannot be run",
                 found=f"the symbol `{unknown[0]}` is not determined by the inputs",
-                hint="export the method with another dynamic dimension",
+                hint="export the method with a dynamic dimension that equals the symbol",
             )
         return lines
 
@@ -118,7 +118,7 @@ class InputWriter:
         else:
             bound = self._names.bind("literal", value)
             is_same = f"{self._type()}({leaf}) is {self._bound(type(value))} and {leaf} == {bound}"
-        # what is not the same at first sight (NaN, a dtype) is looked at again, and only then refused
+        # the test may also fail for equal values (NaN, a dtype): `check_value` compares again before refusing
         return [f"if not ({is_same}): {self._refuse_one(index, leaf)}"]
 
     def _check_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
@@ -133,7 +133,7 @@ class InputWriter:
         ]
 
     def _check_memory(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
-        # torch raises for a tensor that a transformation has wrapped
+        # for a tensor wrapped by a function transform (`torch.func`), torch raises
         tests = self._arrays.memory_tests(entry.dtype, leaf)
         if not tests:
             return []
@@ -146,7 +146,7 @@ class InputWriter:
         ]
 
     def _prepare_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
-        # laid out in memory as it was exported
+        # gives the tensor the exported strides
         strides = stride_codes(entry, self.symbols, self._names)
         if index in self._mutated:
             keep = self._names.bind("keep", self._refusals.keep_layout, "keep_layout")
@@ -174,8 +174,8 @@ def delegate_input_lines(
     names: Names,
     declared: Mapping[str, Symbol],
 ) -> list[str]:
-    """Return the lines that check and lay out a tensor that the graph computed for a delegate."""
-    # a symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated
+    """Return lines that check a computed tensor before a delegate call and give it the declared strides."""
+    # a symbol that no input determines (a data-dependent size) gets its value here; `symbols` is updated
     refuse = names.bind("refuse", partial(refuse_produced, arrays), "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
     tests = [arrays.dtype_test(entry.dtype, variable, names), shape_test(entry, variable)]
@@ -200,14 +200,14 @@ def delegate_input_lines(
         raise ProgramError(
             "a packaged program cannot be run",
             where=where,
-            found="strides that depend on a size that is not known there",
+            found="strides that depend on a size that is unknown before the call",
             hint="export the method with inputs that are contiguous",
         )
     return [*lines, *arrays.layout_lines(entry, variable, None, names)]
 
 
 def shape_test(entry: TensorInput, variable: str) -> str:
-    """Return the code that is true for an array of another rank, or of other sizes where none depends on a symbol."""
+    """Return code that is true if an array's shape is wrong; with symbolic sizes, only the rank is compared."""
     if any(symbols_in(size) for size in entry.shape):
         return f"{variable}.ndim != {len(entry.shape)}"
     return f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}"
@@ -218,8 +218,8 @@ def stride_codes(entry: TensorInput, symbols: Mapping[str, str], names: Names) -
 
 
 def range_code(symbol: Symbol, variable: str, *, is_solved: bool = False) -> str:
-    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be."""
-    # a size that was solved for, from a tensor's, may be negative
+    """Return code that is true if a size is outside its symbol's range; empty if always inside."""
+    # the solution of an equation for a symbol may be negative
     tests = [f"{variable} < {symbol.min}"] if symbol.min > 0 or is_solved else []
     if symbol.max is not None:
         tests.append(f"{variable} > {symbol.max}")

@@ -1,4 +1,4 @@
-"""Where installed distributions keep their lowered models: entry points say who has one, RECORD where its files are."""
+"""The lowered models of installed distributions: found by their entry points, their files by RECORD."""
 
 import csv
 import importlib.metadata
@@ -28,12 +28,12 @@ EAGER_SCHEMA = 2
 
 
 class EagerFile(Frozen):
-    """`eager.json`, which an editable build with `editable = "eager"` or `"known"` writes."""
+    """`eager.json`, written by an editable build with `editable = "eager"` or `"known"`."""
 
     models: Mapping[str, QualifiedName]  # name to the entry point
-    # model's name to its files, relative to the folder of this one
+    # model's name to its assets' paths, relative to the folder of `eager.json`
     assets: Mapping[str, Mapping[str, RelativePath]] = field(default_factory=dict)
-    reason: str = ""  # why there are no programs, where the project asks for these
+    reason: str = ""  # for missing programs, if the project asks for programs
 
 
 class EagerEntry(Frozen):
@@ -51,7 +51,7 @@ class InstalledModel(Frozen):
 
 
 def find_model(name: str) -> InstalledModel:
-    """Return the installed model called `model` or `distribution:model`; a `ProgramError` unless there is just one."""
+    """Return the installed model `model` or `distribution:model`. Raises `ProgramError` if missing or ambiguous."""
     owner, colon, model = name.partition(":")
     if not colon:
         model = owner
@@ -79,9 +79,9 @@ def find_model(name: str) -> InstalledModel:
 
 
 def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions with an entry point for `model`; of those of one name, the first on the path counts."""
-    # Texts are searched before they are parsed, for most distributions have none of ours: parsing the entry points of
-    # everything that is installed takes longer than loading a small model.
+    """Return the distributions with an entry point for `model`; of equal names, the first on the search path."""
+    # Texts are searched before parsing, since most distributions have no model: parsing all installed entry points
+    # takes longer than loading a small model.
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         if MODEL_GROUP not in (distribution.read_text("entry_points.txt") or ""):
@@ -92,7 +92,7 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
 
 
 def recording() -> dict[str, importlib.metadata.Distribution]:
-    # the text is searched, not parsed: the records of everything that is installed are long
+    # the text is searched, not parsed: the RECORDs of all installed distributions are long
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         if f"/{FOLDER}/" in (distribution.read_text("RECORD") or ""):
@@ -101,8 +101,8 @@ def recording() -> dict[str, importlib.metadata.Distribution]:
 
 
 def read_field(distribution: importlib.metadata.Distribution, field: str) -> str:
-    """Return a field from the head of a distribution's metadata; empty in what a broken installation has left."""
-    # `metadata` would parse all of it, which takes longer than to load a small model
+    """Return a field from the head of a distribution's metadata; empty in a broken installation."""
+    # parsing all of `metadata` takes longer than loading a small model
     head, _, _ = (distribution.read_text("METADATA") or "").partition("\n\n")
     for line in head.splitlines():
         name, _, value = line.partition(":")
@@ -120,7 +120,7 @@ def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Dis
             f"there is no installed distribution `{owner}`",
             where=f"the name `{name}`",
             found=nearest(owner, known_names()),
-            hint="install it, or pass a `pathlib.Path` for a folder",
+            hint="install the distribution, or pass a `pathlib.Path` for a folder",
         ) from None
     return {read_field(found, "Name"): found}
 
@@ -147,7 +147,7 @@ def readable_models(owner: str, distribution: importlib.metadata.Distribution) -
 
 
 def recorded_files(owner: str, distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, Recorded]]:
-    """Yield the manifests and eager files that RECORD lists, each with what RECORD says of its folder."""
+    """Yield the manifests and eager files that RECORD lists, each with the entries for its folder."""
     lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if f"{FOLDER}/" in line]
     rows = {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(lines)}
     whose = f"the installed distribution `{owner}`"
@@ -176,14 +176,14 @@ def not_found(
 ) -> ProgramError:
     for owner, distribution in sorted(declared.items()):
         if any(point.name == model for point in distribution.entry_points.select(group=MODEL_GROUP)):
-            if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook had begun
-                what = f"the distribution `{owner}` is incomplete: it is without its lowered models"
-                hint = "its build was interrupted: build its wheel again"
+            if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook wrote the SBOM first
+                what = f"the distribution `{owner}` is incomplete: the lowered models are missing"
+                hint = "the build was interrupted: build the wheel again"
             else:
                 what = f"the distribution `{owner}` was built without lowered models"
-                hint = "build its wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS"
+                hint = "build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS"
             return ProgramError(what, where=f"model `{model}`", hint=hint)
-    hint = "install the distribution that has it"
+    hint = "install the distribution with the model"
     if "/" in name or "\\" in name:
         hint = "pass a `pathlib.Path` to load from a folder; a text is a model's name"
     found = nearest(name, known_names())
@@ -193,7 +193,7 @@ def not_found(
 
 
 def known_names() -> list[str]:
-    """Return the names of all installed models, `distribution:model` where two have the same."""
+    """Return the names of all installed models; `distribution:model` for names that several distributions use."""
     owners: dict[str, set[str]] = {}
     for point in importlib.metadata.entry_points(group=MODEL_GROUP):
         if point.dist is not None:
@@ -207,5 +207,5 @@ def known_names() -> list[str]:
 
 
 def normal_name(name: str) -> str:
-    # `packaging.utils` says the same, and takes long to import
+    # the same as `packaging.utils.canonicalize_name`, which takes long to import
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""`hatch_lower.load`: from a name or folder to a model that runs, all of its files checked."""
+"""`hatch_lower.load`: from a name or folder to a running model with checked files."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def load(
     """Load a lowered model.
 
     Args:
-        name_or_path: `"digits"` or `"distribution:digits"` of an installed model. Only an `os.PathLike` is a path: of
-            a `_lowered` folder that holds one model, or of the model's folder inside it.
-        recipe: the recipe to take; by default the first in load order that can run here. Falling to another than the
-            first is said in a `RuntimeWarning`.
-        verify: first read every file of the model, of all its recipes, and compare it with its digest; those of an
-            installed model with RECORD's digests, too. Without it the contents of tensors, and recipes that are not
-            loaded, are not read. Weights outside the wheel are compared, too.
-        arrays: `"torch"` for a model that takes and returns tensors, `"numpy"` for one of NumPy's arrays, which imports
-            no torch; by default torch's where it is installed. Recipes that need torch for what runs between their
-            partitions are passed over with `"numpy"`.
+        name_or_path: `"digits"` or `"distribution:digits"` of an installed model. A path must be an `os.PathLike`: of
+            a `_lowered` folder with a single model, or of the model's folder inside `_lowered`.
+        recipe: the recipe to load; by default the first in load order that can run here. A `RuntimeWarning` reports
+            every recipe that cannot run here and was passed over.
+        verify: first read every file of the model, of all recipes, and compare its digest with the manifest; for an
+            installed model also with RECORD. Includes weights outside the wheel. Without `verify`, neither the
+            contents of tensors nor the recipes that are not loaded are read.
+        arrays: `"torch"` for a model that takes and returns tensors; `"numpy"` for NumPy arrays, without importing
+            torch. By default torch if installed. With `"numpy"`, recipes that need torch between their partitions are
+            passed over.
         fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
-            default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Else no connection is ever opened.
+            default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Otherwise no connection is opened.
 
-    An editable install whose sources have changed since it was made is said in a `RuntimeWarning`.
+    A `RuntimeWarning` also reports an editable install whose sources have changed since the installation.
 
     Raises:
-        ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
-            newer hatch-lower; with `verify` also if RECORD and the files differ, or the model runs eagerly and has no
-            files.
-        FetchError: if weights are to be fetched and cannot be.
-        InputError: for anything but a text or a path, and for unknown `arrays`.
+        ProgramError: if the model or recipe does not exist, no recipe can run here, or a file is missing, damaged, or
+            from a newer hatch-lower; with `verify` also if RECORD and the files differ, or if the model runs eagerly
+            and has no files.
+        FetchError: if fetching weights fails.
+        InputError: if `name_or_path` is neither a text nor a path, or `arrays` is unknown.
     """
     if isinstance(name_or_path, os.PathLike):
         folder, model = folder_at(Path(name_or_path))
@@ -89,8 +89,8 @@ def load_folder(
     checks_outputs: bool = False,
     arrays: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones."""
-    # with `checks_outputs` each call compares all that delegates return with the plan, and not its number alone
+    """Load a model from a `_lowered` folder; `delegates`, if given, replace the installed delegates."""
+    # `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only their number
     kinds = DelegateKinds(delegates, checks_outputs=checks_outputs)
     return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays))
 
@@ -105,16 +105,17 @@ def load_model(
     *,
     fetch: bool = False,
 ) -> LoadedModel:
-    # `None` stands for the folder's only model
+    # `model`: `None` for the folder's only model
     models = folder.manifest.models
     if model is None and len(models) == 1:
         (model,) = models
     if model is None or model not in models:
         raise ProgramError(
-            f"the folder has no model `{model}`" if model is not None else "the folder does not hold just one model",
+            f"the folder has no model `{model}`" if model is not None else "the folder does not hold a single model",
             where=str(folder.path),
             found=nearest(model or "", models),
-            hint="name one of these: as an installed model, or by the path of its own folder inside this one",
+            hint="choose a model: name the installed model, or pass the path of the model's own folder inside this"
+            " folder",
         )
     folder.locate_all(models[model])
     if verify:
@@ -124,15 +125,15 @@ def load_model(
     if verify:
         for fault in outside_faults(constants):
             raise fault
-    arrays = arrays or find_arrays()  # it may import torch, after which the collector must not run
+    arrays = arrays or find_arrays()  # may import torch; a collection after that is slow
     with collection_paused():
         return load_recipe(folder, model, constants, kinds, arrays, recipe)
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    # What a plan is read into lives on, and a full collection goes through all that importing torch has left: it would
-    # take longer than loading.
+    # Reading a plan makes no garbage, and a full collection walks all objects that importing torch has made, which
+    # takes longer than loading.
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -150,7 +151,7 @@ def load_recipe(
     arrays: Arrays,
     recipe: str | None,
 ) -> LoadedModel:
-    """Load one recipe of a model whose files' sizes were looked at; `None` stands for the first that can run here."""
+    """Load a recipe of a model whose files have checked sizes; without `recipe`, the first that can run here."""
     entry = folder.manifest.models[model]
     where = str(folder.path / MANIFEST)
 
@@ -170,7 +171,7 @@ def load_recipe(
         check_agreement(plan, files, str(folder.path / files.plan.path))
         check_delegates(folder, plan, files)
         if plan.storages and constants is None:
-            refuse(where, f"no constants file, and the plan of recipe `{recipe}` needs one")
+            refuse(where, f"no constants file, which the plan of recipe `{recipe}` needs")
         return recipe, executor_of(plan, constants, kinds, arrays, folder.path)
 
     chosen, executor = start_recipe(model, entry, recipe, kinds, where, fits, start)
@@ -204,7 +205,7 @@ def executor_of(
 
 
 def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
-    # of all delegates, for whoever can replace a library can also rewrite the manifest that calls it native
+    # all delegates, not only native libraries: an attacker who can replace a library can also rewrite the manifest
     folder.refuse_writable(files.delegates)
     listed = {file.path: file for file in files.delegates}
     weights = weight_files(plan)
@@ -226,7 +227,7 @@ def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -
         constants = ConstantsFile(path, str(path), entry.constants.header_sha256)
     if entry.weights is None:
         return constants
-    from hatch_lower.runtime.outside import open_outside  # most wheels hold their weights
+    from hatch_lower.runtime.outside import open_outside  # imported late, since most wheels hold their weights
 
     return open_outside(folder, model, entry.weights, constants, fetch=fetch)
 

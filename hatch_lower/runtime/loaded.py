@@ -1,4 +1,4 @@
-"""What `load` returns: a callable model with its methods."""
+"""The result of `load`: a callable model with its methods."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Provenance(Frozen):
     recipe: str  # `eager` in an editable install that runs the module itself
     recipes: tuple[str, ...]  # of the model, in load order
     read_debug: Callable[[], DebugMap]
-    load_recipe: Callable[[str], LoadedModel]  # the same model in another recipe, over the same mapped constants
+    load_recipe: Callable[[str], LoadedModel]  # loads another recipe of the model over the same mapped constants
     assets: Mapping[str, Path]
     source: str | Path  # the installed model, `distribution:model`, or the model's folder
     arrays: str  # the library whose arrays methods take and return
 
 
 class LoadedModel:
-    """A model that runs: `model(x)` calls its method `forward`; `model.embed(x)` and `model["embed"](x)` another one.
+    """A loaded model: `model(x)` calls the method `forward`, `model.embed(x)` or `model["embed"](x)` another method.
 
-    Methods check their arguments and raise `InputError` (a `TypeError`) for those that they were not exported for.
-    A model without state may be called from several threads at once; calls of one with state wait for each other.
+    Methods check their arguments and raise `InputError` (a `TypeError`) for arguments that the export does not cover.
+    Several threads may call a model at once; if the model has state, its calls wait for each other.
     """
 
     def __init__(self, runnable: Runnable, provenance: Provenance) -> None:
         self._runnable = runnable
         self._provenance = provenance
         methods = runnable.methods
-        # no method of this object, which would be a circle
+        # a partial, not a bound method of this object, which would be a reference cycle
         self._call = methods.get("forward") or functools.partial(refuse_method, provenance.name, methods, "forward")
         self.__dict__.update({name: method for name, method in methods.items() if name not in RESERVED_METHOD_NAMES})
 
@@ -59,12 +59,12 @@ class LoadedModel:
         return f"<LoadedModel `{self.name}`, recipe `{self.recipe}`: {', '.join(self.methods)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # another process loads the model again, by its name or path; its state stays here
+        # the receiving process loads the model again, by name or path; state is not sent
         if self._runnable.has_changed():
             raise ProgramError(
                 f"model `{self.name}` cannot be sent to another process",
-                found="state that its calls may have changed, and that is not sent along",
-                hint="send it before its first call or after `reset()`, or call `load` in the other process",
+                found="state that calls may have changed; only the packaged state can be sent",
+                hint="send the model before the first call or after `reset()`, or call `load` in the other process",
             )
         return load_again, (self._provenance.source, self.recipe, self.arrays)
 
@@ -81,7 +81,7 @@ class LoadedModel:
 
     @property
     def recipe(self) -> str:
-        """The name of the recipe that runs."""
+        """The name of the loaded recipe."""
         return self._provenance.recipe
 
     @property
@@ -96,28 +96,28 @@ class LoadedModel:
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name: functions with the signatures of the exported ones."""
+        """The methods by name: functions with the signatures of the exported methods."""
         return self._runnable.methods
 
     @property
     def assets(self) -> Mapping[str, Path]:
-        """The files that its project packages with the model (`assets` in its table), by name: `tokenizer.json`."""
+        """The files that the project packages with the model (setting `assets`), by name: `tokenizer.json`."""
         return self._provenance.assets
 
     def signature(self, method: str) -> str:
         """Return a method's signature with dtypes and symbolic shapes: `forward(image: float32[batch, 1, 8, 8])`.
 
         Raises:
-            InputError: if there is no such method.
+            InputError: if the method does not exist.
         """
         self._check_method(method)
         return self._runnable.signature(method)
 
     def debug_map(self, method: str) -> MethodDebug:
-        """Return what each instruction of a method, and of its delegates, computes; the file is read now.
+        """Return the debug map of a method: the operations behind its instructions. Reads the file now.
 
         Raises:
-            InputError: if there is no such method.
+            InputError: if the method does not exist.
             ProgramError: if the debug file is damaged, or the model runs eagerly.
         """
         from hatch_lower.format.debug_map import NO_DEBUG
@@ -126,18 +126,18 @@ class LoadedModel:
         return self._provenance.read_debug().methods.get(method, NO_DEBUG)
 
     def clone(self) -> LoadedModel:
-        """Return another instance: it shares constants and code, and owns a copy of the current state."""
+        """Return another instance, with shared constants and code and its own copy of the current state."""
         return LoadedModel(self._runnable.clone(), self._provenance)
 
     def reset(self) -> None:
-        """Return the state (the buffers that methods change) to what was packaged."""
+        """Reset the state (the buffers that methods change) to the packaged contents."""
         self._runnable.reset()
 
     def in_recipe(self, recipe: str) -> LoadedModel:
         """Return the same model in another recipe, with its own state, over the same mapped constants.
 
         Raises:
-            ProgramError: if there is no such recipe, or it cannot run here.
+            ProgramError: if the recipe does not exist or cannot run here.
         """
         return self._provenance.load_recipe(recipe)
 
@@ -150,7 +150,7 @@ def refuse_method(model: str, methods: Mapping[str, object], method: str, *args:
     raise InputError(
         f"model `{model}` has no method `{method}`",
         found=nearest(str(method), methods),
-        hint="name one of its methods",
+        hint="name a method of the model",
     )
 
 
@@ -158,5 +158,5 @@ def load_again(source: str | Path, recipe: str, arrays: str) -> LoadedModel:
     return hatch_lower.load(source, recipe=recipe, arrays=arrays)
 
 
-# names that a method cannot have, for they are attributes of every loaded model
+# not allowed as names of methods: attributes of every loaded model
 RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_runnable"}

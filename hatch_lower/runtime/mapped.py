@@ -1,7 +1,7 @@
-"""Files that are mapped into memory and not read: the constants file, and the named data of delegates.
+"""Memory-mapped files: the constants file, and the named data of delegates.
 
-The constants file is safetensors, behind a head for ExecuTorch in some models. We read it ourselves so that nothing in
-it is trusted or copied.
+The constants file is a safetensors file, in some models after a header for ExecuTorch. This module parses the file
+itself, to check every offset and to avoid copies.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hatch_lower.runtime.delegates import Place
 class Stored(NamedTuple):
     """A tensor of a safetensors file, its elements in the order of its dimensions."""
 
-    dtype: str  # torch's name of it
+    dtype: str  # torch's name
     shape: tuple[int, ...]
     content: memoryview  # bytes
 
 
 class ConstantsFile:
-    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here."""
+    """A safetensors file of one-dimensional tensors, mapped copy-on-write: writes never change the file."""
 
-    # it gives bytes, of which `torch_arrays` and `numpy_arrays` make tensors; the mapping lives as long as a view of it
-    # `where` names it in messages; all before the data must have the digest `header_sha256`, if there is one
+    # Returns bytes, from which `torch_arrays` and `numpy_arrays` make tensors; any view keeps the mapping alive.
+    # `where` names the file in messages; `header_sha256`, if not empty, is the digest of all bytes before the data.
 
     def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
         self._path = path
@@ -49,7 +49,7 @@ class ConstantsFile:
                 "a packaged program file cannot be read",
                 where=where,
                 found=str(error),
-                hint=reading_hint(str(error), "install it again"),
+                hint=reading_hint(str(error), "install the distribution again"),
             ) from error
         header = header_span(self._mapping, tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])))
         if header is None:
@@ -81,7 +81,7 @@ class ConstantsFile:
     def _whole_span(self, storage: Storage) -> memoryview:
         span = self._span(storage, (storage.length,))
         if storage.may_hold_indices and content_key(storage.dtype, sha256_bytes(span)) != storage.key:
-            refuse(f"{self._where}: {storage.key!r:.80}", "other integers than were packaged")
+            refuse(f"{self._where}: {storage.key!r:.80}", "different integers than in the build")
         return span
 
     def _entry(self, key: str) -> TensorEntry:
@@ -91,7 +91,7 @@ class ConstantsFile:
     def _span(self, storage: Storage, shape: tuple[int, ...]) -> memoryview:
         where = f"{self._where}: {storage.key!r:.80}"
         if storage.key not in self._header or storage.key == "__metadata__":
-            refuse(where, "no such tensor")
+            refuse(where, "the file does not contain the tensor")
         entry = self._entry(storage.key)
         if entry.dtype != DTYPES[storage.dtype].safetensors or entry.shape != shape:
             refuse(where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]")
@@ -104,26 +104,26 @@ class ConstantsFile:
         return self._mapping[self._begin + begin : self._begin + end]
 
 
-# the mapping does not need the file to stay open, and a program may have more data than files may be open
+# close mapped files: a program may have more files of data than a process may have open
 KEEP_CLOSED: Mapping[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name == "posix" else {}
 
 
 def data_files(plan: Plan) -> dict[str, DataFile]:
-    # a name means the same data in all delegates of a plan
+    # merging is safe: a name means the same data in all delegates of a plan
     return {name: data for entry in plan.delegates for name, data in entry.data.items()}
 
 
 def weight_files(plan: Plan) -> frozenset[str]:
-    """Return the paths of files that hold nothing but tensors."""
-    # they are treated as the constants are: sizes are always compared, contents only on demand; delegates trust the
-    # contents of all others
+    """Return the paths of files that contain only tensors."""
+    # Like constants, tensors are checked by size, and by digest only on demand. Delegates trust the contents of all
+    # other files, whose digests are always checked.
     files = data_files(plan).values()
     others = {entry.file for entry in files if entry.layout is None} | {entry.file for entry in plan.delegates}
     return frozenset(entry.file for entry in files) - others
 
 
 def data_places(plan: Plan, folder: Path, storages: Sequence[Place]) -> dict[str, Place]:
-    """Return where the named data of a plan's delegates lie; `storages` says where those of the constants file do."""
+    """Return the places of the named data of a plan's delegates; `storages` are the places in the constants file."""
     places = {name: Place(folder / data.file, 0, data.size) for name, data in data_files(plan).items()}
     for entry in plan.delegates:
         places |= {name: storages[data.storage] for name, data in entry.named.items()}
@@ -138,7 +138,7 @@ def data_layouts(plan: Plan) -> dict[str, DataLayout]:
 def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
     sizes: dict[Path, int | None] = {}
     for path, offset, length in places.values():
-        # a file that holds nothing else has just its size
+        # data that fill a whole file determine its size, which `map_file` then checks
         sizes[path] = length if not offset and sizes.get(path, length) == length else None
     views = {path: map_data_file(path, size) for path, size in sizes.items()}
     for path, offset, length in places.values():
@@ -155,9 +155,9 @@ def map_data_file(path: Path, size: int | None) -> memoryview:
         raise unusable(path, str(error)) from error
 
 
-# by default private and writable: torch warns about read-only memory, and a write would end the process
+# By default private and writable: torch warns about read-only memory, and a write to it would end the process.
 def map_file(path: Path, size: int | None = None, access: int = mmap.ACCESS_COPY) -> memoryview:
-    """Return a file's bytes, which are mapped as long as there is a view of them; a `ValueError` if of another size."""
+    """Map a file; the mapping lives as long as any view. Raises `ValueError` if the size is not `size`."""
     with open_file(path) as file:
         found = os.fstat(file.fileno()).st_size
         if size not in (None, found):

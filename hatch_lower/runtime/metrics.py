@@ -1,6 +1,6 @@
-"""How near one output is to eager's, over all inputs on which it was compared.
+"""Error metrics of an output relative to eager, over all compared inputs.
 
-Each pair of arrays, torch's or NumPy's, is looked at once, in pieces: what is kept are sums and largest values.
+Each pair of arrays, of torch or NumPy, is read once, in pieces; only sums and maxima are kept.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hatch_lower.runtime.numbers import library_of, no_warnings, widest
 if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Array
 
-# numbers: torch gives more to several threads, whose start takes longer than the work
+# elements: for longer pieces torch starts several threads, which takes longer than the work
 PIECE = 1 << 15
 
 
 @dataclass(slots=True)
 class Measured:
-    """Collects the metrics of one output."""
+    """Accumulator of the metrics of an output."""
 
     largest: float = 0.0
     relative: float = 0.0
@@ -35,7 +35,7 @@ class Measured:
     same_rows: int = 0
 
     def add(self, expected: Array, given: Array) -> None:
-        """Take a pair of arrays of one floating-point or complex dtype and one shape."""
+        """Add a pair of arrays with the same shape and the same floating-point or complex dtype."""
         ranked = "complex" not in str(expected.dtype) and expected.ndim > 0 and expected.shape[-1] > 1
         with no_warnings(library_of(expected)):
             for one, other in pieces(expected, given, expected.shape[-1] if ranked else 1):
@@ -56,7 +56,7 @@ class Measured:
 
     def _add_piece(self, one: Array, other: Array) -> None:
         signal, given = product(one, one), product(other, other)
-        if not (math.isfinite(signal) and math.isfinite(given)):  # the one test that costs nothing else
+        if not (math.isfinite(signal) and math.isfinite(given)):  # free: both sums are needed anyway
             library = library_of(one)
             finite = library.isfinite(one) & library.isfinite(other)
             if not ((one == other) | (library.isnan(one) & library.isnan(other)) | finite).all():
@@ -83,7 +83,7 @@ class Measured:
 
 
 def pieces(expected: Array, given: Array, row: int) -> Iterator[tuple[Array, Array]]:
-    # rows of both, in the widest dtype
+    # pairs of rows, in the widest dtype
     if not math.prod(expected.shape):
         return
     count = max(1, PIECE // row)
@@ -93,11 +93,11 @@ def pieces(expected: Array, given: Array, row: int) -> Iterator[tuple[Array, Arr
 
 
 def product(one: Array, other: Array) -> float:
-    """Return the inner product of two vectors; of complex ones, as vectors of twice as many numbers."""
+    """Return the inner product of two vectors; complex vectors count as real vectors of twice the length."""
     if "complex" in str(one.dtype):
         return product(one.real, other.real) + product(one.imag, other.imag)
     return float(one @ other)
 
 
 def is_positive(*numbers: float) -> bool:
-    return all(0 < number < math.inf for number in numbers)  # squares of very large and small numbers are not
+    return all(0 < number < math.inf for number in numbers)  # squares may overflow to infinity or underflow to 0

@@ -1,4 +1,4 @@
-"""Copies of modules that `copy.deepcopy` refuses, or gives other ties between tensors than the module has."""
+"""Copies of modules for which `copy.deepcopy` fails or loses ties between tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-# objects without state of a model, of which Python has no copies
+# objects that Python cannot copy and that hold no state of a model
 SHARED = (type(threading.Lock()), type(threading.RLock()), ModuleType, threading.local, torch.Generator)
 ATOMS = (str, bytes, int, float, complex, type, type(None))
 
 
 def copy_module(module: torch.nn.Module, shared: Mapping[int, object] = MappingProxyType({})) -> torch.nn.Module:
-    """Return a copy of a module; `shared` are objects by id that both have."""
+    """Return a copy of a module; the objects of `shared`, by id, are not copied."""
     memo: dict[int, Any] = dict(shared)
     for value in held_by(module):
         if id(value) in memo:
@@ -30,8 +30,8 @@ def copy_module(module: torch.nn.Module, shared: Mapping[int, object] = MappingP
 
 
 def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    # Of a tensor that was computed with gradients (the weight of the old `weight_norm`) torch refuses a copy, and the
-    # copy of a parameter shares no memory with that of a buffer that is a view of the parameter.
+    # torch refuses to copy a tensor computed with gradients (the weight of the old `weight_norm`). It also copies a
+    # parameter without preserving shared memory with a buffer that is a view of the parameter.
     content: torch.Tensor = copy.deepcopy(tensor.detach(), memo)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(content, requires_grad=tensor.requires_grad)
@@ -40,7 +40,7 @@ def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def held_by(module: torch.nn.Module) -> Iterator[object]:
-    """Yield all that a module refers to, through containers and attributes of other objects, each once."""
+    """Yield every object that a module refers to, through containers and attributes, once."""
     seen: set[int] = set()
     pending: list[object] = [module]
     while pending:

@@ -1,7 +1,7 @@
-"""Identifiers of generated code, and the objects that they stand for.
+"""Identifiers of generated code, and the objects bound to the identifiers.
 
-Generated code holds nothing but our own identifiers, a method's parameter names (checked when the plan was read),
-integers, finite floats, `None`, `True` and `False`. Everything else reaches it as an object bound to an identifier.
+Generated code consists only of identifiers from this module, a method's parameter names (checked by `read_plan`),
+integers, finite floats, `None`, `True` and `False`. All other values are objects bound to identifiers.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from hatch_lower.format.expression import Compound, Expression
 
 
 class Names:
-    """The identifiers of one method's code."""
+    """The identifiers in a method's code."""
 
-    # no identifier equals the name of a parameter, for each begins with more underscores
+    # identifiers begin with more underscores than any parameter, and so never equal a parameter's name
 
     def __init__(self, parameters: Iterable[str]) -> None:
         underscores = max((len(parameter) - len(parameter.lstrip("_")) for parameter in parameters), default=0)
         self._prefix = "_" * (underscores + 1)
         self._known: dict[Hashable, str] = {}
         self._count = 0
-        self.objects: dict[str, object] = {}  # by identifier, what is the same for all instances of a program
+        self.objects: dict[str, object] = {}  # by identifier, objects shared by all instances of a program
         self.constants: dict[str, str] = {}  # the identifiers of constants, by name
         self.delegates: dict[int, str] = {}  # the identifiers of delegates, by index
 
     def local(self, text: str) -> str:
-        # `text` is ASCII letters, digits and underscores
+        # `text` consists of ASCII letters, digits and underscores
         return self._prefix + text
 
     def fresh(self, text: str) -> str:
@@ -35,7 +35,7 @@ class Names:
         return f"{self._prefix}{text}_{self._count}"
 
     def bind(self, text: str, value: object, key: Hashable = None) -> str:
-        """Return the identifier of an object; with a `key`, the same one for each equal key."""
+        """Return the identifier of an object; equal keys, if given, share an identifier."""
         known = self._known.get(key) if key is not None else None
         if known is None:
             known = self.fresh(text)
@@ -72,9 +72,9 @@ def expression_code(expression: Expression, variables: Mapping[str, str], names:
 
 
 def is_plain(expression: Compound) -> bool:
-    """Return whether Python's sign has a value for all arguments that this expression may be given."""
+    """Return whether Python's operator sign can be used: no error or endless power for any values of the symbols."""
     match expression.op:
-        case "floordiv" | "mod" | "pow":  # by 0, or by what takes for ever
+        case "floordiv" | "mod" | "pow":  # a literal divisor is never 0, a literal exponent has a limit
             return isinstance(expression.args[1], int)
         case "realpow" | "truediv":
             return False

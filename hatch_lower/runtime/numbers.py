@@ -1,7 +1,7 @@
-"""Whether a program computes what eager does: two arrays, and how far apart they may be.
+"""Comparison of a program's numbers with eager's, and tolerances.
 
-A build's verification, `hatch-lower check` and the kit for backends compare with the functions of this module: tensors
-of torch, or NumPy's arrays. What is used here has one name in both libraries, and neither is imported here.
+Used by a build's verification, `hatch-lower check` and the kit for backends, with torch tensors or NumPy arrays. The
+functions used here have the same name in both libraries; this module imports neither.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hatch_lower.runtime.arrays import Array
 
-# how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
-# and 65000 (bfloat16) times that of float32, most of which both sides share
+# Factors by which tolerances widen for half precision. Its rounding error is about 8000 (float16) and 65000 (bfloat16)
+# times the error of float32, but the compared sides share most of the error.
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 
-# marks of roundings that a value went through: to 8 bits, or to a half, whose mark is the dtype's name
+# marks of the roundings of a value: to 8 bits, or to half precision, marked by the name of the dtype
 QUANTISED_MARK = "quantised"
 MARKS = (QUANTISED_MARK, *HALF_FACTORS)
 
-STEPS = 127  # of 8 bits, to the greatest magnitude
-MOST = 2  # steps, by which a number may be off: it need not be near the ends of the range that its step was chosen for
-MEAN = 1 / 4  # of a step, by which numbers may be off on average
+STEPS = 127  # quantization steps from 0 to the greatest magnitude, with 8 bits
+MOST = 2  # allowed error in steps; more than 1, because the tensor may not fill the range that the step was chosen for
+MEAN = 1 / 4  # allowed average error in steps
 QUANTISED = f", or {MOST}/{STEPS} of the greatest magnitude and {MEAN:g}/{STEPS} on average"
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`.
+    """Limits for differences: two numbers agree if they differ by at most `atol + rtol * |eager's|`.
 
-    Where a method rounds what it computes to 8 bits, kernels that are all right round what is between two steps to
-    either side, which moves outputs by a step. Floating-point numbers of such a method agree, too, if none differs by
-    more than two 127ths of the tensor's greatest magnitude, and all on average by no more than a quarter of one: a
-    wrong scale or zero point moves most of them by more.
+    In a method that quantizes to 8 bits, correct kernels may round a number between two steps to either side, which
+    moves outputs by a step. Floating-point outputs of a quantizing method also agree if no number differs by more than
+    two 127ths of the tensor's greatest magnitude, and the average difference is at most a quarter of a 127th. A wrong
+    scale or zero point moves most numbers by more.
     """
 
     rtol: float = 1e-4
     atol: float = 1e-5
-    quantised: bool = False  # whether the method rounds to 8 bits
-    # of numbers of a dtype, in place of the above; what was given for a dtype is never widened
+    quantised: bool = False  # whether the method quantizes to 8 bits
+    # by dtype, instead of `rtol` and `atol`; never widened
     rtols: Mapping[str, float] = field(default_factory=dict)
     atols: Mapping[str, float] = field(default_factory=dict)
 
@@ -53,17 +53,20 @@ class Tolerance:
         return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=quantised)
 
     def after(self, marks: Collection[str]) -> Tolerance:
-        """Return the tolerance of a value that went through these roundings."""
+        """Return the tolerance for a value with the given marks of roundings."""
         return self.widened(marks, quantised=QUANTISED_MARK in marks)
 
     def of(self, dtype: object) -> tuple[float, float]:
-        """Return `rtol` and `atol` of numbers of a dtype of torch or NumPy."""
+        """Return `rtol` and `atol` for a dtype of torch or NumPy."""
         name = str(dtype).removeprefix("torch.")
         return self.rtols.get(name, self.rtol), self.atols.get(name, self.atol)
 
 
 def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
-    """Return where two arrays of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
+    """Return the mask of differences between two arrays with the same dtype and shape.
+
+    Floating-point numbers count as different beyond the tolerance, other numbers if not equal.
+    """
     if not is_inexact(expected):
         return expected != given
     library = library_of(expected)
@@ -78,7 +81,7 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
 
 
 def steps_apart(expected: Array, given: Array) -> tuple[float, float]:
-    """Return by how many steps of 8 bits two arrays differ at most, and on average."""
+    """Return the largest and the average difference of two arrays in steps of 8 bits."""
     library = library_of(expected)
     with no_warnings(library):
         error = abs(widest(expected) - widest(given))
@@ -89,7 +92,7 @@ def steps_apart(expected: Array, given: Array) -> tuple[float, float]:
 
 
 def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tuple[str, float]:
-    """Return how two arrays of one dtype and shape differ beyond the tolerance, or "", and the largest difference."""
+    """Compare two arrays with the same dtype and shape; return a text of the mistake or "", and the largest error."""
     count = math.prod(expected.shape)
     wrong = int(wrong_places(expected, given, tolerance).sum())
     if not is_inexact(expected):
@@ -102,7 +105,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
     finite = library.isfinite(one) & library.isfinite(other)
     with no_warnings(library):
         error = library.where(same, 0.0, abs(one - other))
-        error = library.where(same | finite, error, math.inf)  # finite on one side only is as wrong as can be
+        error = library.where(same | finite, error, math.inf)  # a number that is finite on one side only is wrong
         largest = float(error.max())
         if not wrong:
             return "", largest
@@ -128,13 +131,13 @@ def widest(array: Array) -> Array:
 
 
 def library_of(array: Array) -> Any:
-    # where no tensor can be, torch need not be installed; where it is, NumPy need not
+    # works if only one of the libraries is installed
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(array, torch.Tensor) else sys.modules["numpy"]
 
 
 def no_warnings(library: Any) -> AbstractContextManager[object]:
-    # NumPy warns of differences between infinite numbers, and of quotients of 0
+    # NumPy warns about differences of infinities and about division by 0
     quiet: AbstractContextManager[object] = (
         library.errstate(all="ignore") if library.__name__ == "numpy" else nullcontext()
     )

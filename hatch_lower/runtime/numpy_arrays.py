@@ -24,7 +24,7 @@ from hatch_lower.runtime.operators import calls_in
 
 Array = np.ndarray[Any, Any]
 CPU = 1  # DLPack's number of the device
-VIEWS = {1: "uint8", 2: "int16"}  # of tensors whose dtype NumPy lacks, by the size of an element
+VIEWS = {1: "uint8", 2: "int16"}  # by element size, for tensors whose dtype NumPy lacks
 
 
 class NumpyArrays(Arrays):
@@ -39,7 +39,7 @@ class NumpyArrays(Arrays):
     # Memory
 
     def span(self, storage: Storage, content: memoryview) -> Array:
-        # bytes: `view` gives them their dtype
+        # bytes, because `view` sets the dtype
         return np.frombuffer(content, np.uint8)
 
     def view(self, constant: Constant, spans: Mapping[int, Any]) -> Array:
@@ -49,14 +49,14 @@ class NumpyArrays(Arrays):
         try:
             viewed: Array = np.ndarray(constant.shape, dtype, span.data, constant.offset * dtype.itemsize, steps)
         except (OverflowError, TypeError, ValueError) as error:
-            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"NumPy refuses it: {error}")
+            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by NumPy: {error}")
         return viewed
 
     def stored(self, tensor: Stored, where: str) -> Array:
         try:
             array: Array = np.ndarray(tensor.shape, element_dtype(tensor.dtype), tensor.content)
         except (TypeError, ValueError) as error:
-            refuse(where, f"sizes that no array has ({error})")
+            refuse(where, f"impossible sizes ({error})")
         return array
 
     def of_bytes(self, array: Array, dtype: str) -> Array:
@@ -73,13 +73,13 @@ class NumpyArrays(Arrays):
         target[...] = source
 
     def is_same(self, one: Array, other: Array) -> bool:
-        return np.array_equal(one, other)  # they are bytes
+        return np.array_equal(one, other)  # spans are bytes, so equal values are equal bits
 
     def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
         return np.empty(shape, border_dtype(dtype))
 
     def rows(self, array: Array) -> Iterable[Array]:
-        # with the ellipsis NumPy gives arrays of no dimensions, and no scalars
+        # with the ellipsis, NumPy returns 0-d arrays instead of scalars
         return (contiguous(array[index, ...]) for index in range(len(array)))
 
     def stack(self, rows: Sequence[Array]) -> Array:
@@ -99,10 +99,10 @@ class NumpyArrays(Arrays):
         missing = next((call.op for call in calls_in(graph) if call.op not in NUMPY_OPERATORS), None)
         if missing is not None:
             raise ProgramError(
-                "the program needs torch for what runs between its partitions",
+                "the program needs torch for operators between its partitions",
                 where=where,
                 found=f"a call of `{missing}`",
-                hint='install torch, and load the model with `arrays="torch"`, or another recipe of it',
+                hint='install torch and load the model with `arrays="torch"`, or load another recipe',
             )
         return NUMPY_OPERATORS
 
@@ -110,7 +110,7 @@ class NumpyArrays(Arrays):
         return element_dtype(value.name) if value.kind == "dtype" else value
 
     def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
-        # not `is`: the same dtype may be another object
+        # not `is`: equal dtypes may be different objects
         return f"{variable}.dtype != {names.bind(dtype, border_dtype(dtype), ('dtype', dtype))}"
 
     def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
@@ -119,7 +119,7 @@ class NumpyArrays(Arrays):
             return [f"if not {variable}.flags.carray: {variable} = {bound}({variable})"]
         size = border_dtype(entry.dtype).itemsize
         wanted = tuple_code([f"{stride}*{size}" for stride in strides])
-        # what is not contiguous, aligned and writable is looked at again: read-only memory is as good
+        # `carray` is false also for read-only memory, which `restride` accepts
         wrong = f"{variable}.strides != {wanted} or not {variable}.flags.aligned"
         if is_contiguous(entry):
             wrong = f"not {variable}.flags.carray"
@@ -129,11 +129,11 @@ class NumpyArrays(Arrays):
 
     def plain(self, value: object) -> Array | None:
         if isinstance(value, np.ndarray):
-            # what is masked counts as missing: its values are not meant
+            # masked values count as missing
             return None if isinstance(value, np.ma.MaskedArray) else value.view(np.ndarray)
         if isinstance(value, np.generic):
             found = np.asarray(value)
-            found.flags.writeable = False  # a copy: what is written into it would be lost
+            found.flags.writeable = False  # a copy: writes would be lost
             return found
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -144,7 +144,7 @@ class NumpyArrays(Arrays):
         if isinstance(value, np.ma.MaskedArray):
             return "an array of which some values are masked"
         if hasattr(value, "__dlpack__"):
-            return "nothing that NumPy can read: it must lie on the CPU, and be dense and of one of NumPy's dtypes"
+            return "a tensor that NumPy cannot read: only dense tensors on the CPU with a dtype of NumPy are possible"
         return "not an array"
 
     def dtype_name(self, array: Array) -> str:
@@ -155,7 +155,7 @@ class NumpyArrays(Arrays):
         if array.dtype == wanted:
             return ""
         if array.dtype == wanted.newbyteorder():
-            return f"its bytes are in the order of another machine: pass `array.astype({entry.dtype!r})`"
+            return f"the byte order is another machine's: pass `array.astype({entry.dtype!r})`"
         return f"the dtype must be {entry.dtype}"
 
     def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:
@@ -169,10 +169,10 @@ class NumpyArrays(Arrays):
         return f"strides {list(found)}, which must be {list(strides)}"
 
     def conversion_hint(self, value: object) -> str:
-        return "pass `numpy.asarray(...)` of it, of the right dtype" if isinstance(value, list | tuple) else ""
+        return "pass `numpy.asarray(...)` with the right dtype" if isinstance(value, list | tuple) else ""
 
     def strides(self, array: Array) -> tuple[int, ...]:
-        # not a multiple where it is a field of a record: then none is right
+        # -1 for a stride that is not a multiple of the element size, as of a field of records: it fits no layout
         size = array.itemsize
         return tuple(step // size if step % size == 0 else -1 for step in array.strides)
 
@@ -189,7 +189,7 @@ def contiguous(array: Array) -> Array:
 
 
 def restride(array: Array, steps: tuple[int, ...]) -> Array:
-    """Return an array, or a copy, whose strides are these bytes."""
+    """Return the array, or a copy, with strides of `steps` bytes."""
     if array.flags.aligned and same_layout(array.shape, array.strides, steps):
         return array
     repeated = [dim for dim, step in enumerate(steps) if step == 0 and array.shape[dim] > 1]
@@ -198,13 +198,13 @@ def restride(array: Array, steps: tuple[int, ...]) -> Array:
     copy = np.ndarray(narrow.shape, array.dtype, np.empty(length, np.uint8), 0, steps)
     copy[...] = narrow
     whole = as_strided(copy, array.shape, steps)
-    # compared byte by byte, for NaN is not equal to itself
+    # compared as bytes, because NaN differs from itself
     if repeated and whole.tobytes() != array.tobytes():
         raise several_values(ARRAYS.describe(array), repeated)
     return whole
 
 
-# Arguments of other libraries: tensors, and whatever speaks DLPack. `None` for what does not lie on the CPU.
+# Arguments of other libraries: torch tensors and objects with DLPack. `None` if the memory is not on the CPU.
 
 
 def of_tensor(torch: Any, tensor: Any) -> Array | None:
@@ -218,9 +218,9 @@ def of_tensor(torch: Any, tensor: Any) -> Array | None:
             plain = plain.view(getattr(torch, VIEWS[plain.itemsize]))
         array: Array = plain.numpy()
         if tensor.is_conj() or tensor.is_neg():
-            array.flags.writeable = False  # a copy, as of a scalar
+            array.flags.writeable = False  # a copy: writes would be lost
         return array if dtype is None else array.view(dtype)
-    except (RuntimeError, TypeError, KeyError):  # of a subclass without memory, or of a dtype that nothing here has
+    except (RuntimeError, TypeError, KeyError):  # for subclasses without memory, and for unknown dtypes
         return None
 
 

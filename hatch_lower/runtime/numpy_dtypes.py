@@ -1,4 +1,4 @@
-"""The dtypes of a plan as NumPy's: those that NumPy lacks come from `ml_dtypes`, if it is there."""
+"""NumPy dtypes for the dtypes of a plan; dtypes that NumPy lacks come from `ml_dtypes`, if installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.values import DTYPES
 
 DType = np.dtype[Any]
-OTHERS = frozenset(name for name in DTYPES if name == "bfloat16" or name.startswith("float8"))  # those of `ml_dtypes`
+OTHERS = frozenset(name for name in DTYPES if name == "bfloat16" or name.startswith("float8"))  # in `ml_dtypes`
 
 
 def is_common(name: str) -> bool:
@@ -19,7 +19,7 @@ def is_common(name: str) -> bool:
 
 
 def element_dtype(name: str) -> DType:
-    """Return the dtype for elements of a plan's dtype; raw bytes where none is to be had."""
+    """Return the NumPy dtype for elements of a plan's dtype; raw bytes if unavailable."""
     if is_common(name):
         return np.dtype(name)
     found = extra_dtype(name) if name in OTHERS else None
@@ -27,7 +27,7 @@ def element_dtype(name: str) -> DType:
 
 
 def border_dtype(name: str) -> DType:
-    """Return the dtype of what a method takes; a `ProgramError` if there is none here."""
+    """Return the NumPy dtype for a method's arguments. Raises `ProgramError` if unavailable."""
     if is_common(name):
         return np.dtype(name)
     if name not in OTHERS:
@@ -39,7 +39,7 @@ def border_dtype(name: str) -> DType:
         raise ProgramError(
             f"the program takes {name}, which NumPy has from the package `ml_dtypes`",
             found="`ml_dtypes` is not installed, or too old",
-            hint='install it: `pip install ml_dtypes`; or load the model with `arrays="torch"`',
+            hint='run `pip install ml_dtypes`, or load the model with `arrays="torch"`',
         )
     return found
 
@@ -53,6 +53,6 @@ def extra_dtype(name: str) -> DType | None:
 
 
 def is_bfloat16(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether the elements of a delegate's array are of this dtype, or its raw bytes."""
+    """Return whether a delegate's array is bfloat16, as the dtype of `ml_dtypes` or as raw bytes."""
     dtype: DType = array.dtype
     return bool(dtype.kind == "V" and dtype.itemsize == 2)

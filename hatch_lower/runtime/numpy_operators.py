@@ -1,7 +1,7 @@
-"""Operators of ATen that a plan may call on NumPy's arrays: views, copies, questions for sizes, assertions.
+"""ATen operators that a plan may call on NumPy arrays: views, copies, sizes, assertions.
 
-Each function takes what the overload of its name takes, in the same order and by the same names, and means the same by
-it. A memory format is given as the plan's `Special`. What torch refuses is refused with its classes of errors.
+Each function has the parameters of its ATen overload, with the same order, names and meaning. A memory format is the
+plan's `Special`. Arguments that torch refuses raise the same classes of errors as in torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def view(self: Array, size: Sequence[int]) -> Array:
 
 
 def reshape(self: Array, shape: Sequence[int]) -> Array:
-    if any(extent < -1 for extent in shape):  # NumPy takes any negative size for the one that is to be inferred
+    if any(extent < -1 for extent in shape):  # NumPy would infer the size for any negative number
         raise RuntimeError(f"invalid shape dimension in {list(shape)}")
     return self.reshape(tuple(shape))
 
@@ -83,7 +83,7 @@ def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array
             raise RuntimeError(f"sizes {self.shape} cannot be expanded to {list(size)}")
         shape.append(own if extent == -1 else extent)
         strides.append(step if extent in (-1, own) else 0)
-    # `broadcast_to` would make it read-only
+    # not `broadcast_to`, which returns a read-only view
     return as_strided(self, shape, strides)
 
 
@@ -94,7 +94,7 @@ def slice_tensor(self: Array, dim: int = 0, start: int | None = None, end: int |
 
 
 def select(self: Array, dim: int, index: int) -> Array:
-    # with the ellipsis NumPy returns an array of no dimensions, and no scalar
+    # with the ellipsis, NumPy returns a 0-d array instead of a scalar
     return self[(slice(None),) * dimension(self, dim) + (index, ...)]
 
 
@@ -175,7 +175,7 @@ def check_size(size: int, *, min: int | None = None, max: int | None = None) -> 
 
 
 def place(array: Array, dim: int) -> int:
-    """Return a dimension from 0 on; an array of no dimensions counts as one of one here, as torch has it."""
+    """Return a dimension as a number from 0; as in torch, a 0-d array counts as 1-d here."""
     count = max(1, array.ndim)
     if not -count <= dim < count:
         raise IndexError(f"dimension {dim} of {array.ndim}")
@@ -189,7 +189,7 @@ def dimension(array: Array, dim: int) -> int:
 
 
 def dense_order(array: Array) -> list[int]:
-    """Return the dimensions, the outermost first, in which torch lays out a copy that preserves the format."""
+    """Return torch's order of dimensions, outermost first, for a copy with `preserve_format`."""
     shape, strides = array.shape, array.strides
     inward = list(range(array.ndim - 1, -1, -1))
     if array.flags.c_contiguous:
@@ -198,7 +198,7 @@ def dense_order(array: Array) -> list[int]:
     steps = itertools.accumulate((shape[each] for each in dense), operator.mul, initial=array.itemsize)
     if array.size and all(strides[each] == step for each, step in zip(dense, steps, strict=False)):
         return [*(each for each in range(array.ndim) if shape[each] == 1), *reversed(dense)]
-    # with gaps or overlaps: sorted by strides, where a dimension of stride 0 stays where it is
+    # with gaps or overlaps: insertion sort by strides, in which dimensions of stride 0 keep their place, as in torch
     for index in range(1, array.ndim):
         current = index
         for other in range(index - 1, -1, -1):
@@ -227,7 +227,7 @@ def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-# those that have a twin which returns copies: `permute`, `permute_copy`
+# views with a twin that returns copies: `permute`, `permute_copy`
 VIEWS: Mapping[str, Callable[..., Any]] = {
     "alias.default": alias,
     "detach.default": alias,

@@ -1,6 +1,6 @@
-"""Fetching each source of weights to where `load` finds it, and comparing it with its digest.
+"""Fetching sources of weights into the folders where `load` looks, with a check of digests.
 
-Huggingface's files go into its own cache, through its own library; all others into folders that know them by digest.
+Files of the Hugging Face hub go into the hub's cache, by its library; other files into folders, named by digest.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ PATIENCE = "HATCH_LOWER_FETCH_TIMEOUT"  # seconds
 
 
 class Fetched(Frozen):
-    """A file of weights that is on this machine, with the contents that the wheel asks for."""
+    """A file of weights on this machine, with the digest that the wheel lists."""
 
     url: str
     path: Path
     size: int
-    is_new: bool  # else it was here already
+    is_new: bool  # false if the file was already on this machine
 
 
 def fetched_copy(source: Source) -> Path:
@@ -59,7 +59,7 @@ def fetched_copy(source: Source) -> Path:
 
 
 def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: Sequence[str] = ()) -> list[Fetched]:
-    """Fetch sources into the cache or the folder `to`, from `origins` if there are any: see `hatch_lower.fetch`."""
+    """Fetch sources into the cache or the folder `to`, from `origins` if given: see `hatch_lower.fetch`."""
     unique = list({(source.url, source.sha256): source for source in sources}.values())
     urls = [as_url(origin) for origin in origins]
     refuse_places(urls)
@@ -71,7 +71,7 @@ def limits_from(environment: Mapping[str, str]) -> Limits:
     text = environment.get(PATIENCE) or "30"
     if not text.isdecimal() or int(text) == 0:
         raise FetchError(
-            "the patience with a server is a number of seconds",
+            "the timeout of `hatch-lower fetch` is a number of seconds",
             where=f"environment variable `{PATIENCE}`",
             found=f"`{text}`",
             hint="give an integer from 1 on",
@@ -91,7 +91,7 @@ def refuse_places(urls: Sequence[str]) -> None:
 
 
 def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
-    """Return for each source which URL has it by its name; empty where none does, and its own is to be used."""
+    """Return for each source the given URL with the source's file name; empty if the source's own URL is to be used."""
     names = [name_of(source.url) for source in sources]
     chosen = [
         next((below(url, name) for url in urls if len(sources) == 1 or name_of(url) in ("", name)), "")
@@ -103,7 +103,7 @@ def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
             "no file of weights has the name of a given place",
             where=useless[0],
             found=f"the files are called {', '.join(names)}",
-            hint="name a place with one of these names, or with `/` at its end a folder that has all",
+            hint="name a place that ends with the name of a file, or with `/` for a folder with all of the files",
         )
     return chosen
 
@@ -128,7 +128,7 @@ def name_of(url: str) -> str:
 
 def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -> Fetched:
     paths = [folder / file_name(source.sha256) for folder in (weights_folders() if to is None else [to])]
-    # `load` takes the first file of that size, which may have other contents: then it is replaced
+    # `load` takes the first file of the right size; if that file has wrong contents, replace it
     taken = next((path for path in paths if size_of(path) == source.size), None)
     target = taken or paths[0]
     here = next((path for path in (target, *places(source)) if is_file_of(path, source.size, source.sha256)), None)
@@ -137,7 +137,7 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
     url = here.absolute().as_uri() if here is not None else origin or source.url
     if "://" not in url:
         raise FetchError(
-            "the wheel does not say where its weights are",
+            "the wheel lists the weights without a URL",
             where=url,
             hint="name a place that has this file: `hatch-lower fetch … --from URL`",
         )
@@ -159,7 +159,8 @@ def refuse_offline(url: str) -> None:
             "weights are not on this machine, and no connection is to be opened",
             where=url,
             found=f"the environment variable `{set_here}`",
-            hint="fetch them where there is a network, `--to` a folder, and name that in `HATCH_LOWER_WEIGHTS` here",
+            hint="fetch the weights on a machine with a network, `--to` a folder, and name a copy of the folder in"
+            " `HATCH_LOWER_WEIGHTS` here",
         )
 
 
@@ -174,7 +175,7 @@ def open_origin(url: str, limits: Limits) -> Origin:
 
 
 def fetch_from_hub(source: Source) -> Path:
-    for force in (False, True):  # what is there may be damaged
+    for force in (False, True):  # the second time because the cached file may be damaged
         path = download_from_hub(source.url, force=force)
         if is_file_of(path, source.size, source.sha256):
             return path
@@ -192,7 +193,7 @@ def download_from_hub(url: str, *, force: bool = False) -> Path:
             endpoint=os.environ.get("HF_ENDPOINT") or None,
             force_download=force,
         )
-    except Exception as error:  # of the library, of what it uses, and of the server
+    except Exception as error:  # of the library, its dependencies and the server
         if isinstance(error, OSError) and error.errno is not None:
             raise
         status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -210,7 +211,7 @@ def import_hub() -> Any:
 
 
 class Progress:
-    """One line on a terminal that says how much there is; nothing anywhere else."""
+    """A line with the progress on a terminal; no output if the stream is not a terminal."""
 
     def __init__(self, stream: TextIO, name: str, size: int) -> None:
         self._stream = stream

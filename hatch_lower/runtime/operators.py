@@ -1,4 +1,4 @@
-"""What instructions of a plan call: Python's operators on sizes and numbers, a library's, and `map` and `scan`."""
+"""Operators that instructions of a plan call: Python's on sizes and numbers, an array's sizes, `map` and `scan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hatch_lower.format.graph import Graph, OpCall, walk
 from hatch_lower.runtime.arrays import Array, Arrays
 from hatch_lower.runtime.names import Names
 
-# operations that are Python's own operators; those that are functions are in `PYTHON_FUNCTIONS`
+# operations with an operator in Python's syntax; for others, see `PYTHON_FUNCTIONS`
 PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
     {
         "add": "{0} + {1}",
@@ -73,7 +73,7 @@ def python_code(op: str, args: list[str], names: Names) -> str:
 
 
 def size_code(templates: Mapping[str, str], op: str, args: list[str]) -> str | None:
-    """Return the code of an operator that asks an array for its size; `None` for any other, and for a literal."""
+    """Return code for an operator that reads an array's size; `None` for other operators, and for a literal."""
     template = templates.get(op)
     if template is None or template.count("{") != len(args) or not args[0].isidentifier():
         return None
@@ -84,7 +84,7 @@ def calls_in(graph: Graph) -> Iterator[OpCall]:
     return (instruction for _, instruction in walk(graph) if isinstance(instruction, OpCall))
 
 
-# `map` and `scan`: a graph's function, called for one row of tensors after the other
+# `map` and `scan`: call the function of a graph for each row of tensors, in order
 
 Step: TypeAlias = Callable[..., tuple[Array, ...]]
 
@@ -92,7 +92,7 @@ Step: TypeAlias = Callable[..., tuple[Array, ...]]
 def map_rows(
     arrays: Arrays, where: str, step: Step, tensors: Sequence[Array], extra: Sequence[object]
 ) -> tuple[Array, ...]:
-    # `step` returns a tuple of tensors of the same shapes for each row, or `None` in their place
+    # for each row, `step` returns a tuple of tensors or `None`, with the same shapes for all rows
     return stack(arrays, [step(*row, *extra) for row in rows_of(arrays, where, tensors)])
 
 
@@ -109,19 +109,19 @@ def scan_rows(
 
 
 def rows_of(arrays: Arrays, where: str, tensors: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
-    # each row is contiguous, for so torch traced the graph that takes it
+    # each row is contiguous, because torch traced the graph with contiguous rows
     lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         raise InputError(
-            "the method goes over the rows of tensors, of which there must be at least one, and equally many in each",
+            "the method loops over the rows of tensors, which need at least one row and equal numbers of rows",
             where=where,
             found=f"tensor{'s' if len(tensors) > 1 else ''} of shape {shapes}",
-            hint="pass larger tensors; the eager module refuses these too",
+            hint="pass larger tensors; the eager module refuses these tensors, too",
         )
     return zip(*map(arrays.rows, tensors), strict=True)
 
 
 def stack(arrays: Arrays, rows: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
-    # what is stacked shares no memory with any row
+    # the results share no memory with any row
     return tuple(None if column[0] is None else arrays.stack(column) for column in zip(*rows, strict=True))

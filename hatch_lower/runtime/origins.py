@@ -1,6 +1,6 @@
-"""Where a file of weights is downloaded from: a web server, a file, or an object store by fsspec.
+"""Origins of downloads: a web server, a local file, or an object store through fsspec.
 
-Each gives a file from some byte on, in pieces. None is believed: who stores the pieces compares size and digest.
+An origin returns a file from a given byte on, in pieces. No origin is trusted: the receiver compares size and digest.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hatch_lower.canonical import PIECE
 from hatch_lower.frozen import Frozen
 from hatch_lower.urls import WEB, UrlError, open_fault, open_folder, web_fault
 
-BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # temporary errors
 COUNT = r"[0-9]{1,18}"
 RANGE = re.compile(rf"bytes ({COUNT})-{COUNT}/({COUNT}|\*)")
 INSTALL = 'install it: pip install "hatch-lower[{}]"'
 
 
 class RefusedError(Exception):
-    """A file cannot be had; the text says why, in a few words, and `hint` what to do, where that is known."""
+    """A file is unavailable. The text is a short reason, `hint` a remedy if known."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)
@@ -40,26 +40,26 @@ class RefusedError(Exception):
 
 
 class BrokenError(Exception):
-    """A transfer ended too early; another try may go on where it did."""
+    """A transfer ended too early; another try may resume."""
 
-    stamp = ""  # of the contents that came so far
+    stamp = ""  # of the contents received so far
 
 
 class Limits(Frozen):
-    """How much patience a download is worth."""
+    """Limits of a download's time."""
 
-    silence: float = 30.0  # seconds until a connection stands, an answer begins, or the next byte comes
-    rate: float = 1024.0  # bytes each second below which a transfer is given up
-    tries: int = 4  # of which none brings `progress` bytes
+    silence: float = 30.0  # seconds until a connection is open, an answer begins, or the next byte arrives
+    rate: float = 1024.0  # bytes per second; slower transfers are stopped
+    tries: int = 4  # consecutive tries that each receive less than `progress` bytes
     progress: int = 1 << 20
-    pause: float = 1.0  # seconds before the second try; each next one waits longer
+    pause: float = 1.0  # seconds before the second try; increases with each try
 
 
 class Stream(NamedTuple):
-    """A file from some byte on."""
+    """A file from a given byte on."""
 
-    begin: int  # the byte that the first piece begins with; 0 where the origin gives whole files only
-    size: int | None  # of the whole file, if the origin says it
+    begin: int  # offset of the first piece; 0 if the origin sends whole files only
+    size: int | None  # of the whole file; `None` if the origin does not declare the size
     stamp: str  # ETag or date, equal for equal contents; empty if the origin has none
     pieces: Iterator[bytes]
     close: Callable[[], object]
@@ -67,8 +67,8 @@ class Stream(NamedTuple):
 
 class Origin(Protocol):
     def open(self, begin: int, stamp: str) -> Stream:
-        """Return the file from a byte on; `stamp` is that of what came before it, if anything did."""
-        # a `RefusedError` if it cannot be had, a `BrokenError`, from the pieces too, if another try may have it
+        """Return the file from a byte on; `stamp` is the stamp of the bytes before, if any were received."""
+        # raises `RefusedError` if the file is unavailable, `BrokenError` (also from the pieces) if a retry may succeed
 
 
 def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Origin:
@@ -95,24 +95,24 @@ class LocalOrigin:
     def open(self, begin: int, stamp: str) -> Stream:
         try:
             if not self._path.is_file():
-                raise RefusedError("it is no file" if self._path.exists() else "there is no such file")
+                raise RefusedError("not a file" if self._path.exists() else "the file does not exist")
             file = self._path.open("rb")
             size = file.seek(0, 2)
             file.seek(begin)
         except OSError as error:
-            raise RefusedError(f"it cannot be read: {error.strerror or error}") from error
+            raise RefusedError(f"the file cannot be read: {error.strerror or error}") from error
         return Stream(begin, size, "", pieces_of(file), file.close)
 
 
 class HttpOrigin:
-    """A web server. Proxies are those of the environment, credentials those of `.netrc`."""
+    """A file on a web server. Proxies are taken from the environment, credentials from `.netrc`."""
 
     def __init__(self, url: str, limits: Limits, headers: Mapping[str, str] = {}) -> None:
         if fault := web_fault(url):
             raise refused_url(fault)
         self._url = url
         self._limits = limits
-        self._own = {**netrc_headers(url), **headers}  # for this host alone: a redirect does not get them
+        self._own = {**netrc_headers(url), **headers}  # for this host only, not for the target of a redirect
 
     def open(self, begin: int, stamp: str) -> Stream:
         try:
@@ -134,7 +134,7 @@ class HttpOrigin:
         return self.open(0, "")
 
     def _request(self, begin: int, stamp: str) -> Any:
-        # the contents as they are, so that bytes of a range are bytes of the file
+        # not compressed, so that byte ranges are ranges of the file
         headers = {"Accept-Encoding": "identity", "User-Agent": f"hatch-lower/{__version__}"}
         if begin:
             headers["Range"] = f"bytes={begin}-"
@@ -157,11 +157,11 @@ class HttpOrigin:
             raise RefusedError(f"no connection: {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
-        except ValueError as error:  # a URL that no request can be made of
+        except ValueError as error:  # the URL is invalid
             raise RefusedError(str(error)) from error
 
     def _answer(self, response: Any, begin: int, stamp: str) -> Stream | None:
-        """Return what an answer gives; `None` if that does not continue what came before."""
+        """Return the stream of an answer; `None` if the answer does not continue the bytes before `begin`."""
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             raise RefusedError(f"the answer is encoded: {encoding}")
@@ -174,7 +174,7 @@ class HttpOrigin:
             return Stream(0, whole, found, self._pieces(response, whole), response.close)
         place = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if response.status != 206 or place is None or int(place[1]) != begin:
-            raise RefusedError(f"the answer {response.status} has other bytes than were asked for")
+            raise RefusedError(f"the answer {response.status} has other bytes than the requested range")
         if stamp and found and stamp != found:
             return None  # the server ignores `If-Range`
         size = None if place[2] == "*" else int(place[2])
@@ -214,7 +214,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    # not `build_opener`, which follows a redirect to `ftp:` as well
+    # not `build_opener`, which also follows redirects to `ftp:`
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -240,8 +240,8 @@ def netrc_headers(url: str) -> Mapping[str, str]:
 
 
 def within_seconds(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or raise `TimeoutError`; then it goes on in a thread that nobody waits for."""
-    # a timeout of a socket begins anew with each byte, of a header too
+    """Call a function with a timeout. After `TimeoutError` the call continues in a thread, and its result is closed."""
+    # the timeout of a socket restarts with each byte, also of headers
     results: list[Any] = []
     errors: list[BaseException] = []
     abandoned = threading.Event()
@@ -266,7 +266,7 @@ def within_seconds(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 class FilesOrigin:
-    """A file that fsspec opens: `s3://bucket/path`, `gs://…`, `az://…`."""
+    """A file opened by fsspec: `s3://bucket/path`, `gs://…`, `az://…`."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
@@ -288,12 +288,12 @@ class FilesOrigin:
         except ImportError as error:
             raise RefusedError(str(error), self._install_hint(error)) from error
         except FileNotFoundError as error:
-            raise RefusedError("there is no such file") from error
+            raise RefusedError("the file does not exist") from error
         except PermissionError as error:
             raise RefusedError(f"access is denied: {error}") from error
         except ValueError as error:
             raise RefusedError(str(error)) from error
-        except Exception as error:  # each kind of file system has exceptions of its own
+        except Exception as error:  # file systems have their own classes of exceptions
             raise BrokenError(f"{type(error).__name__}: {error}") from error
 
     def _install_hint(self, error: ImportError) -> str:
@@ -301,7 +301,7 @@ class FilesOrigin:
             return INSTALL.format("s3")
         if (error.name or "").partition(".")[0] == "fsspec":
             return INSTALL.format("fetch")
-        return "install what fsspec needs for URLs of this kind"
+        return "install the packages that fsspec needs for this URL scheme"
 
 
 def fsspec_pieces(file: Any) -> Iterator[bytes]:
@@ -317,4 +317,4 @@ def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
         while piece := file.read(PIECE):
             yield piece
     except OSError as error:
-        raise RefusedError(f"it cannot be read: {error.strerror or error}") from error
+        raise RefusedError(f"the file cannot be read: {error.strerror or error}") from error

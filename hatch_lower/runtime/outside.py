@@ -1,4 +1,4 @@
-"""The storages of a model of which some lie outside the wheel: mapped from where their files are on this machine."""
+"""Weights outside the wheel: storages mapped from files elsewhere on this machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Find = Callable[[Source], Path | None]
 
 
 class OutsideWeights:
-    """What stands in the place of the constants file where a model has weights outside the wheel."""
+    """The storages of a model with weights outside its wheel; replaces a `ConstantsFile`."""
 
-    # files are looked for, and mapped, when a recipe needs them
-    # `where` is the path of `weights.json`; `name` is what the command `fetch` is given for the model; `find` returns
-    # where a file is on this machine
+    # Files are found and mapped when a recipe needs their weights.
+    # `where` is the path of `weights.json`; `name` is the model's name in a command `hatch-lower fetch`; `find` returns
+    # the path of a source's file on this machine.
 
     def __init__(self, constants: ConstantsFile | None, weights: Weights, where: str, name: str, find: Find) -> None:
         self._constants = constants
@@ -52,7 +52,7 @@ class OutsideWeights:
         )
 
     def faults(self) -> Iterator[ProgramError]:
-        """Yield what is wrong with each file outside; all bytes of it that the model uses are read."""
+        """Yield the mistakes in files outside; reads all bytes that the model uses."""
         for position, source in enumerate(self._weights.sources):
             try:
                 self._map([position])
@@ -70,14 +70,14 @@ class OutsideWeights:
         self._map(sorted({span.source for span in outside.values()}))
         inside = [storage for index, storage in enumerate(storages) if index not in outside]
         if inside and self._constants is None:
-            refuse(f"{self._where}: {inside[0].key}", "no such storage, and the model has no constants file")
+            refuse(f"{self._where}: {inside[0].key}", "the storage is missing, and the model has no constants file")
         return outside, inside
 
     def _content(self, storage: Storage, span: Span) -> memoryview:
         path, mapped = self._mapped[span.source]
         content = mapped[span.begin : span.end]
         if storage.may_hold_indices and sha256_bytes(content) != span.sha256:
-            raise self._other(self._weights.sources[span.source], path, "other integers than were packaged")
+            raise self._other(self._weights.sources[span.source], path, "different integers than in the build")
         return content if is_aligned(storage, span) else memoryview(bytearray(content))
 
     def _place(self, span: Span) -> Place:
@@ -107,16 +107,16 @@ class OutsideWeights:
         return ProgramError(
             "weights of the model are not on this machine",
             where=source.url,
-            found=f"none of these is a file of {source.size} bytes:\n{looked}",
+            found=f"no file of {source.size} bytes at any of these paths:\n{looked}",
             hint=f"run `hatch-lower fetch {self._name}{origin}`; `HATCH_LOWER_WEIGHTS` names the folders to look into",
         )
 
     def _other(self, source: Source, path: Path, found: str) -> ProgramError:
         return ProgramError(
-            "a file of weights is not the one that the wheel was built with",
+            "a file of weights differs from the file that the wheel was built with",
             where=str(path),
             found=found,
-            hint=f"run `hatch-lower fetch {self._name}`, which replaces it from {source.url}",
+            hint=f"run `hatch-lower fetch {self._name}`, which replaces the file from {source.url}",
         )
 
 
@@ -125,7 +125,7 @@ def open_outside(
 ) -> OutsideWeights:
     find: Find = local_copy
     if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
-        from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
+        from hatch_lower.runtime.obtain import fetched_copy as find  # late: modules for connections import slowly
     return OutsideWeights(
         constants,
         read_listed(folder, file),

@@ -1,4 +1,4 @@
-"""What an engine has to know of the processor: asked of torch where it is imported, so that both agree."""
+"""CPU facts for engines, taken from torch if torch is imported, so that engine and torch agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def thread_count() -> int:
-    """Return with how many threads an engine computes if nobody says: as many as torch, whether it is here or not."""
+    """Return the default number of threads of an engine: torch's default, also if torch is not installed."""
     if (torch := sys.modules.get("torch")) is not None:
         count: int = torch.get_num_threads()
         return count
@@ -22,7 +22,7 @@ def thread_count() -> int:
 
 
 def physical_cores(cpus: Path = CPUS) -> int:
-    """Return the number of cores that this process may use; those that share one core count once."""
+    """Return the number of physical cores that this process may use."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return len({siblings(cpus, number) for number in usable})
 
@@ -35,7 +35,7 @@ def siblings(cpus: Path, number: int) -> str:
 
 
 def multiplies_bytes() -> bool:
-    """Return whether the processor has instructions for sums of products of bytes, which are exact."""
+    """Return whether the processor has exact instructions for sums of products of bytes (VNNI)."""
     if sys.modules.get("torch") is not None:
         from hatch_lower.runtime.torch_private.unimported import has_vnni
 

@@ -1,6 +1,6 @@
-"""What to say where arguments are not what a method was lowered for, or outputs not what a delegate was lowered for.
+"""Error messages for arguments that a method does not take, and for wrong outputs of a delegate.
 
-The generated code only finds out that some argument is wrong; then this goes through all of them and says what.
+Generated code only detects a wrong argument; the functions here check all arguments and name the mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.arrays import Arrays, same_layout
 
-# as torch, its native code and ONNX Runtime say it; Python says the same of its lists, which is no fault of a call
+# messages of torch, its native code and ONNX Runtime; not Python's message for lists, which is no fault of the caller
 BAD_INDEX = re.compile(
     r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds", re.I
 )
@@ -30,7 +30,7 @@ FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, whi
 
 
 class Refusals:
-    """Raises the `InputError` that fits; one object for each method, bound into its code."""
+    """Functions that raise the fitting `InputError`; an object for each method, bound into its code."""
 
     def __init__(
         self, method: str, plan: MethodPlan, arrays: Arrays, paths: Sequence[str], bindings: Sequence[Binding]
@@ -60,7 +60,7 @@ class Refusals:
 
     def refuse_values(self, *values: object) -> NoReturn:
         self.check_values(*values)
-        self._refuse(0, values[0], "it does not fit the other arguments")
+        self._refuse(0, values[0], "does not fit the other arguments")
 
     def check_values(self, *values: Any) -> None:
         for index, value in enumerate(values):
@@ -75,14 +75,14 @@ class Refusals:
                 self._refuse(index, value, reason)
 
     def check_value(self, index: int, value: object) -> None:
-        # what is wrong with a leaf by itself: type, dtype, device, layout, rank, static sizes, literal
+        # checks a leaf alone: type, dtype, device, layout, rank, static sizes, literal
         entry = self._plan.inputs[index]
         if isinstance(entry, TensorInput):
             reason = self._mismatch(entry, value)
         elif isinstance(entry, SymbolInput):
             reason = "" if type(value) is int else "not an int"
         else:
-            reason = "" if self._is_literal(entry, value) else "another value, for which the graph was not exported"
+            reason = "" if self._is_literal(entry, value) else "a value that the graph was not exported for"
         if reason:
             self._refuse(index, value, reason)
 
@@ -97,7 +97,7 @@ class Refusals:
         return plain
 
     def keep_layout(self, index: int, value: object, strides: tuple[int, ...]) -> None:
-        # it cannot be copied into other strides
+        # a tensor changed in place cannot be copied into other strides
         if reason := self._arrays.layout_mismatch(value, strides):
             self._refuse(index, value, f"{reason}: the method changes this tensor in place")
 
@@ -114,7 +114,7 @@ class Refusals:
         return ""
 
     def _is_literal(self, entry: LiteralInput, value: object) -> bool:
-        # of the same type: 1 is neither 1.0 nor True
+        # compares types, too: 1 is neither 1.0 nor True
         expected = entry.value
         if isinstance(expected, Special):
             return self._arrays.is_special(value, expected)
@@ -127,7 +127,7 @@ class Refusals:
             return ""
         pairs = zip(entry.shape, value.shape, strict=True) if isinstance(entry, TensorInput) else [(entry.expr, value)]
         for dimension, (expression, size) in enumerate(pairs):
-            name = f"dimension {dimension} is {size}" if isinstance(entry, TensorInput) else f"it is {size}"
+            name = f"dimension {dimension} is {size}" if isinstance(entry, TensorInput) else f"the integer is {size}"
             if not symbols_in(expression) <= sizes.keys():
                 continue
             expected = evaluate(expression, sizes)
@@ -150,14 +150,14 @@ class Refusals:
             f"{what}, {ranges}" if ranges else what,
             found=f"{self._arrays.describe(value)}: {reason}",
             hint=self._arrays.conversion_hint(value)
-            or "convert the argument, or export the method for what you want to pass",
+            or "convert the argument, or export the method for arguments of this kind",
         )
 
 
 def refuse_produced(arrays: Arrays, expected: str, value: object) -> NoReturn:
-    # reached if the plan does not belong to this torch
+    # reached if this torch computes other shapes or dtypes than the torch of the build
     raise ProgramError(
-        "a delegate would have been given a tensor that it was not lowered for",
+        "a tensor for a delegate does not fit the inputs that the delegate was lowered for",
         where=expected,
         found=arrays.describe(value),
         hint="install the torch version that the program requires, or build the wheel again",
@@ -176,22 +176,22 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
 
 
 def hint_of(error: Exception) -> str:
-    # by the engine's own words, for an engine has one exception for everything
+    # by the text, because engines use the same class of exception for all errors
     text = str(error)
     if BAD_INDEX.search(text):
         return "look at the values of the arguments: an index is out of range"
     if NO_MEMORY.search(text):
         return "give the process more memory, or call the method with smaller arguments"
     return (
-        "call another recipe with the same arguments; where that works, `hatch-lower localise` finds the operation that"
-        " the engine fails on, to name in the recipe's `exclude` and to report"
+        "call another recipe with the same arguments; if that call succeeds, `hatch-lower localise` finds the failing"
+        " operation: name the operation in the recipe's `exclude`, and report the fault"
     )
 
 
 def check_outputs(
     arrays: Arrays, where: str, expected: Sequence[TensorInput | None], outputs: object, sizes: Mapping[str, int]
 ) -> None:
-    """Compare the outputs of one delegate call, as far as they follow from known sizes; `None` stands for a number."""
+    """Compare the outputs of a delegate call with the plan, as far as sizes are known; `None` means a number."""
     if not isinstance(outputs, Sequence):
         raise wrong_outputs(where, f"`{type(outputs).__name__}` instead of a sequence of outputs")
     if len(outputs) != len(expected):
@@ -203,7 +203,7 @@ def check_outputs(
 
 def wrong_outputs(where: str, found: str) -> ProgramError:
     return ProgramError(
-        "a delegate returned something else than it was lowered for",
+        "the outputs of a delegate differ from the outputs that the delegate was lowered for",
         where=where,
         found=found,
         hint="this is a fault of the backend: report it to its authors, or leave the backend out of the recipe",
@@ -222,14 +222,14 @@ def difference_of(arrays: Arrays, output: object, expected: TensorInput, sizes: 
         return f"the shape {list(found)} instead of {list(shape or expected.shape)}"
     steps = arrays.strides(output)
     strides = known(expected.stride, sizes, steps)
-    # others where a view has gaps or repeats elements, which a delegate need not do
+    # a delegate may return a dense copy in place of a view with gaps or repeated elements
     if not same_layout(found, steps, strides) and not same_layout(found, steps, arrays.clone_strides(found, strides)):
         return f"the strides {list(steps)} instead of {list(strides)} for the shape {list(found)}"
     return ""
 
 
 def known(expressions: Sequence[Expression], sizes: Mapping[str, int], found: Sequence[int]) -> tuple[int, ...]:
-    # what was found stands in the place of what depends on an unknown size
+    # an expression with an unknown size takes the value found
     return tuple(
         evaluate(expression, sizes) if symbols_in(expression) <= sizes.keys() else there
         for expression, there in zip(expressions, found, strict=True)

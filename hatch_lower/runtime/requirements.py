@@ -1,4 +1,4 @@
-"""Whether this machine has what a recipe requires: distributions, modules to import, a processor for native code."""
+"""A recipe's requirements on this machine: distributions, modules to import, a processor for native code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def requirement_reason(text: str, where: str) -> str | None:
 
 
 def is_within(bounds: str, version: str) -> bool | None:
-    """Return whether a version is within bounds, as `packaging` says; `None` where only that can tell."""
-    # Most requirements bound a release by others (`>=1.4,<1.5`, `==2.13.*`), and importing `packaging` takes longer
-    # than loading a small model.
+    """Return whether a version is within bounds, by the rules of `packaging`; `None` if this needs `packaging`."""
+    # Most requirements are simple bounds on a release (`>=1.4,<1.5`, `==2.13.*`), and importing `packaging` takes
+    # longer than loading a small model.
     plain = PLAIN_VERSION.fullmatch(version)
     if plain is None:
         return None
@@ -85,13 +85,13 @@ def general_reason(text: str, where: str) -> str | None:
         return f"it needs {text}, which is not installed"
     try:
         is_met = requirement.specifier.contains(version, prereleases=True)
-    except InvalidVersion:  # of a build that somebody named as they liked
+    except InvalidVersion:  # a version of a private build, not of PEP 440
         is_met = False
     return None if is_met else f"it needs {text}, and {version} is installed"
 
 
 def version_here(name: str) -> str | None:
-    # those that are imported anyway are asked directly
+    # imported packages know their versions, which is faster than reading metadata
     if name == "hatch-lower":
         return hatch_lower.__version__
     if name == "torch" and name in sys.modules:
@@ -102,8 +102,8 @@ def version_here(name: str) -> str | None:
         return None
 
 
-# the x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds; the last one is no level of
-# that standard, but has instructions for sums of products of bytes
+# The x86-64 levels, lowest first, with the flags of Linux's `/proc/cpuinfo` that each level adds. The last level is not
+# part of the standard; it adds instructions for sums of products of bytes.
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
@@ -112,7 +112,7 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v4-vnni", frozenset(["avx512_vnni"])),
 )
 
-BASELINES = {"aarch64": "armv8-a"}  # what every machine of an architecture without levels can run
+BASELINES = {"aarch64": "armv8-a"}  # the instruction set that every machine of an architecture has
 
 
 def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
@@ -143,7 +143,7 @@ def cpu_flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def import_modules(names: Iterable[str], where: str, *, installed: bool) -> None:
-    # a program that is not of an installed distribution may come from anywhere, and is not to choose which code runs
+    # a program outside of an installed distribution is not trusted, and so must not choose code to run
     for name in names:
         if name in sys.modules:
             continue
@@ -161,5 +161,5 @@ def import_modules(names: Iterable[str], where: str, *, installed: bool) -> None
                 "a module that the program needs cannot be imported",
                 where=where,
                 found=f"`{name}`: {type(error).__name__}: {error}",
-                hint="install the distribution that has it, as the wheel requires it",
+                hint="install the distribution with the module, as the wheel requires",
             ) from error

@@ -1,4 +1,4 @@
-"""Which of a model's recipes runs here: versions, machine, delegates."""
+"""The choice of a model's recipe on this machine: by versions, processor and delegates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Started = TypeVar("Started")
 
 
 class DelegateKinds:
-    """The run halves of backends: those given, else the installed ones, imported one by one when asked for."""
+    """The run halves of backends: given or installed. Installed run halves are imported on first use."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DelegateKinds:
             raise ProgramError(
                 f"the program needs the delegate `{backend}`",
                 found=self.missing_reason(backend) or "",
-                hint="install the package that provides it",
+                hint="install the package that provides the delegate",
             )
         try:
             kind = point.load()
@@ -67,7 +67,7 @@ class DelegateKinds:
         return kind
 
     def on_numpy(self, backends: Iterable[str]) -> frozenset[str]:
-        """Return those whose run halves take NumPy's arrays; one that is not here counts as one of tensors."""
+        """Return the backends whose run halves take NumPy arrays; a missing run half counts as taking tensors."""
         found = set()
         for backend in backends:
             with contextlib.suppress(ProgramError):
@@ -76,7 +76,7 @@ class DelegateKinds:
         return frozenset(found)
 
     def takes_numpy(self, backend: str) -> bool:
-        """Return whether a run half takes NumPy's arrays; one that cannot be imported without torch does not."""
+        """Return whether a run half takes NumPy arrays; false if its import needs torch and torch is missing."""
         try:
             return self.load(backend).arrays == "numpy"
         except ProgramError as error:
@@ -85,14 +85,14 @@ class DelegateKinds:
             raise
 
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
-        # for those that come with hatch-lower no other distribution is read
+        # first the delegates of hatch-lower itself, for which no other distribution is read
         return self._own.get(backend) or self._installed.get(backend)
 
     @functools.cached_property
     def _own(self) -> dict[str, importlib.metadata.EntryPoint]:
         try:
             found = importlib.metadata.distribution("hatch-lower").entry_points
-        except importlib.metadata.PackageNotFoundError:  # it is run from its sources
+        except importlib.metadata.PackageNotFoundError:  # hatch-lower runs from a source tree
             return {}
         return {point.name: point for point in found.select(group=DELEGATE_GROUP)}
 
@@ -110,13 +110,13 @@ def start_recipe(
     fits: Callable[[str], str | None],
     start: Callable[[str], Started],
 ) -> Started:
-    """Start the recipe that was asked for, or the first in load order that can run here."""
-    # `fits` returns why a recipe for which all is here cannot run all the same, or `None`
-    # `start` raises an `UnavailableError` where only starting a recipe shows that its device or provider is missing
-    # taking another than the first is said in a `RuntimeWarning`, for it may be slower by far
+    """Start the recipe `asked`, or without `asked` the first in load order that can run here."""
+    # `fits` is called for a recipe with met requirements, and returns the reason if the recipe still cannot run
+    # `start` raises `UnavailableError` if only the start shows that a device or provider is missing
+    # passing over a recipe is a `RuntimeWarning`, because the next recipe may be much slower
     if asked is not None and asked not in model.recipes:
         raise ProgramError(
-            f"model `{name}` has no recipe `{asked}`", found=nearest(asked, model.recipes), hint="name one of these"
+            f"model `{name}` has no recipe `{asked}`", found=nearest(asked, model.recipes), hint="name a known recipe"
         )
     reasons: dict[str, str] = {}
     unavailable: UnavailableError | None = None
@@ -131,7 +131,7 @@ def start_recipe(
             if reason is None:
                 if reasons:
                     passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
-                    message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
+                    message = f"model `{name}` runs recipe `{recipe}` because {passed}"
                     warnings.warn(message, RuntimeWarning, stacklevel=5)
                 return started
             reasons[recipe] = reason
@@ -141,10 +141,10 @@ def start_recipe(
             if asked is None
             else f"recipe `{asked}` of model `{name}` cannot run here",
             found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
-            hint="install what is named, or another wheel of the distribution",
+            hint="install the named packages, or another wheel of the distribution",
         ) from unavailable
     finally:
-        # the error's traceback holds this frame, which would hold the error: a circle, with what was started in it
+        # otherwise a reference cycle: the error's traceback holds this frame, and the frame would hold the error
         del unavailable
 
 
@@ -158,10 +158,10 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
 
 
 def numpy_reason(plan: Plan, imports: Sequence[str], kinds: DelegateKinds) -> str | None:
-    """Return why a program cannot take and return NumPy's arrays, or `None`."""
+    """Return the reason why a program cannot take and return NumPy arrays, or `None`."""
     from hatch_lower.runtime.torch_reasons import torch_reasons
 
-    # beside torch, what delegates of tensors are given and return is converted
+    # if torch is installed, the runtime converts arrays for delegates that take tensors
     has_torch = is_installed("torch")
     numpy_delegates = [name for name in plan.backends if has_torch or kinds.takes_numpy(name)]
     reasons = torch_reasons(plan, numpy_delegates, () if has_torch else imports)

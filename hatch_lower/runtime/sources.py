@@ -1,6 +1,6 @@
-"""Where files of weights are on this machine: in folders that know them by digest, and in huggingface's cache.
+"""Places of weights on this machine: folders with files named by digest, and the cache of the Hugging Face hub.
 
-Nothing here opens a connection, reads contents or imports what downloads.
+This module opens no connection, reads no contents and imports no module that downloads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hatch_lower.errors import FetchError
 if TYPE_CHECKING:
     from hatch_lower.format.weights import Source
 
-FOLDERS = "HATCH_LOWER_WEIGHTS"  # folders, separated as those of `PATH` are; downloads go into the first
-OFFLINE = ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE")  # which say that no connection is to be opened
+FOLDERS = "HATCH_LOWER_WEIGHTS"  # folders, separated as in `PATH`; downloads go into the first folder
+OFFLINE = ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE")  # variables that forbid connections
 SUFFIX = ".safetensors"
 HUB = "hf://"
 
@@ -33,7 +33,7 @@ def local_copy(source: Source) -> Path | None:
 
 
 def places(source: Source) -> Iterator[Path]:
-    # in the order in which they are looked at
+    # in search order
     for folder in weights_folders():
         yield folder / file_name(source.sha256)
     if source.url.startswith(HUB):
@@ -46,7 +46,7 @@ def weights_folders() -> list[Path]:
 
 
 def cache_home() -> Path:
-    """Return the user's folder of caches, where huggingface_hub has it; raise `FetchError` without a home folder."""
+    """Return the user's folder of caches, by the rule of huggingface_hub. Raises `FetchError` without a home folder."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if folder.startswith("~"):
         raise FetchError(
@@ -70,20 +70,20 @@ def size_of(path: Path) -> int | None:
 
 
 def hub_file(url: str) -> HubFile:
-    """Return what `hf://org/name@revision/path` means."""
+    """Parse `hf://org/name@revision/path`."""
     repository, _, rest = url.removeprefix(HUB).partition("@")
     revision, _, path = rest.partition("/")
     return HubFile(repository, revision, path)
 
 
 def hub_path(file: HubFile) -> Path:
-    """Return where huggingface's cache has a file, of which the revision is a commit."""
+    """Return the path of a file in the cache of the Hugging Face hub; the revision must be a commit."""
     repository = f"models--{file.repository.replace('/', '--')}"
     return hub_folder() / repository / "snapshots" / file.revision / file.path
 
 
 def hub_folder() -> Path:
-    # as huggingface_hub finds it, which takes long to import
+    # the rule of huggingface_hub, which takes long to import
     home = os.environ.get("HF_HOME") or str(cache_home() / "huggingface")
     hub = os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or hub)))

@@ -1,6 +1,6 @@
-"""Calls that are timed: when each instruction of a plan began, and what the engines measured meanwhile.
+"""Timed calls: the start of each instruction of a plan, and measurements by the engines.
 
-Only a program that is loaded with a `Timing` has any of this in its code.
+The code of a program contains timing only if loaded with a `Timing`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hatch_lower.runtime.names import Names
 
 __all__ = ["Clock", "Run", "TimedDelegate", "Timing"]
 
-# Nanoseconds of the instructions of one run of a delegate, in order. An instruction is named by its id in the debug
-# map; by several where the engine computes them as one, of which it knows no more.
+# Nanoseconds of the instructions of a delegate's run, in order, by ids of the debug map. A key has several ids if the
+# engine fuses instructions and cannot time each.
 Run = Mapping[tuple[str, ...], float]
 
-REST = -1  # the number of what is before the first instruction, and of the return
-RESULTS = -2  # of what is behind the last: copies of results, and state that is written
+REST = -1  # number for the time before the first instruction, and for the return
+RESULTS = -2  # number for the time after the last instruction: copies of results, writes of state
 
 
 class TimedDelegate(Delegate):
@@ -30,21 +30,21 @@ class TimedDelegate(Delegate):
 
     @abstractmethod
     def forget_runs(self) -> None:
-        """Forget the runs until now, which were to warm up; it is called once at most."""
+        """Forget the runs until now, which were a warm-up. Called at most once."""
 
     @abstractmethod
     def take_runs(self) -> Sequence[Run]:
-        """Return all runs that were not forgotten; it is called once, and none comes after it.
+        """Return all runs that were not forgotten. Called once, after the last run.
 
-        Where an engine knows the mean of several runs only, it is that of each of them.
+        If an engine knows only the mean over several runs, every run has the mean.
         """
 
 
 class Clock:
-    """Notes when the instructions of one method begin; one runs until the next one begins."""
+    """Recorder of the start of each instruction of a method; an instruction ends where the next begins."""
 
     def __init__(self) -> None:
-        self.instructions: list[tuple[str, Instruction]] = []  # by number: the path in the debug map, and what it is
+        self.instructions: list[tuple[str, Instruction]] = []  # by number: path in the debug map, and instruction
         self._marks: list[int] = []  # a number, nanoseconds, a number, …
 
     def beginning(self, path: str, instruction: Instruction, names: Names) -> str:
@@ -55,12 +55,15 @@ class Clock:
         return self._line(RESULTS, names)
 
     def _line(self, number: int, names: Names) -> str:
-        # two integers and no tuple: nothing for the garbage collector to look at
+        # two integers instead of a tuple, which the garbage collector would track
         mark, now = names.bind("mark", self._marks.append, "mark"), names.bind("now", perf_counter_ns, "now")
         return f"{mark}({number}); {mark}({now}())"
 
     def take(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of what ran since the last call, in order, with nanoseconds; together `begin` to `end`."""
+        """Yield numbers and nanoseconds of the instructions since the last call, in order.
+
+        The nanoseconds add up to the time from `begin` to `end`.
+        """
         marks = [REST, begin, *self._marks, REST, end]
         self._marks.clear()
         for place in range(0, len(marks) - 2, 2):
@@ -70,7 +73,7 @@ class Clock:
         self._marks.clear()
 
     def take_run(self, begin: int, end: int) -> Run:
-        """Return what ran since the last call of this or of `take`, as a delegate tells it."""
+        """Return the instructions since the last call of this method or `take`, in the form of a delegate's run."""
         found: dict[tuple[str, ...], float] = {}
         for number, nanoseconds in self.take(begin, end):
             if number >= 0:
@@ -89,7 +92,7 @@ class Timing:
         return self.clocks.setdefault(method, Clock())
 
     def load(self, index: int, kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Any]) -> Delegate:
-        self._collect(index)  # of one that is replaced
+        self._collect(index)  # the runs of the delegate that is replaced
         module, _, name = kind.timed.partition(":")
         load = getattr(importlib.import_module(module), name) if module else kind.load
         loaded: Delegate = load(blob, constants)
@@ -105,7 +108,7 @@ class Timing:
                 delegate.forget_runs()
 
     def take_runs(self, index: int) -> Sequence[Run]:
-        """Return the runs of a delegate; none if it does not measure them. None comes after this."""
+        """Return the runs of a delegate, empty if the delegate does not measure. Called after the last run."""
         self._collect(index)
         return self._runs.pop(index, [])
 

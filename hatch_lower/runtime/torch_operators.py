@@ -1,4 +1,4 @@
-"""Operators of torch that a plan names: ATen overloads, and those that libraries register."""
+"""Torch operators that a plan names: ATen overloads, and operators registered by libraries."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hatch_lower.runtime.torch_private.operators import (
     schema_of,
 )
 
-# operators whose sizes and strides torch takes as they are; it checks those of the others, `as_strided` among them
+# operators whose sizes and strides torch does not check; torch checks other operators, such as `as_strided`
 ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
 
-# operators that make a sparse tensor of indices
+# operators that make a sparse tensor from indices
 SPARSE = re.compile(r"aten\.sparse_(?:coo|compressed|csr|csc|bsr|bsc)_tensor\..*")
 
-# operators for torch's own use, which no model calls: nothing is checked, or they open a file
+# internal operators of torch, which no model calls: they do not check arguments, or open a file
 UNBOUNDED = re.compile(
     r"aten\._sparse_\w*_tensor_(?:unsafe|with_dims_and_tensors)\..*|aten\._nested_view_from_.*"
     r"|aten\.set_?\.source_.*_storage_offset.*|(?:inductor|debugprims)\..*"
@@ -54,7 +54,7 @@ def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any
         known = {argument.name for argument in schema.arguments[len(call.args) :]}
         if len(call.args) > positional or not known.issuperset(call.kwargs):
             raise ProgramError(
-                "the program calls an operator with arguments that it does not take",
+                "the program calls an operator with arguments that the operator does not have",
                 where=where,
                 found=f"{len(call.args)} arguments and {list(call.kwargs)} for {schema}",
                 hint="install the torch version that the program requires",
@@ -63,7 +63,7 @@ def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any
 
 
 def find_operator(name: str, where: str) -> OpOverload[..., Any]:
-    # a program is arithmetic on tensors: no operator opens a file, or reads what nobody gave it
+    # a program is arithmetic on tensors: operators must not open files or read memory outside of their arguments
     namespace, packet, overload = name.split(".")
     if namespace in REGISTERED_BY:
         importlib.import_module(REGISTERED_BY[namespace])
@@ -75,13 +75,13 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
         what = "the program calls an operator that torch does not have here"
         hint = (
             "install the torch version that the program requires; if a library registers the operator, name its"
-            " module in `imports` of the recipe, build the wheel again, and until then import it before loading"
+            " module in `imports` of the recipe and build the wheel again; until then, import the module before loading"
         )
     elif any(argument.name == "filename" for argument in schema_of(operator).arguments):
         what = "the program calls an operator that opens files"
         hint = "read the file in the model's own code, before the export"
     elif UNBOUNDED.fullmatch(name):
-        what = "the program calls an operator that reads memory outside of its arguments'"
+        what = "the program calls an operator that may read memory outside of its arguments"
         hint = "export the model with operators on dense tensors that check their arguments"
     else:
         return operator
@@ -105,17 +105,17 @@ def alias_within_storage(
     count = self.untyped_storage().nbytes() // self.itemsize
     if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
         found = f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements"
-        raise installation_error("the program would have read memory outside of a tensor's", "", found)
+        raise installation_error("the program would have read memory outside of a tensor", "", found)
     return operator(self, size, stride)
 
 
 def check_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
-    # torch compares the indices of a sparse tensor with its sizes only if it is told to
+    # by default torch does not compare the indices of a sparse tensor with its sizes
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)
 
 
 def may_return_alias(operator: OpOverload[..., Any]) -> bool:
-    # the schema says so, except for composites (`dropout` returns its argument at inference)
+    # aliases are in the schema, except for composite operators (`dropout` returns its argument at inference)
     has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
     return has_alias or has_composite_kernel(operator)

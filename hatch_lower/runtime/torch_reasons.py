@@ -1,4 +1,4 @@
-"""What of a plan needs torch: all but delegates that take NumPy's arrays, and what NumPy can do between them."""
+"""The parts of a plan that need torch: all except delegates that take NumPy arrays and operators that NumPy has."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hatch_lower.runtime.numpy_dtypes import OTHERS
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
 NUMPY = "numpy>=1.26"
-ML_DTYPES = "ml_dtypes>=0.5"  # the first with all of torch's types of 8 bits
+ML_DTYPES = "ml_dtypes>=0.5"  # the first version with all 8-bit floats of torch
 TORCH = "torch>=2.13"
-PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this version writes
+PLAN_READER = "hatch-lower>=0.1"  # the first version that can read the plans of this version
 
 UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has
 
 
 class TorchReason(Frozen):
-    method: str  # empty where the recipe itself needs torch
-    path: str  # of the instruction, as in a debug map; empty where no instruction is the reason
+    method: str  # empty if the recipe itself needs torch
+    path: str  # of the instruction, as in a debug map; empty if no instruction is the reason
     what: str
 
 
 def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequence[str] = ()) -> tuple[TorchReason, ...]:
-    """Return why a program cannot run without torch; nothing where it can."""
-    # `numpy_delegates` take and return NumPy's arrays; `imports` are modules that register operators with torch
-    reasons = [TorchReason("", "", f"the module `{module}`, which registers what torch calls") for module in imports]
+    """Return the reasons why a program cannot run without torch; empty if torch is not needed."""
+    # `numpy_delegates`: backends that take and return NumPy arrays; `imports`: modules that register torch operators
+    reasons = [TorchReason("", "", f"the module `{module}`, which registers torch operators") for module in imports]
     for name, method in plan.methods.items():
         reasons += [TorchReason(name, "", what) for what in reasons_of_inputs(method)]
         reasons += [
@@ -66,15 +66,15 @@ def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates
 
 
 def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
-    """Return what a program requires besides its delegates' libraries: torch, or NumPy and what adds dtypes to it."""
-    if needs_torch:  # beside it nothing but a delegate's own library calls NumPy, and requires it
+    """Return the requirements of a program except its delegates' libraries: torch, or NumPy and perhaps `ml_dtypes`."""
+    if needs_torch:  # without NumPy: a delegate's library that calls NumPy requires NumPy itself
         return (TORCH,)
     dtypes = {dtype for method in plan.methods.values() for dtype in dtypes_of(method, plan)}
     return (NUMPY,) if OTHERS.isdisjoint(dtypes) else (ML_DTYPES, NUMPY)
 
 
 def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
-    """Yield the dtypes of a method's arrays; those of constants that it hands to delegates only are not among them."""
+    """Yield the dtypes of a method's arrays, except constants that are only bound to delegates."""
     entries = [entry for entry in method.inputs if isinstance(entry, TensorInput)]
     for _, instruction in walk(method.graph):
         entries += tensors_of(instruction) if isinstance(instruction, DelegateCall) else ()

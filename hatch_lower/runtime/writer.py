@@ -1,6 +1,6 @@
-"""From a method's plan to the source of one Python function.
+"""Compilation of a method's plan to the source of a Python function.
 
-For a method with one delegate the source reads like this (identifiers shortened):
+For a method with a single delegate the source looks like this (identifiers shortened):
 
     def make(again):
         def method(image=missing, *rest, **extra):
@@ -21,8 +21,8 @@ For a method with one delegate the source reads like this (identifiers shortened
             return v2
         return method
 
-The functions of nested graphs are in `make`, too: a function among the globals that the function itself reads would be
-a circle, and a model's memory and threads would wait for Python's collector.
+The functions of nested graphs are in `make`, too: a function that is in its own globals is a reference cycle, which
+would keep a model's memory and threads until a garbage collection.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
 
 
 class GraphScope(Frozen):
-    """What is known where the code of one graph is written; its dicts grow meanwhile."""
+    """Names in the code of a graph; the dicts grow while the code is written."""
 
-    variables: dict[int, str]  # of slots
-    symbols: dict[str, str]  # the variables of sizes
-    checked: Mapping[int, Input]  # the slots that hold an input which was checked already
+    variables: dict[int, str]  # by slot
+    symbols: dict[str, str]  # variables of sizes, by symbol
+    checked: Mapping[int, Input]  # slots with inputs that are already checked
 
 
 class MethodWriter:
-    """Writes the source of what makes one method: in it a function for each graph, the method's own last."""
+    """Writer of the function `make`, which contains a function for each nested graph, and last the method."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class MethodWriter:
         self._plan = plan
         self._arrays = arrays
         self._exchanges = exchanges  # of each delegate
-        self._without_elements = without_elements  # what each delegate does with tensors that have none
+        self._without_elements = without_elements  # `Delegate.without_elements` of each delegate
         self._name = name
         self._is_locked = is_locked
         self._checks_outputs = checks_outputs
-        self._clock = clock  # notes when each instruction begins, where calls are timed
+        self._clock = clock  # records the start of each instruction; `None` if calls are not timed
         self._method = plan.methods[name]
         self._where = f"method `{name}`"
         self._operators = arrays.operators(self._method.graph, self._where)
@@ -116,7 +116,7 @@ class MethodWriter:
         return [f"def {names.local('make')}({names.local('again')}):", *indented(functions)]
 
     def _open_parameters(self, refusals: Refusals) -> tuple[list[str], list[str]]:
-        """Return the lines that take the arguments apart, and the variable of each leaf."""
+        """Return the lines that flatten the arguments, and the variable of each leaf."""
         names, parameters = self.names, self._method.parameters
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
         rest, extra = names.local("rest"), names.local("extra")
@@ -143,7 +143,7 @@ class MethodWriter:
     def _write_graph(
         self, graph: Graph, scope: GraphScope, before: str, kept: frozenset[int] = frozenset()
     ) -> list[str]:
-        # `before` is what precedes an instruction's number in the debug map: `4.true.`, empty at the top
+        # `before`: prefix of an instruction's number in the debug map, `4.true.`; empty at the top
         last = last_uses(graph, kept)
         lines: list[str] = []
         for index, instruction in enumerate(graph.instructions):
@@ -277,7 +277,7 @@ class MethodWriter:
         return f"{function}({', '.join([*given, *args])})"
 
     def _write_function(self, graph: Graph, before: str, outer: GraphScope) -> tuple[str, list[str]]:
-        """Write a function for a nested graph; return its name, and the code of its first arguments: sizes."""
+        """Write the function of a nested graph; return its name, and the code of its first arguments, the sizes."""
         needed = sorted(symbols_of(graph) & outer.symbols.keys())
         sizes = {symbol: self.names.fresh("s") for symbol in needed}
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
@@ -291,9 +291,9 @@ class MethodWriter:
         return function, [outer.symbols[symbol] for symbol in needed]
 
     def _write_end(self, scope: GraphScope, leaves: Sequence[str]) -> list[str]:
-        # All values were computed from the old contents, so what shares memory with something that is about to be
-        # overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
-        # model, and every other instance.
+        # All values are computed from the old contents, so values that share memory with a target of an assignment are
+        # cloned first. An output never shares memory with a constant: a write by the caller would change the model,
+        # and every other instance.
         method, names = self._method, self.names
         aliasing = Aliasing(method.graph, self._plan.constants, self._operators)
         targets: list[tuple[str, Argument, Root]] = []
@@ -327,7 +327,7 @@ class MethodWriter:
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
     def _keywords(self, call: OpCall, scope: GraphScope) -> Iterator[str]:
-        # `from`, which torch uses and Python reserves, goes through a dict
+        # keywords of Python, such as torch's argument `from`, are passed in a dict
         for name, argument in call.kwargs.items():
             code = self._argument(argument, scope)
             if keyword.iskeyword(name):

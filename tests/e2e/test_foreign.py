@@ -153,12 +153,12 @@ def test_the_portable_recipe_runs_instead_and_that_is_said_once(installed: Insta
     assert report["native"] == [], "none of the native code was even mapped"
     (warning,) = warnings_in(done)
     assert warning.startswith(f"{installed.site.parent / 'script.py'}:"), "it points at the caller's line"
-    text = f"model `mixed` runs its recipe `portable`, for `default` cannot run here: {foreign.reason}"
+    text = f"model `mixed` runs recipe `portable` because `default` cannot run here: {foreign.reason}"
     assert warning.endswith(f"RuntimeWarning: {text}")
     assert report["refusal"] == (
         "recipe `default` of model `mixed` cannot run here\n"
         f"  found: `default`: {foreign.reason}\n"
-        "  to do: install what is named, or another wheel of the distribution"
+        "  to do: install the named packages, or another wheel of the distribution"
     ), "asked for by name, it is never another one"
 
 
@@ -180,7 +180,7 @@ def test_without_a_portable_recipe_it_fails_with_the_reason(installed: Installed
     assert done.stderr.endswith(
         "hatch_lower.errors.ProgramError: model `mixed` cannot run here\n"
         f"  found: `default`: {foreign.reason}\n"
-        "  to do: install what is named, or another wheel of the distribution\n"
+        "  to do: install the named packages, or another wheel of the distribution\n"
     )
 
 

@@ -241,4 +241,4 @@ def test_integers_are_compared_when_a_program_is_loaded(tmp_path: Path) -> None:
     damage(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2**40]))
     with pytest.raises(ProgramError, match="damaged") as caught:
         load(folder)
-    assert caught.value.found == "other integers than were packaged"
+    assert caught.value.found == "different integers than in the build"

@@ -341,7 +341,7 @@ def test_a_torch_that_was_not_tried_is_warned_about_once(shop: Shop) -> None:
     result = shop.build(shop.settings("small", "patching"), SaidOnce(reporter))
     notes = [event.detail for event in reporter.events if event.stage == "torch"]
     assert notes == [
-        f"torch 9.16.0+cpu is newer than those that hatch-lower was tried with ({', '.join(tried_versions())}): "
+        f"torch 9.16.0+cpu is newer than all versions that hatch-lower was tried with ({', '.join(tried_versions())}): "
         "the build compares programs with eager as always, except where `verify` is false"
     ]
     assert read_manifest(result.payload[0].source.read_bytes(), "manifest.json").torch == "9.16.0+cpu"
@@ -352,7 +352,7 @@ def test_a_fault_beside_a_torch_that_was_not_tried_says_with_which_to_build(monk
     monkeypatch.setattr("torch.__version__", "9.16.0")
     error = unexpected_error("small", ImportError("cannot import name 'Verifier' from 'torch._export.verifier'"))
     assert "cannot import name 'Verifier'" in error.found
-    tried = f"newer than those that hatch-lower was tried with ({', '.join(tried_versions())})"
+    tried = f"newer than all versions that hatch-lower was tried with ({', '.join(tried_versions())})"
     assert error.hint == f"torch 9.16.0 is {tried}: build with one of these, and please report it with the whole output"
     monkeypatch.undo()
     assert unexpected_error("small", ValueError()).hint.startswith("this is a fault in hatch-lower")

@@ -163,7 +163,7 @@ def test_a_class_of_an_installed_distribution_is_found(site: Path) -> None:
     ("type_name", "owner", "reason"),
     [
         ("beside:Pair", "shapes", "the distribution `shapes` has no module `beside`"),
-        ("beside:Pair", "", "no installed distribution defined it where it was exported"),
+        ("beside:Pair", "", "no installed distribution defined the class at the export"),
         ("beside:Pair", "beside", "the distribution `beside` is not installed"),
         ("beside:Pair", "../x", "the distribution `../x` is not installed"),
         ("shapes.none:Pair", "shapes", "the distribution `shapes` has no module `shapes.none`"),
@@ -330,21 +330,21 @@ def test_a_constructor_that_others_than_transformers_wrap_is_one_of_its_own() ->
         made(self, *args, **kwargs)
 
     type.__setattr__(Output, "__init__", doing_more)
-    assert classes.reason_against(Output, ["state"]) == "has a `__init__` of its own"
+    assert classes.reason_against(Output, ["state"]) == "defines `__init__`"
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Ready", "has a `__post_init__` of its own"),
-        ("Own", "has a `__init__` of its own"),
-        ("Made", "has a `__new__` of its own"),
-        ("Setting", "has a `__setattr__` of its own"),
-        ("Leaving", "has a `__del__` of its own"),
-        ("Computed", "computes a field when it is set"),
+        ("Ready", "defines `__post_init__`"),
+        ("Own", "defines `__init__`"),
+        ("Made", "defines `__new__`"),
+        ("Setting", "defines `__setattr__`"),
+        ("Leaving", "defines `__del__`"),
+        ("Computed", "computes a field on assignment"),
         ("Factory", "has other fields"),
         ("Fewer", "has other fields"),
-        ("Filling", "has a `__setitem__` of its own"),
+        ("Filling", "defines `__setitem__`"),
         ("Plain", "is neither a dataclass nor a dictionary"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_process_goes_on_where_another_one_ended(server: Served, tmp_path: Pat
     assert text.startswith(
         f"a download of weights broke off\n  where: {server.url}/model\n  found: the connection broke"
     )
-    assert text.endswith("to do: try again: it goes on where it ended")
+    assert text.endswith("to do: try again: the download resumes")
     assert names(tmp_path) == ["file.part"]
     server.faults.clear()
     assert get(server, tmp_path / "file")
@@ -78,7 +78,7 @@ def test_a_process_goes_on_where_another_one_ended(server: Served, tmp_path: Pat
 def test_a_download_of_which_nothing_came(server: Served, tmp_path: Path) -> None:
     server.faults += ["closed", "closed", "closed"]
     text = refused(lambda: get(server, tmp_path / "file"))
-    assert text.endswith("to do: check the connection, of which nothing has come, and try again")
+    assert text.endswith("to do: no bytes have arrived: check the connection, and try again")
 
 
 def test_a_server_without_ranges_gives_the_whole_file_again(server: Served, tmp_path: Path) -> None:

@@ -405,10 +405,10 @@ def test_map_over_a_number_of_rows_that_varies() -> None:
     with pytest.raises(InputError) as caught:
         execute(emitted).methods["forward"](torch.zeros(0, 3))
     assert str(caught.value) == (
-        "the method goes over the rows of tensors, of which there must be at least one, and equally many in each\n"
+        "the method loops over the rows of tensors, which need at least one row and equal numbers of rows\n"
         "  where: method `forward`\n"
         "  found: tensor of shape [0, 3]\n"
-        "  to do: pass larger tensors; the eager module refuses these too"
+        "  to do: pass larger tensors; the eager module refuses these tensors, too"
     )
     with pytest.raises(RuntimeError, match="cannot be 0"):
         made(torch.zeros(0, 3))

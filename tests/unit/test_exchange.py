@@ -141,7 +141,7 @@ def test_every_sequence_is_converted_and_all_else_is_refused(library: str) -> No
     assert type(executor.methods["forward"](given)) is type(given)
     for wrong, found in ((lambda _: 5, "`int` instead of a sequence of outputs"), (lambda _: [], "0 outputs")):
         Returning.result = staticmethod(wrong)
-        with pytest.raises(ProgramError, match="a delegate returned something else") as caught:
+        with pytest.raises(ProgramError, match="the outputs of a delegate differ") as caught:
             executor.methods["forward"](given)
         assert found in caught.value.found
 

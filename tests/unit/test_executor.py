@@ -165,7 +165,7 @@ def test_a_delegate_never_sees_a_wrong_input(value: Callable[[], Any], found: st
     assert str(caught.value) == (
         "method `forward` takes float32[batch, 1, 8, 8] for `image`, batch from 1 to 1024\n"
         f"  found: {found}\n"
-        "  to do: convert the argument, or export the method for what you want to pass"
+        "  to do: convert the argument, or export the method for arguments of this kind"
     )
     assert executor._delegates[0].calls == []  # type: ignore[attr-defined]
 
@@ -175,7 +175,9 @@ def test_a_tensor_without_memory_is_refused() -> None:
 
     with FakeTensorMode():
         fake = torch.zeros(2, 1, 8, 8)
-    with pytest.raises(InputError, match="a tensor of the class `FakeTensor`, which has no memory of its own"):
+    with pytest.raises(
+        InputError, match="a tensor of the class `FakeTensor`, which wraps other tensors and has no memory"
+    ):
         forward_of(delegated())(fake)
 
 
@@ -240,7 +242,7 @@ def test_values_that_the_export_repeated() -> None:
     with pytest.raises(InputError) as caught:
         executor.methods["forward"](torch.arange(24.0).reshape(3, 2, 4))
     assert str(caught.value) == (
-        "a tensor was exported as one value repeated along a dimension, and now holds several there\n"
+        "a tensor was exported with a single value repeated along a dimension, but now holds several values there\n"
         "  found: float32[3, 2, 4], dimension 1, 2\n"
         "  to do: export the method with an example input that was not expanded"
     )
@@ -273,7 +275,7 @@ def test_what_the_graph_computes_wrongly_never_reaches_a_delegate() -> None:
     with pytest.raises(ProgramError) as caught:
         forward(torch.zeros(4))
     assert str(caught.value) == (
-        "a delegate would have been given a tensor that it was not lowered for\n"
+        "a tensor for a delegate does not fit the inputs that the delegate was lowered for\n"
         "  where: delegate 0 of method `forward` was lowered for float32[4]\n"
         "  found: float64[4]\n"
         "  to do: install the torch version that the program requires, or build the wheel again"
@@ -312,7 +314,7 @@ def test_a_wrong_number_of_outputs_is_an_error_of_that_call(monkeypatch: pytest.
         with pytest.raises(ProgramError) as caught:
             returned(monkeypatch, *outputs, expected=[rows])
         assert str(caught.value) == (
-            "a delegate returned something else than it was lowered for\n"
+            "the outputs of a delegate differ from the outputs that the delegate was lowered for\n"
             "  where: delegate 0 of method `forward`\n"
             f"  found: {len(outputs)} outputs instead of 1\n"
             "  to do: this is a fault of the backend: report it to its authors, or leave the backend out of the recipe"
@@ -326,7 +328,7 @@ def test_outputs_that_are_no_sequence_are_an_error_of_that_call(
     # the tensor has as many rows as outputs are expected
     for outputs in (None, 3, {0: torch.ones(3, 4)}, torch.ones(1, 3, 4)):
         monkeypatch.setattr(Returning, "run", lambda self, inputs, outputs=outputs: outputs)
-        with pytest.raises(ProgramError, match="a delegate returned something else") as caught:
+        with pytest.raises(ProgramError, match="the outputs of a delegate differ") as caught:
             returned(monkeypatch, expected=[tensor_input("s0", 4)], checks_outputs=checks_outputs)
         assert caught.value.found == f"`{type(outputs).__name__}` instead of a sequence of outputs"
 
@@ -335,7 +337,7 @@ def test_a_delegate_that_loads_nothing_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Returning, "load", classmethod(lambda cls, blob, constants: None))
     with pytest.raises(ProgramError) as caught:
         returned(monkeypatch, torch.ones(3, 4), expected=[tensor_input("s0", 4)])
-    assert caught.value.what == "the backend `returning` loads something else than a `Delegate`"
+    assert caught.value.what == "the run half of the backend `returning` returns no `Delegate`"
     assert caught.value.found == "`NoneType`"
 
 
@@ -582,7 +584,7 @@ def test_literal_inputs_are_compared_strictly(exported: str, passed: str) -> Non
     if exported == passed:
         forward(torch.zeros(4), LITERALS[passed][1])
         return
-    with pytest.raises(InputError, match="another value, for which the graph was not exported"):
+    with pytest.raises(InputError, match="a value that the graph was not exported for"):
         forward(torch.zeros(4), LITERALS[passed][1])
 
 
@@ -592,8 +594,8 @@ def test_a_refused_literal_names_the_exported_value() -> None:
         forward(torch.zeros(4), True)
     assert str(caught.value) == (
         "method `forward` takes the value 1 for `x1`\n"
-        "  found: True: another value, for which the graph was not exported\n"
-        "  to do: convert the argument, or export the method for what you want to pass"
+        "  found: True: a value that the graph was not exported for\n"
+        "  to do: convert the argument, or export the method for arguments of this kind"
     )
 
 
@@ -782,7 +784,7 @@ def test_an_operator_that_torch_does_not_have(name: str) -> None:
         "  where: method `forward`\n"
         f"  found: {name}\n"
         "  to do: install the torch version that the program requires; if a library registers the operator, name its "
-        "module in `imports` of the recipe, build the wheel again, and until then import it before loading"
+        "module in `imports` of the recipe and build the wheel again; until then, import the module before loading"
     )
 
 
@@ -836,7 +838,7 @@ def test_a_view_out_of_its_storage_is_an_error_of_that_call(name: str) -> None:
     alias = op(f"aten.{name}.default", v(0), stride=[1], size=[10**9], out=1)
     with pytest.raises(ProgramError) as caught:
         forward_of(plan_value(forward=method([VECTOR], [alias], v(1))))(torch.zeros(4))
-    assert caught.value.what == "the program would have read memory outside of a tensor's"
+    assert caught.value.what == "the program would have read memory outside of a tensor"
     assert caught.value.found == "sizes [1000000000] and strides [1], where there is room for 4 elements"
 
 
@@ -851,7 +853,7 @@ def test_a_view_out_of_its_storage_is_an_error_of_that_call(name: str) -> None:
     ],
 )
 def test_an_operator_that_checks_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ProgramError, match="an operator that reads memory outside of its arguments'"):
+    with pytest.raises(ProgramError, match="an operator that may read memory outside of its arguments"):
         executor_of(plan_value(forward=method([VECTOR], [op(name, v(0), out=1)], v(1))))
 
 
@@ -873,7 +875,9 @@ def test_the_indices_of_a_sparse_tensor_are_compared_with_its_sizes() -> None:
     ],
 )
 def test_an_operator_with_wrong_arguments(instruction: Any) -> None:
-    with pytest.raises(ProgramError, match="the program calls an operator with arguments that it does not take"):
+    with pytest.raises(
+        ProgramError, match="the program calls an operator with arguments that the operator does not have"
+    ):
         executor_of(plan_value(forward=method([VECTOR], [instruction], v(1))))
 
 
@@ -1038,10 +1042,10 @@ def test_rows_that_are_missing(shapes: list[tuple[int, int]], found: str) -> Non
     with pytest.raises(InputError) as caught:
         forward_of(value, torch.ones(4))(*map(torch.zeros, shapes))
     assert str(caught.value) == (
-        "the method goes over the rows of tensors, of which there must be at least one, and equally many in each\n"
+        "the method loops over the rows of tensors, which need at least one row and equal numbers of rows\n"
         "  where: method `forward`\n"
         f"  found: {found}\n"
-        "  to do: pass larger tensors; the eager module refuses these too"
+        "  to do: pass larger tensors; the eager module refuses these tensors, too"
     )
 
 
@@ -1305,7 +1309,7 @@ def test_a_delegate_that_is_not_there() -> None:
         "the program needs the delegate `doubling`, which is not installed\n"
         "  where: digits/delegates/blob.bin\n"
         "  found: did you mean `doublin`? known: `doublin`\n"
-        "  to do: install the package that provides it"
+        "  to do: install the package that provides the delegate"
     )
 
 

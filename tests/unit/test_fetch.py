@@ -138,7 +138,7 @@ def test_the_command_fails_with_status_1(tmp_path: Path, server: Served) -> None
     folder = lowered(tmp_path, f"{server.url}/gone.safetensors")
     status, text = run(str(folder))
     assert status == 1
-    assert "error: the weights cannot be had from there" in text
+    assert "error: the weights are not available there" in text
     assert run(str(folder), "--model", "other")[0] == 1
 
 
@@ -205,8 +205,8 @@ def test_another_place_has_to_have_the_same_bytes(tmp_path: Path, server: Served
     for origin, found in [
         (moved, "other contents"),
         (moved / "model-00001-of-00002.safetensors", f"a file of 100 bytes instead of {SIZE}"),
-        (moved / "gone.safetensors", "there is no such file"),
-        (tmp_path, "there is no such file"),
+        (moved / "gone.safetensors", "the file does not exist"),
+        (tmp_path, "the file does not exist"),
     ]:
         assert found in refused(lambda origin=origin: hatch_lower.fetch(folder, origins=[str(origin)]))  # type: ignore[misc]
 
@@ -214,7 +214,7 @@ def test_another_place_has_to_have_the_same_bytes(tmp_path: Path, server: Served
 def test_weights_whose_place_nobody_has_said(tmp_path: Path, server: Served) -> None:
     folder = lowered(tmp_path, "digits-weights.safetensors")
     text = refused(lambda: hatch_lower.fetch(folder))
-    assert text.startswith("the wheel does not say where its weights are\n  where: digits-weights.safetensors")
+    assert text.startswith("the wheel lists the weights without a URL\n  where: digits-weights.safetensors")
     assert hatch_lower.fetch(folder, origins=[f"{server.url}/model.safetensors"])[0].is_new
 
 
@@ -224,7 +224,7 @@ def test_several_files_are_told_apart_by_their_names(tmp_path: Path, server: Ser
     server.files |= {"/a/one.safetensors": FILE.data, "/b/two.safetensors": second.data}
     origins = [f"{server.url}/b/two.safetensors", f"{server.url}/a/one.safetensors"]
     text = refused(lambda: hatch_lower.fetch(folder, origins=origins[:1]))
-    assert text.startswith("the wheel does not say where its weights are\n  where: one.safetensors")
+    assert text.startswith("the wheel lists the weights without a URL\n  where: one.safetensors")
     text = refused(lambda: hatch_lower.fetch(folder, origins=[*origins, f"{server.url}/model.safetensors"]))
     assert text.startswith(f"no file of weights has the name of a given place\n  where: {server.url}/model.safetensors")
     assert "found: the files are called one.safetensors, two.safetensors" in text
@@ -246,7 +246,8 @@ def test_a_machine_that_is_offline_takes_files_alone(
     monkeypatch.setenv("HATCH_LOWER_OFFLINE", "1")
     text = refused(lambda: hatch_lower.fetch(folder))
     assert text.endswith(
-        "to do: fetch them where there is a network, `--to` a folder, and name that in `HATCH_LOWER_WEIGHTS` here"
+        "to do: fetch the weights on a machine with a network, `--to` a folder, and name a copy of the folder in"
+        " `HATCH_LOWER_WEIGHTS` here"
     )
     assert server.requests == []
     (tmp_path / "model.safetensors").write_bytes(FILE.data)
@@ -289,7 +290,7 @@ def test_a_hub_that_lies_or_has_no_such_file(tmp_path: Path, server: Served, mon
     assert f"other contents than {SIZE} bytes with the sha256" in refused(lambda: hatch_lower.fetch(folder))
     server.files.clear()
     text = refused(lambda: hatch_lower.fetch(lowered(tmp_path / "other", HUB_URL.replace("name", "gone"))))
-    assert text.startswith("the weights cannot be had from there")
+    assert text.startswith("the weights are not available there")
     assert "NotFoundError: 404" in text
     server.files[HUB_PATH.replace("name", "gone")] = FILE.data
     monkeypatch.setattr("huggingface_hub.hf_hub_download", disconnected)
@@ -313,7 +314,7 @@ def test_a_hub_without_its_library(tmp_path: Path, server: Served, monkeypatch: 
         ("az://weights/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[fetch]"'),
         ("s3://bucket/model.safetensors", "fsspec", 'install it: pip install "hatch-lower[s3]"'),
         ("s3://bucket/model.safetensors", "s3fs", 'install it: pip install "hatch-lower[s3]"'),
-        ("gs://weights/model.safetensors", "gcsfs", "install what fsspec needs for URLs of this kind"),
+        ("gs://weights/model.safetensors", "gcsfs", "install the packages that fsspec needs for this URL scheme"),
     ],
 )
 def test_a_url_without_what_opens_it(

@@ -41,7 +41,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_weights_come_from_an_object_store(tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
-    with pytest.raises(FetchError, match="there is no such file"):
+    with pytest.raises(FetchError, match="the file does not exist"):
         hatch_lower.fetch(folder)
     bucket(KEY, OTHER.data)
     with pytest.raises(FetchError, match="other contents"):

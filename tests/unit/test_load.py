@@ -145,7 +145,7 @@ def test_what_a_model_does_not_have(site: Path) -> None:
         assert str(caught.value) == (
             "model `digits` has no method `embd`\n"
             "  found: did you mean `embed`? known: `embed`, `forward`\n"
-            "  to do: name one of its methods"
+            "  to do: name a method of the model"
         )
 
 
@@ -229,7 +229,10 @@ def test_an_unknown_name_lists_what_is_installed(site: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         load("digit")
     error = caught.value
-    assert (error.what, error.hint) == ("there is no installed model `digit`", "install the distribution that has it")
+    assert (error.what, error.hint) == (
+        "there is no installed model `digit`",
+        "install the distribution with the model",
+    )
     assert error.found.startswith("did you mean `digits`? known: ")
     assert {"`digits`", "`letters`"} <= set(error.found.removeprefix("did you mean `digits`? known: ").split(", "))
 
@@ -301,7 +304,7 @@ def test_a_wheel_that_was_built_without_the_hook(site: Path, name: str) -> None:
     assert str(caught.value) == (
         "the distribution `digits` was built without lowered models\n"
         "  where: model `digits`\n"
-        "  to do: build its wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS"
+        "  to do: build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS"
     )
 
 
@@ -313,9 +316,9 @@ def test_a_wheel_whose_build_was_killed_before_the_payload_was_in_it(site: Path)
     with pytest.raises(ProgramError) as caught:
         load("digits")
     assert str(caught.value) == (
-        "the distribution `digits` is incomplete: it is without its lowered models\n"
+        "the distribution `digits` is incomplete: the lowered models are missing\n"
         "  where: model `digits`\n"
-        "  to do: its build was interrupted: build its wheel again"
+        "  to do: the build was interrupted: build the wheel again"
     )
 
 
@@ -339,17 +342,18 @@ def test_folders(folder: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         load(portable)
     assert str(caught.value) == (
-        "the folder does not hold just one model\n"
+        "the folder does not hold a single model\n"
         f"  where: {portable}\n"
         "  found: known: `a`, `b`\n"
-        "  to do: name one of these: as an installed model, or by the path of its own folder inside this one"
+        "  to do: choose a model: name the installed model, or pass the path of the model's own folder inside this"
+        " folder"
     )
 
 
 @pytest.mark.parametrize(
     ("place", "found"),
     [
-        ("none", "there is nothing"),
+        ("none", "the path does not exist"),
         ("empty", "no `manifest.json` of hatch-lower"),
         ("other", "no `manifest.json` of hatch-lower"),
         ("text.json", "no `manifest.json` of hatch-lower"),
@@ -366,7 +370,7 @@ def test_a_folder_of_something_else(tmp_path: Path, place: str, found: str) -> N
         "this is no folder of lowered models\n"
         f"  where: {tmp_path / place}\n"
         f"  found: {found}\n"
-        "  to do: name the folder `_lowered` of an unpacked wheel, or a model's folder in it"
+        "  to do: name the folder `_lowered` of an unpacked wheel, or a model's folder inside `_lowered`"
     )
 
 
@@ -465,8 +469,8 @@ def test_state_that_calls_have_changed_is_not_lost_on_the_way(site: Path) -> Non
             pickle.dumps(each)
         assert str(caught.value) == (
             "model `digits` cannot be sent to another process\n"
-            "  found: state that its calls may have changed, and that is not sent along\n"
-            "  to do: send it before its first call or after `reset()`, or call `load` in the other process"
+            "  found: state that calls may have changed; only the packaged state can be sent\n"
+            "  to do: send the model before the first call or after `reset()`, or call `load` in the other process"
         )
     model.reset()
     pickle.dumps(model)
@@ -537,7 +541,7 @@ def test_falling_to_another_recipe_is_said_aloud(tmp_path: Path, fields: dict[st
     folder = write_lowered(tmp_path, {"digits": both_recipes(tmp_path, **fields)})
     with pytest.warns(RuntimeWarning) as warned:
         assert load_here(folder).recipe == "portable"
-    message = f"model `digits` runs its recipe `portable`, for `default` cannot run here: {reason}"
+    message = f"model `digits` runs recipe `portable` because `default` cannot run here: {reason}"
     assert str(warned[0].message).startswith(message)
     with pytest.raises(ProgramError) as caught:
         load_here(folder, recipe="default")
@@ -563,7 +567,7 @@ def test_a_recipe_whose_device_is_missing_gives_way_to_the_next_one_aloud(folder
     assert loaded.recipe == "portable"
     assert loaded(torch.ones(4)).tolist() == [1.0, 2.0, 3.0, 4.0]
     (warning,) = warned
-    message = f"model `digits` runs its recipe `portable`, for `default` cannot run here: {reason}"
+    message = f"model `digits` runs recipe `portable` because `default` cannot run here: {reason}"
     assert (str(warning.message), warning.filename) == (message, __file__)
     for load_default in (
         lambda: load_folder(folder, "digits", "default", delegates=kinds),
@@ -574,7 +578,7 @@ def test_a_recipe_whose_device_is_missing_gives_way_to_the_next_one_aloud(folder
         assert str(caught.value) == (
             "recipe `default` of model `digits` cannot run here\n"
             f"  found: `default`: {reason}\n"
-            "  to do: install what is named, or another wheel of the distribution"
+            "  to do: install the named packages, or another wheel of the distribution"
         )
 
 
@@ -587,7 +591,7 @@ def test_no_recipe_that_can_run(tmp_path: Path) -> None:
         "model `digits` cannot run here\n"
         f"  found: `default`: it needs torch==1.0.*, and {torch.__version__} is installed\n"
         "    `portable`: it needs no-such-package, which is not installed\n"
-        "  to do: install what is named, or another wheel of the distribution"
+        "  to do: install the named packages, or another wheel of the distribution"
     )
 
 
@@ -597,7 +601,7 @@ def test_an_unknown_recipe(folder: Path) -> None:
     assert str(caught.value) == (
         "model `digits` has no recipe `defalt`\n"
         "  found: did you mean `default`? known: `default`, `portable`\n"
-        "  to do: name one of these"
+        "  to do: name a known recipe"
     )
 
 
@@ -654,7 +658,7 @@ def test_a_model_takes_and_returns_arrays_of_the_library_that_is_asked_for(lean:
     values = numpy.arange(4, dtype=numpy.float32)
     assert load(lean).arrays == load(lean, arrays="torch").arrays == "torch"
     assert torch.equal(load(lean, recipe="lean")(torch.from_numpy(values)), torch.from_numpy(values).view(2, 2))
-    with pytest.warns(RuntimeWarning, match="runs its recipe `lean`, for `default` cannot run here: it needs `arrays="):
+    with pytest.warns(RuntimeWarning, match="runs recipe `lean` because `default` cannot run here: it needs `arrays="):
         model = load(lean, arrays="numpy")
     assert (model.arrays, model.recipe) == ("numpy", "lean")
     for each in (
@@ -679,7 +683,7 @@ def test_an_unknown_library_of_arrays_is_refused(lean: Path) -> None:
     assert str(caught.value) == (
         '`arrays` is "torch" or "numpy"\n'
         "  found: 'jax'\n"
-        "  to do: leave it out: then models take and return tensors where torch is installed, else NumPy's arrays"
+        "  to do: omit `arrays`: then models take and return tensors if torch is installed, else NumPy's arrays"
     )
 
 
@@ -1030,7 +1034,7 @@ def test_native_code_that_the_manifest_conceals_is_not_loaded(tmp_path: Path) ->
 
 def test_constants_that_the_manifest_does_not_list(folder: Path) -> None:
     rewrite_manifest(folder, lambda model: model.update(constants=None))
-    with pytest.raises(ProgramError, match="no constants file, and the plan of recipe `default` needs one"):
+    with pytest.raises(ProgramError, match="no constants file, which the plan of recipe `default` needs"):
         load_here(folder)
 
 
@@ -1040,7 +1044,7 @@ HEADER = json.loads(safetensors_bytes(TENSORS)[8:].split(b"}}")[0] + b"}}")
 @pytest.mark.parametrize(
     ("header", "found"),
     [
-        ({}, "no such tensor"),
+        ({}, "the file does not contain the tensor"),
         ([], "a list of 0 instead of an object"),
         ({**HEADER, "w": None}, "None instead of an object"),
         (

@@ -316,7 +316,7 @@ def test_inputs_of_a_sample_file_are_what_is_compared(look: Look, tmp_path: Path
     finding = only(look(forward(), Fault(FIRST), inputs=tmp_path / "given.safetensors"))
     assert (finding.verdict, finding.case) == ("operation", "given.safetensors, case 3")
     save_file({"forward/0/y": torch.zeros(3, 4)}, tmp_path / "other.safetensors")
-    with pytest.raises(SampleError, match="a sample is for an input that is not there"):
+    with pytest.raises(SampleError, match="a sample is for an unknown input"):
         look(forward(), inputs=tmp_path / "other.safetensors")
 
 

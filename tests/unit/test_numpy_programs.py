@@ -160,12 +160,12 @@ def test_a_tensor_is_taken_as_the_array_that_it_is(dtype: str) -> None:
     )
 
 
-UNREADABLE = "nothing that NumPy can read: it must lie on the CPU, and be dense and of one of NumPy's dtypes"
+UNREADABLE = "a tensor that NumPy cannot read: only dense tensors on the CPU with a dtype of NumPy are possible"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype": (lambda: np.zeros((3, 4)), "float64[3, 4]: the dtype must be float32"),
     "byte order": (
         lambda: np.zeros((3, 4), np.dtype(np.float32).newbyteorder()),
-        ": its bytes are in the order of another machine: pass `array.astype('float32')`",
+        ": the byte order is another machine's: pass `array.astype('float32')`",
     ),
     "records": (lambda: np.zeros((3, 4), [("x", "f4")]), "[3, 4]: the dtype must be float32"),
     "objects": (lambda: np.zeros((3, 4), object), "object[3, 4]: the dtype must be float32"),
@@ -208,7 +208,7 @@ def test_a_tensor_that_is_no_array_is_refused() -> None:
 def test_a_list_is_to_be_made_an_array() -> None:
     with pytest.raises(InputError) as caught:
         executor(adding()).methods["forward"]([[0.0] * 4])
-    assert caught.value.hint == "pass `numpy.asarray(...)` of it, of the right dtype"
+    assert caught.value.hint == "pass `numpy.asarray(...)` with the right dtype"
 
 
 @pytest.mark.torch
@@ -241,7 +241,7 @@ def test_strides_are_as_exported(order: str) -> None:
         assert [step // 4 for step in seen_by(program).strides] == strides
     if order == "repeated":
         image[0, 0, 0, 1] += 1
-        with pytest.raises(InputError, match="one value repeated along a dimension, and now holds several"):
+        with pytest.raises(InputError, match="a single value repeated along a dimension, but now holds several"):
             program.methods["forward"](image)
 
 
@@ -470,10 +470,10 @@ def test_an_operator_that_numpy_does_not_have_is_named() -> None:
     with pytest.raises(ProgramError) as caught:
         executor(value)
     assert str(caught.value) == (
-        "the program needs torch for what runs between its partitions\n"
+        "the program needs torch for operators between its partitions\n"
         "  where: method `forward`\n"
         "  found: a call of `aten.sin.default`\n"
-        '  to do: install torch, and load the model with `arrays="torch"`, or another recipe of it'
+        '  to do: install torch and load the model with `arrays="torch"`, or load another recipe'
     )
 
 

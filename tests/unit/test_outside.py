@@ -133,7 +133,7 @@ def test_loading_opens_no_connection_and_says_what_to_run(tmp_path: Path, cache:
     path = cache / file_name(sha256_bytes(FILE.data))
     assert refused(lambda: load(folder)) == (
         f"weights of the model are not on this machine\n  where: {URL}\n"
-        f"  found: none of these is a file of {len(FILE.data)} bytes:\n    {path}\n"
+        f"  found: no file of {len(FILE.data)} bytes at any of these paths:\n    {path}\n"
         f"  to do: run `hatch-lower fetch {folder}`; `HATCH_LOWER_WEIGHTS` names the folders to look into"
     )
 
@@ -176,7 +176,7 @@ def test_an_offline_machine_fetches_nothing(
 def test_a_file_of_another_size_is_none(tmp_path: Path, cache: Path, data: bytes) -> None:
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
     keep(cache, FILE, data)
-    assert "none of these is a file of" in refused(lambda: load(folder))
+    assert "at any of these paths" in refused(lambda: load(folder))
 
 
 def test_another_checkpoint_of_the_same_shape_is_found_by_verifying(tmp_path: Path, cache: Path) -> None:
@@ -185,9 +185,9 @@ def test_another_checkpoint_of_the_same_shape_is_found_by_verifying(tmp_path: Pa
     path = keep(cache, FILE, other.data)
     begin, end = FILE.spans["layer.bias"]
     fault = (
-        f"a file of weights is not the one that the wheel was built with\n  where: {path}\n"
+        f"a file of weights differs from the file that the wheel was built with\n  where: {path}\n"
         f"  found: other contents in the bytes {begin} to {end}\n"
-        f"  to do: run `hatch-lower fetch {folder}`, which replaces it from {URL}"
+        f"  to do: run `hatch-lower fetch {folder}`, which replaces the file from {URL}"
     )
     assert refused(lambda: load(folder, verify=True)) == fault
     rows = json.loads(CliRunner().invoke(main, ["check", str(folder), "--json"]).stdout)
@@ -238,7 +238,7 @@ def test_integers_are_compared_whenever_they_are_loaded(tmp_path: Path, cache: P
     keep(cache, file)
     assert load(folder)(torch.arange(4.0)).tolist() == [0, 2]
     keep(cache, file, file.data.replace((2).to_bytes(8, "little"), (1 << 40).to_bytes(8, "little")))
-    assert "found: other integers than were packaged" in refused(lambda: load(folder))
+    assert "found: different integers than in the build" in refused(lambda: load(folder))
 
 
 def source_json(url: str, file: Checkpoint) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_a_span_of_other_bytes_than_the_plan_asks_for_is_refused(tmp_path: Path,
     first, second = value["spans"]
     for spans, found in [
         ({first: value["spans"][second], second: value["spans"][first]}, "another sha256 than that of the storage's"),
-        ({second: value["spans"][second]}, "no such storage, and the model has no constants file"),
+        ({second: value["spans"][second]}, "the storage is missing, and the model has no constants file"),
         ({first: {**value["spans"][first], "begin": 0}, second: value["spans"][second]}, "bytes for 4 elements"),
     ]:
         changed = canonical_json({**value, "spans": spans})

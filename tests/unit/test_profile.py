@@ -462,7 +462,7 @@ def test_the_command_refuses_what_is_not_there(tmp_path: Path) -> None:
     for arguments, message in (
         (["backward"], "has no such method"),
         (["--recipe", "other"], "there is no such recipe"),
-        (["--inputs", tmp_path / "none.safetensors"], "there is no such sample file"),
+        (["--inputs", tmp_path / "none.safetensors"], "the sample file does not exist"),
         (["--export", tmp_path / "no" / "where.json"], "the report cannot be written"),
     ):
         shown = profiled(folder, *arguments)

@@ -142,7 +142,7 @@ def test_a_method_that_is_not_there_is_refused(source: CapturedModel, tmp_path: 
 
 
 def test_a_file_that_is_not_there_is_refused(source: CapturedModel, tmp_path: Path) -> None:
-    assert "there is no such sample file" in refusal(lambda: read(source, tmp_path, general="samples.safetensors"))
+    assert "the sample file does not exist" in refusal(lambda: read(source, tmp_path, general="samples.safetensors"))
 
 
 def test_sizes_out_of_range_are_refused(source: CapturedModel, tmp_path: Path) -> None:

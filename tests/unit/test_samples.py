@@ -59,20 +59,20 @@ def test_a_method_may_have_no_sample(tmp_path: Path) -> None:
 
 def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, **{"embde/0/image": IMAGE})
-    assert text.startswith("a sample is for a method that is not there\n  where: samples.safetensors: 'embde/0/image'")
+    assert text.startswith("a sample is for an unknown method\n  where: samples.safetensors: 'embde/0/image'")
     assert "did you mean `embed`?" in text
 
 
 @pytest.mark.parametrize("key", ["imge", "0/imge", "embed/0/imge", "embed/image", 'embed/0/boxes["a/0/b"]', ""])
 def test_an_input_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
     text = refusal(tmp_path, **{key: IMAGE})
-    assert text.startswith("a sample is for an input that is not there")
+    assert text.startswith("a sample is for an unknown input")
     assert "keys are `METHOD/CASE/INPUT`, `CASE/INPUT` or `INPUT`" in text
 
 
 def test_a_case_that_lacks_an_input_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, **{"3/image": IMAGE})
-    assert text.startswith("a sample lacks an input of its method\n  where: samples.safetensors, case 3 of `forward`")
+    assert text.startswith("a sample lacks an input of the method\n  where: samples.safetensors, case 3 of `forward`")
     assert "`forward/3/image`" in text
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_holds_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.safetensors", tmp_path):
-        with pytest.raises(SampleError, match="there is no such sample file"):
+        with pytest.raises(SampleError, match="the sample file does not exist"):
             read_samples(path, METHODS)
 
 
@@ -149,7 +149,7 @@ def test_a_sample_has_no_literals(tmp_path: Path) -> None:
         ("x", torch.ones(3), "1 dimensions, which must be 2"),
         ("x", torch.ones(4, 3, dtype=torch.float64), "float64"),
         ("x", torch.ones(2000, 3), "dimension 0 is 2000, but batch must be at most 1024"),
-        ("count", torch.tensor(6), "it is 6, but count must be at most 5"),
+        ("count", torch.tensor(6), "the integer is 6, but count must be at most 5"),
         ("count", torch.tensor(3.0), "not an int"),
         ("count", torch.tensor([3, 3]), "not an int"),
     ],
@@ -159,7 +159,7 @@ def test_a_sample_of_another_dtype_or_size_is_refused(
 ) -> None:
     with pytest.raises(SampleError) as caught:
         leaves_of(tmp_path, **{path: value})
-    assert caught.value.what == "a sample does not fit its method"
+    assert caught.value.what == "a sample does not fit the method"
     assert caught.value.where == "samples.safetensors, case 0"
     assert reason in caught.value.found
     assert f"for `{path}`" in caught.value.found

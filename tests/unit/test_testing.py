@@ -266,7 +266,7 @@ def test_outputs_that_were_not_planned_are_found_in_each_program(delegate: type[
     assert outcomes("ReferenceLike", "operators/perceptron", delegate=delegate) == {
         "operators/perceptron": (
             "failed",
-            f"a delegate returned something else than it was lowered for ({found})",
+            f"the outputs of a delegate differ from the outputs that the delegate was lowered for ({found})",
         )
     }
 

@@ -170,7 +170,7 @@ def test_all_that_needs_torch_is_named(shop: Workshop) -> None:
     with pytest.raises(BackendError) as caught:
         shop.build(source, settings(recipe, promised=["default"]))
     lines = caught.value.found.split("\n")
-    assert lines[0] == "the module `json`, which registers what torch calls"
+    assert lines[0] == "the module `json`, which registers torch operators"
     assert lines[1].startswith("the delegate `reference` in method `forward` at net.py:10")
 
 

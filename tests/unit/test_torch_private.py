@@ -109,7 +109,7 @@ def test_no_torch_up_to_the_newest_that_was_tried_is_warned_about(
 @pytest.mark.parametrize("version", ["2.16.0", "2.16.0.dev20261101+cu130", "2.100.0", "3.0.0"])
 def test_a_newer_torch_is_named_with_those_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "tried_versions", lambda: ["2.13", "2.15"])
-    tried = "newer than those that hatch-lower was tried with (2.13, 2.15)"
+    tried = "newer than all versions that hatch-lower was tried with (2.13, 2.15)"
     assert versions.why_untried(version) == f"torch {version} is {tried}"
 
 

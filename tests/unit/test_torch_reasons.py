@@ -91,7 +91,7 @@ def test_an_output_that_only_torch_has_needs_torch() -> None:
 def test_a_module_that_the_recipe_imports_needs_torch() -> None:
     plan = plan_of(plan_value(**through("numbers")))
     (reason,) = torch_reasons(plan, NUMPY, ("sounds.ops",))
-    assert reason == TorchReason("", "", "the module `sounds.ops`, which registers what torch calls")
+    assert reason == TorchReason("", "", "the module `sounds.ops`, which registers torch operators")
 
 
 @pytest.mark.parametrize(

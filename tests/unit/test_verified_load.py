@@ -123,20 +123,20 @@ def refused(site: Path, name: str, found: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_the_manifest_lists_and_record_does_not(site: Path, name: str) -> None:
     change_record(site, without(name))
-    refused(site, name, "it does not list this file, which the manifest lists")
+    refused(site, name, "the manifest lists this file, but RECORD does not")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_with_another_digest_in_record(site: Path, name: str) -> None:
     change_record(site, with_digest(name, "sha256=" + "A" * 43))
-    refused(site, name, "it has another sha256 than the manifest")
+    refused(site, name, "RECORD and manifest have different sha256 values")
 
 
 @pytest.mark.parametrize("digest", ["", "md5=abc", "sha256=%%%"])
 @pytest.mark.parametrize("name", ["manifest.json", CONSTANTS])
 def test_a_file_without_a_digest_in_record(site: Path, name: str, digest: str) -> None:
     change_record(site, with_digest(name, digest))
-    refused(site, name, "it has no sha256 of this file")
+    refused(site, name, "RECORD has no sha256 of this file")
 
 
 def test_a_file_that_record_alone_lists(site: Path) -> None:
@@ -145,9 +145,9 @@ def test_a_file_that_record_alone_lists(site: Path) -> None:
     install(site, "digits", {"hatch_lower.models": MODELS, "hatch_lower.delegates": DELEGATES})
     load("digits", verify=True)
     extra.write_text("y")
-    refused(site, "digits/notes.txt", "it has another sha256 of this file")
+    refused(site, "digits/notes.txt", "RECORD has another sha256 of this file")
     extra.unlink()
-    refused(site, "digits/notes.txt", "it lists this file, which is missing")
+    refused(site, "digits/notes.txt", "RECORD lists this file, which is missing")
 
 
 def test_files_of_another_model_are_its_own_affair(site: Path) -> None:

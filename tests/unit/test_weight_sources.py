@@ -147,7 +147,7 @@ def test_a_source_that_is_gone_is_an_error(builder: Builder, server: Served) -> 
     with pytest.raises(FetchError) as caught:
         builder.obtain(url)
     assert str(caught.value) == (
-        "the weights cannot be had from there\n"
+        "the weights are not available there\n"
         f"  where: {url}\n"
         "  found: the answer was 404 Not Found\n"
         "  to do: correct `weights` of the build hook `lower`"
