@@ -1,5 +1,5 @@
-"""What hatch-lower uses of torch that torch does not promise to keep: here and nowhere else.
+"""Wrappers of torch's private interfaces: hatch-lower uses private names of torch only here.
 
-Each module is for those who need it, and imports no more of torch than they do; `X as X` hands a name on. `tried.json`
-says with which versions of torch each private name was tried. It decides nothing about models.
+Modules are divided by user, so that importing a module imports no unneeded parts of torch; `X as X` re-exports a name.
+`tried.json` lists the torch versions with which each private name was tried. No module here decides about lowering.
 """

@@ -1,4 +1,4 @@
-"""The calls of operators that torch makes while it computes."""
+"""Observation of the operators that torch calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Look = Callable[[OpOverload[..., Any], tuple[Any, ...], object], None]
 
 
 class CallsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells a function of each call: the operator, the positional arguments, the result."""
+    """Mode that passes each call of an operator to a function: operator, positional arguments, result."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Inductor: its settings, what it can lower, its C++, and libraries made of that. It imports inductor late."""
+"""Inductor: settings, supported operators, C++ and compiled libraries. Inductor is imported late."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
-    """Pin inductor's settings, and the vector registers of generated code by the name of inductor's class for them."""
+    """Pin inductor's settings, and the vector registers of generated code; `vectors` names inductor's class."""
     from torch._inductor import config, cpu_vec_isa
 
     probe = cpu_vec_isa.valid_vec_isa_list
-    # sympy takes long to import, and running a library needs none
+    # late: sympy takes long to import, and running a library does not need sympy
     from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
 
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
@@ -34,13 +34,12 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
 
 
 def pinned_vectors(kind: type[object]) -> object:
-    # Asked whether vector registers are there, inductor would compile and run a program, and add what else this
-    # machine's processor has
+    # `bool` of inductor's own class would compile and run a program, and add other features of this processor
     return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
 
 
 def lower(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
-    """Generate and compile the C++ of a graph; `compiling_with` says what compiling is."""
+    """Generate and compile the C++ of a graph; `compiling_with` sets the compiler."""
     from torch._inductor.compile_fx import compile_fx_aot
 
     compile_fx_aot(module, list(examples))
@@ -50,7 +49,7 @@ def lower(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
 def compiling_with(
     compile_code: Callable[..., str], copy_constant: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """Replace what compiles a graph, its wrapper, its kernels and what C++ cannot call, and what copies a constant."""
+    """Replace two functions of inductor: the compiler of a graph's generated code, and the copy of a constant."""
     from torch._inductor import codecache, compile_fx
 
     compiler: Any = codecache.AotCodeCompiler
@@ -73,7 +72,7 @@ def nodes_of_kernels() -> Mapping[str, Sequence[str]]:
 
 
 def compiler_options(program: str, *, compile_only: bool, min_optimize: bool) -> Any:
-    """Return torch's own options for a C++ compiler, under the pinned settings."""
+    """Return torch's options for a C++ compiler, under the pinned settings."""
     from torch._inductor import cpu_vec_isa
     from torch._inductor.cpp_builder import CppTorchDeviceOptions
 
@@ -96,24 +95,24 @@ def is_taken_apart_or_called(operator: OpOverload[..., Any]) -> bool:
 
 
 def is_generated(operator: OpOverload[..., Any]) -> bool | None:
-    """Return whether inductor writes C++ for an operator; `None` if it has no lowering for it at all."""
+    """Return whether inductor generates C++ for an operator; `None` if inductor has no lowering."""
     from torch._inductor import lowering
 
     return operator not in lowering.fallbacks if operator in lowering.lowerings else None
 
 
 def interface_path() -> Path:
-    """Return the C++ that inductor puts in front of every wrapper: the functions by which a library is called."""
+    """Return the path of the C++ that inductor puts before every wrapper: the functions for calling a library."""
     return Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
 
 
 def byte_convolution() -> OpOverload[..., Any]:
-    """Return the operator that convolves bytes without a sign, with weights as `packed_weight` gives them."""
+    """Return the convolution operator for unsigned bytes, with weights from `packed_weight`."""
     return torch.ops.onednn.qconv_pointwise.tensor
 
 
 def float_convolution() -> OpOverload[..., Any]:
-    """Return the operator that convolves numbers of float32, with weights as `packed_weight` gives them."""
+    """Return the convolution operator for float32, with weights from `packed_weight`."""
     return torch.ops.mkldnn._convolution_pointwise.default
 
 
@@ -126,22 +125,22 @@ def packed_weight(
     groups: int,
     size: Sequence[int],
 ) -> torch.Tensor:
-    """Return weights as oneDNN lays them out for a convolution in two dimensions: of float32 without a zero point.
+    """Return weights in oneDNN's layout for a 2-d convolution; of float32 if `zero_point` is `None`.
 
-    `size` is the number of images, their height and width. With a layout for others, or for another zero point, the
-    numbers are the same, but each call may lay them out again: with the slowest of oneDNN's loops for some.
+    `size` is the number of images, their height and width. For images of another size, or with another zero point, the
+    results are equal, but each call may convert the layout again, in some cases with oneDNN's slowest loop.
     """
     images = [size[0], weight.shape[1] * groups, *size[1:]]
     packed: torch.Tensor
     if zero_point is None:
         packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, images)
     else:
-        ones = torch.ones(len(weight))  # scales are given in each call: the layout is the same for all
+        ones = torch.ones(len(weight))  # the layout does not depend on scales, which are arguments of each call
         pack = torch.ops.onednn.qconv_prepack
         packed = pack(weight, ones, 1.0, zero_point, stride, padding, dilation, groups, images)
     return packed
 
 
 def open_library(path: Path) -> Any:
-    """Return what runs a compiled library; it raises a `RuntimeError` if that cannot be opened."""
+    """Open a compiled library with torch's runner. Raises `RuntimeError` if opening fails."""
     return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)

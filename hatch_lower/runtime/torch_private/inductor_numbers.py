@@ -1,4 +1,4 @@
-"""Numbers in inductor's code: as wide as their dtypes say, where inductor itself takes them for places in memory."""
+"""Correct widths of integers in inductor's code, where inductor treats integers as memory indices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
 
 Ranges: TypeAlias = "Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]"
 
-# A vector of these fills a register in part only: inductor's vectors have as many elements as a register has floats
+# Dtypes whose vectors fill a register only in part: inductor's vectors have as many elements as floats in a register
 NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
 WHOLE = NARROW | {torch.int32, torch.int64}
-LONGEST = 2**47  # bytes that a process has addresses for: a size without an upper bound is smaller
+LONGEST = 2**47  # bytes in the address space of a process, a limit for sizes without an upper bound
 
 
 @contextmanager
 def exact_numbers() -> Iterator[None]:
-    """Let numbers that inductor computes from places wrap around and be converted as their dtypes say."""
+    """Patch inductor so that numbers computed from indices wrap around and convert by the rules of their dtypes."""
     from torch._inductor.codegen.common import CSEProxy
     from torch._inductor.codegen.cpp import CppVecKernel
     from torch._inductor.index_propagation import IndexPropagation
@@ -35,7 +35,7 @@ def exact_numbers() -> Iterator[None]:
     bound, reduce = proxy._bound_variable, reduction.__dict__["create"]
 
     def propagate_exactly(self: Any, name: str, args: Any, kwargs: Any) -> Any:
-        # Inductor writes arithmetic on places as one formula, and forgets the dtypes on the way.
+        # Inductor combines arithmetic on indices into a single formula and loses the dtypes between.
         result = propagate(self, name, args, kwargs)
         given = [value for value in (*args, *kwargs.values()) if getattr(value, "is_symbolic", False)]
         if not given or not result.is_symbolic:
@@ -47,7 +47,7 @@ def exact_numbers() -> Iterator[None]:
         return self.fallback(name, args, kwargs)
 
     def arange_widely(self: Any, index: Any, stride: Any) -> Any:
-        # The step is written into C++ as a literal, which has 32 bits, and is multiplied there.
+        # Inductor writes the step as a C++ literal, which has 32 bits, and multiplies in C++.
         return arange(self, index, WideStep(stride))
 
     propagation.propagate_sympy, kernel.arange = propagate_exactly, arange_widely
@@ -60,9 +60,9 @@ def exact_numbers() -> Iterator[None]:
 
 
 def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:
-    """Return inductor's function for the bounds of a number, changed to see that a number may have wrapped around.
+    """Return inductor's function for the bounds of a number, changed to consider wrap-around.
 
-    Inductor checks an index, and counts a negative index from the end, only where the bounds say that it may be needed.
+    Inductor checks an index, and wraps a negative index, only if the bounds allow a bad or a negative index.
     """
 
     def bound_exactly(self: Any, name: str, *args: Any, **named: Any) -> ValueRanges[sympy.Expr]:
@@ -87,19 +87,19 @@ def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:
 
 
 def bounds_of(bounds: ValueRanges[sympy.Expr], dtype: torch.dtype, *, rounded: bool) -> ValueRanges[sympy.Expr]:
-    """Return the bounds of integers of a dtype that were computed between bounds without an end."""
+    """Return bounds for integers of a dtype, from bounds computed as if integers were unlimited."""
     least, greatest = whole_numbers(dtype)
     if not (least <= bounds.lower and bounds.upper <= greatest):
         return ValueRanges(least, greatest)
-    # The bounds of floating-point numbers are computed without the numbers' rounding.
+    # The computed bounds of floating-point numbers ignore rounding.
     return ValueRanges(0 if bounds.lower >= 0 else least, greatest) if rounded else bounds
 
 
 def reducing_widely(create: Any) -> Callable[..., Any]:
     """Return inductor's function for a reduction, changed to reduce narrow integers as int32.
 
-    Inductor reduces a whole register, and torch fills the part of a register behind the elements with ones: sums were
-    too large, and the greatest of negative numbers was 1. int32 wraps around to the same narrow integer.
+    Inductor reduces a whole register, and torch fills the part of a register after the elements with ones. Without the
+    change, sums are too large, and the maximum of negative numbers is 1. int32 wraps around to the same narrow integer.
     """
 
     def reduce(
@@ -117,7 +117,7 @@ def reducing_widely(create: Any) -> Callable[..., Any]:
 
         def inner_widely(*places: Any) -> Any:
             given = inner_fn(*places)
-            if isinstance(given, tuple):  # a number and its place
+            if isinstance(given, tuple):  # number and index
                 return ops.to_dtype(given[0], torch.int32), *given[1:]
             return ops.to_dtype(given, torch.int32)
 
@@ -147,7 +147,7 @@ def places_below(size: sympy.Expr | int) -> ValueRanges[sympy.Expr]:
 
 
 def is_exact(expression: sympy.Expr | float, dtype: torch.dtype, ranges: Ranges) -> bool:
-    """Return whether a dtype has each number that an expression stands for."""
+    """Return whether a dtype can represent every value of an expression."""
     if not isinstance(expression, sympy.Basic) or expression.is_number:
         number = float(expression) if dtype.is_floating_point else int(expression)
         least, greatest = whole_numbers(dtype)
@@ -167,7 +167,7 @@ def shortened(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
 
 
 def whole_numbers(dtype: torch.dtype) -> tuple[int, int]:
-    """Return the bounds between which a dtype has each whole number."""
+    """Return the bounds between which a dtype can represent every integer."""
     if dtype is torch.bool:
         return 0, 1
     if dtype.is_floating_point:

@@ -11,7 +11,7 @@ from torch.onnx._internal.fx import passes
 
 
 def promote_types(module: GraphModule) -> None:
-    """Write the conversions of dtypes that operators do by themselves into a graph, in place."""
+    """Make the implicit dtype conversions of operators explicit in a graph, in place."""
     passes.InsertTypePromotion(module).run()
 
 
@@ -23,7 +23,7 @@ def translate(module: GraphModule, model: Any, registry: Any) -> dict[str, Any]:
 
 
 def translations(opset: int) -> Any:
-    """Return torch's own translations, to which others may be added."""
+    """Return a registry with torch's translations, to which the caller may add translations."""
     return _registration.ONNXRegistry.from_torchlib(opset_version=opset)
 
 

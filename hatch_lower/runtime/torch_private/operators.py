@@ -1,4 +1,4 @@
-"""Operators: their classes and schemas, and what the dispatcher has for them. What runs a program imports this, too."""
+"""Operators: classes, schemas, and kernels in the dispatcher. The runtime imports this module, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
-# namespaces of operators that a module of torch registers, but not `import torch`
+# modules of torch that register a namespace of operators, if `import torch` does not
 REGISTERED_BY: Mapping[str, str] = {
     "onnx": "torch.onnx.ops",
     "prims": "torch._prims",
@@ -23,7 +23,7 @@ REGISTERED_BY: Mapping[str, str] = {
 
 
 def schema_of(operator: Any) -> torch.FunctionSchema:
-    """Return the schema of an overload of torch, or of a dialect's operator that stands for one."""
+    """Return the schema of an overload of torch, or of a dialect's operator for an overload."""
     schema: torch.FunctionSchema = operator._schema
     return schema
 
@@ -34,28 +34,28 @@ def base_name(operator: OpOverload[..., Any]) -> str:
 
 
 def overload_name(operator: OpOverload[..., Any]) -> str:
-    """Return `Tensor` of `aten::add.Tensor`, and `default` of one without a name."""
+    """Return `Tensor` of `aten::add.Tensor`; `default` for an overload without a name."""
     return str(operator._overloadname)
 
 
 def packet_name(packet: OpOverloadPacket[..., object]) -> str:
-    """Return `aten.add` of all overloads of it."""
+    """Return `aten.add` for the packet of all overloads of `aten::add`."""
     return str(packet._qualified_op_name).replace("::", ".")
 
 
 def compiled_function(operator: OpOverload[..., Any]) -> Callable[..., object]:
-    """Return the C++ function of an overload, to which its own `__call__` only forwards."""
+    """Return the C++ function to which an overload's `__call__` forwards."""
     function: Callable[..., object] = operator._op
     return function
 
 
 def is_registered(operator: OpOverload[..., Any]) -> bool:
-    """Return whether the dispatcher knows an operator: what only TorchScript has, it does not."""
+    """Return whether the dispatcher knows an operator; false for operators of TorchScript only."""
     return bool(torch._C._dispatch_has_kernel(dispatcher_name(operator)))
 
 
 def has_composite_kernel(operator: OpOverload[..., Any]) -> bool:
-    """Return whether an operator is composed of others by code in C++."""
+    """Return whether an operator has a C++ kernel that calls other operators."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(dispatcher_name(operator), COMPOSITE))
 
 
@@ -64,5 +64,5 @@ def dispatcher_name(operator: OpOverload[..., Any]) -> str:
 
 
 def parse_schema(text: str) -> torch.FunctionSchema:
-    """Return what `name.overload(Tensor x) -> Tensor` says; it raises a `RuntimeError` for any other text."""
+    """Parse `name.overload(Tensor x) -> Tensor`. Raises `RuntimeError` for an invalid text."""
     return torch._C.parse_schema(text)

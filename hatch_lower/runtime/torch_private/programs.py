@@ -37,57 +37,57 @@ map_rows = map_of_rows
 
 
 def copy_calling_convention(source: Graph, target: Graph) -> None:
-    """Let a graph take its inputs and return its outputs in the containers that another one has."""
+    """Copy the containers of inputs and outputs from a graph to another graph."""
     target._codegen = source._codegen
 
 
 def qualified_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function with that of its module, as graphs show it."""
+    """Return the name of a function with its module, in the form of graphs' texts."""
     return str(_get_qualified_name(function))
 
 
 def name_after_target(node: Node) -> None:
-    """Name a node as torch names a new one with its target: `aten_add_tensor`."""
+    """Rename a node to torch's default name for its target: `aten_add_tensor`."""
     node._rename(node.graph._target_to_str(node.target))
 
 
 def change_signature(program: ExportedProgram, signature: ExportGraphSignature) -> None:
-    """Give a program another signature, in place: its copies share the old one."""
+    """Replace the signature of a program; copies of the program keep the old signature."""
     program._graph_signature = signature
 
 
 def lift_constants(program: ExportedProgram) -> None:
-    """Make inputs of the tensors that a graph holds as attributes, in place."""
+    """Turn tensor attributes of a graph into inputs, in place."""
     program._constants.update(lift_constants_pass(program.graph_module, program.graph_signature, ConstantAttrMap()))
 
 
 def order_kwargs(kwargs: dict[str, object], spec: Any) -> dict[str, object]:
-    """Return arguments in the order in which the program was exported with them."""
+    """Return keyword arguments in the order of the export."""
     return reorder_kwargs(kwargs, spec)
 
 
 def mode_of_fakes(values: object) -> FakeTensorMode | None:
-    """Return the mode to which the fake tensors among some values belong."""
+    """Return the mode of the fake tensors among `values`, or `None`."""
     return detect_fake_mode(values)
 
 
 def holds_tensors(value: object) -> bool:
-    """Return whether a tensor is of a class that holds plain ones, as torchao's quantised ones are."""
+    """Return whether a value is a tensor subclass that wraps plain tensors, such as torchao's quantized tensors."""
     return bool(is_traceable_wrapper_subclass(value))
 
 
 def remember_lines(function: Callable[..., Any]) -> None:
-    """Let an export record the lines of a function; by itself torch records those of `forward` only."""
+    """Let exports record source lines of a function; by default torch records lines of `forward` only."""
     _register_stack_trace_anchor(function)
 
 
 def is_users_fault(error: Exception) -> bool:
-    """Return whether an export failed by what it was given, such as its dynamic shapes."""
+    """Return whether an export failed because of its arguments, such as dynamic shapes."""
     return isinstance(error, UserError)
 
 
 def trace_operators(function: Callable[..., object], *args: object) -> GraphModule:
-    """Return a graph of the operators that a function calls for arguments of these sizes, also in derivatives."""
+    """Trace the operators that a function calls, including derivatives, for arguments with the sizes of `args`."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     traced: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)

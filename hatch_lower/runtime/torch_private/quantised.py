@@ -1,4 +1,4 @@
-"""The operators `quantized_decomposed`, of models that PT2E quantised: a private module of torch registers them."""
+"""The operators `quantized_decomposed` of PT2E-quantized models, registered by a private module of torch."""
 
 import torch
 import torch.ao.quantization.fx._decomposed

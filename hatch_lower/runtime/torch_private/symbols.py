@@ -1,4 +1,4 @@
-"""Symbolic sizes: torch's own functions of sympy, the ranges of symbols, and expressions computed with other values."""
+"""Symbolic sizes: torch's sympy functions, ranges of symbols, and evaluation of expressions with other values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 from torch.utils._sympy.value_ranges import bound_sympy as bound_sympy
 
-# torch's functions of symbols by their names
+# torch's functions of symbols, by name
 FUNCTIONS: Mapping[str, type[sympy.Basic]] = {
     name: value
     for name, value in vars(functions).items()
@@ -47,12 +47,12 @@ FUNCTIONS: Mapping[str, type[sympy.Basic]] = {
 
 
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:
-    """Return an expression of Python's operators applied to what its symbols stand for: numbers, or `Proxy`s."""
+    """Evaluate an expression with Python's operators; the values of symbols are numbers or `Proxy` objects."""
     return sympy_interp(Traced, dict(values), expression)
 
 
 def is_computable(expression: sympy.Expr) -> bool:
-    """Return whether `compute` knows all functions in an expression."""
+    """Return whether `compute` supports all functions in an expression."""
     return all(type(function) in COMPUTABLE for function in expression.atoms(sympy.Function, sympy.Piecewise))
 
 
@@ -65,7 +65,7 @@ COMPUTABLE = frozenset(
 
 
 class Traced(PythonReferenceAnalysis):
-    # torch computes some functions with numbers only, and has no value at all for others
+    # for functions that torch computes with numbers only, or not at all
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -114,19 +114,19 @@ def called(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def function_name(kind: type[sympy.Basic], prefix: str) -> str:
-    """Return what follows a prefix in the name of one of torch's functions: `sqrt` of `OpaqueUnaryFn_sqrt`."""
+    """Return the name of a torch function without a prefix: `sqrt` of `OpaqueUnaryFn_sqrt`; empty if different."""
     name = kind.__name__
     return name.removeprefix(prefix) if FUNCTIONS.get(name) is kind and name.startswith(prefix) else ""
 
 
 def unsimplified(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic:
-    """Return the expression of a symbolic value without what torch found out about its symbols later."""
+    """Return the original expression of a symbolic value, without torch's later replacements of symbols."""
     expression: sympy.Basic = value.node._expr
     return expression
 
 
 def source_of_size(name: str) -> Any:
-    """Return what says, of a symbol that is made by hand, where its value comes from."""
+    """Return a source object for the value of a symbol made by hand."""
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(name)

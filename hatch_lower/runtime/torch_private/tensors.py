@@ -1,4 +1,4 @@
-"""Tensors: their memory, how often they were changed, and those that a module holds."""
+"""Tensors: their memory, their version counters, and the tensors of a module."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 def storage_number(tensor: torch.Tensor) -> int:
-    """Return the same number for tensors that share memory; storages without elements have one of their own, too."""
+    """Return a number for a tensor's storage, equal for tensors that share memory. Empty storages differ, too."""
     number: int = tensor.untyped_storage()._cdata
     return number
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often the contents of a tensor were changed in place."""
+    """Return the number of in-place changes of a tensor."""
     return tensor._version
 
 
 def own_tensors(module: torch.nn.Module) -> Iterator[Mapping[str, object]]:
-    """Yield the parameters, the buffers and the plain attributes of a module, without those of its submodules."""
+    """Yield the parameters, the buffers and the plain attributes of a module, without its submodules' tensors."""
     yield from (module._parameters, module._buffers, module.__dict__)

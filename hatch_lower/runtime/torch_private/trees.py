@@ -1,4 +1,4 @@
-"""Containers taken apart into leaves and put together again, as `torch.export` does it."""
+"""Flattening and unflattening of containers, by the rules of `torch.export`."""
 
 from torch.utils._pytree import KeyPath as KeyPath
 from torch.utils._pytree import TreeSpec as TreeSpec

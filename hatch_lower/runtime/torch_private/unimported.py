@@ -1,4 +1,4 @@
-"""For code that may run before torch is imported: this imports torch, if at all, when it is asked."""
+"""Private interfaces for code that may run before torch is imported; functions import torch only when called."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# the part of torch that follows a model's own code step by step, and reads what that reads
+# the part of torch that executes a model's code symbolically, and so reads files and variables on behalf of the model
 TRACER = "/torch/_dynamo/variables/"
-# names the folder for inductor's caches after the user
+# the module that names the folder of inductor's caches after the user
 CACHE_FOLDER = "torch._inductor.runtime.cache_dir_utils"
 
 
 def called_by_tracer(function: Function) -> Function:
-    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`."""
-    # this is what `torch._dynamo.assume_constant_result` does
+    """Mark a function that dynamo calls instead of tracing; dynamo cannot trace `sys._getframe`."""
+    # equivalent to `torch._dynamo.assume_constant_result`
     marked: Any = function
     marked._dynamo_marked_constant = True
     return function
 
 
 def refused_by_tracer(function: Function) -> Function:
-    """Let dynamo say that it cannot follow a function."""
+    """Mark a function that dynamo refuses to trace."""
     marked: Any = function
     marked._torchdynamo_disable = True
     return function
 
 
 def file_readers(torch: Any) -> tuple[tuple[Any, str], tuple[Any, str]]:
-    """Return where torch has its readers of files in C++: a class of archives, and a function of TorchScript."""
+    """Return the places of torch's C++ readers of files: a class for archives, and a function of TorchScript."""
     return (torch._C, "PyTorchFileReader"), (torch._C, "import_ir_module")
 
 
 def has_vnni() -> bool:
-    """Return whether the processor sums products of bytes without saturation."""
+    """Return whether the processor can sum products of bytes without saturation."""
     import torch
 
     return torch.cpu._is_vnni_supported()
