@@ -48,14 +48,14 @@ class TorchArrays(Arrays):
                 span = span.view(dtype)
             viewed: Tensor = span.as_strided(constant.shape, constant.stride, constant.offset)
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")
+            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by torch: {error}")
         return viewed
 
     def stored(self, tensor: Stored, where: str) -> Tensor:
         try:
             return flat_tensor(tensor.dtype, tensor.content).reshape(tensor.shape)
         except RuntimeError as error:
-            refuse(where, f"sizes that no tensor has ({error})")
+            refuse(where, f"impossible sizes ({error})")
 
     def of_bytes(self, array: Tensor, dtype: str) -> Tensor:
         return array.clone().view(getattr(torch, dtype)).squeeze(-1)
@@ -85,7 +85,7 @@ class TorchArrays(Arrays):
         return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
     def contiguous_copy(self, array: Tensor) -> Tensor:
-        # not `contiguous()`, which leaves an empty tensor as it is
+        # not `contiguous()`, which does not copy an empty tensor
         return array.clone(memory_format=torch.contiguous_format)
 
     # Generated code
@@ -109,7 +109,7 @@ class TorchArrays(Arrays):
         return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}", f"{variable}.is_nested"]
 
     def memory_tests(self, dtype: str, variable: str) -> list[str]:
-        # of a tensor with gaps or repeated elements, `memory_reason` knows how many bytes there must be
+        # for a tensor with gaps or repeated elements, `memory_reason` computes the required bytes
         needed = f"{variable}.nbytes + {variable}.storage_offset()*{DTYPES[dtype].size}"
         return [
             f"not {variable}.data_ptr()",
@@ -128,12 +128,12 @@ class TorchArrays(Arrays):
         last = array.storage_offset() + sum((size - 1) * step for size, step in steps)
         needed = (last + 1) * array.element_size()
         if present < needed:
-            freed = "its memory was freed" if present == 0 else "a part of its memory was freed"
-            return f"{freed}: there are {present} bytes, and its sizes and strides need {needed}"
+            freed = "the memory was freed" if present == 0 else "a part of the memory was freed"
+            return f"{freed}: sizes and strides need {needed} bytes, but only {present} are left"
         return "" if address else "a tensor without memory: zeros, or inside a transformation of `torch.func`"
 
     def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
-        # off the autograd tape; native code does not see a lazy conjugation or negation
+        # detached from autograd, and without lazy conjugation and negation, which native code ignores
         kind = getattr(torch, dtype)
         lines = [f"if {variable}.requires_grad: {variable} = {variable}.detach()"] if of_caller else []
         if in_place:
@@ -154,7 +154,7 @@ class TorchArrays(Arrays):
     # Values
 
     def plain(self, value: object) -> Tensor | None:
-        # a tensor without its Python subclass; none has no memory of its own
+        # a tensor without its Python subclass; `None` for a subclass that is a wrapper without memory
         if not isinstance(value, Tensor):
             return None
         if type(value) is Tensor:
@@ -168,7 +168,7 @@ class TorchArrays(Arrays):
             return "not a tensor"
         if value.is_nested:
             return "a nested tensor"
-        return f"a tensor of the class `{type(value).__qualname__}`, which has no memory of its own"
+        return f"a tensor of the class `{type(value).__qualname__}`, which wraps other tensors and has no memory"
 
     def describe(self, value: object) -> str:
         if isinstance(value, Tensor) and value.is_nested:
@@ -220,7 +220,7 @@ def flat_tensor(dtype: str, content: memoryview) -> Tensor:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one dtype hold the same: NaN is equal to itself, and 0 differs from -0."""
+    """Return whether two tensors with the same dtype have the same shape and bits, for NaN and -0, too."""
     flat = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
     return one.shape == other.shape and torch.equal(*flat)
 

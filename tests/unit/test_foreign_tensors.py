@@ -81,22 +81,25 @@ def quantised() -> torch.Tensor:
 
 
 KINDS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "freed": (freed, "its memory was freed: there are 0 bytes, and its sizes and strides need 96"),
-    "a freed parameter": (lambda: nn.Parameter(freed(), requires_grad=True), "its memory was freed"),
-    "cut": (lambda: cut(torch.randn(4, 6), 92), "a part of its memory was freed: there are 92 bytes"),
+    "freed": (freed, "the memory was freed: sizes and strides need 96 bytes, but only 0 are left"),
+    "a freed parameter": (lambda: nn.Parameter(freed(), requires_grad=True), "the memory was freed"),
+    "cut": (
+        lambda: cut(torch.randn(4, 6), 92),
+        "a part of the memory was freed: sizes and strides need 96 bytes, but only 92 are left",
+    ),
     "cut behind an offset": (
         lambda: cut(torch.randn(8, 6)[4:], 96),
-        "there are 96 bytes, and its sizes and strides need 192",
+        "sizes and strides need 192 bytes, but only 96 are left",
     ),
     "cut with gaps": (
         lambda: cut(torch.randn(4, 12)[:, ::2], 96),
-        "there are 96 bytes, and its sizes and strides need 188",
+        "sizes and strides need 188 bytes, but only 96 are left",
     ),
-    "cut and repeated": (lambda: cut(torch.randn(6).expand(4, 6), 20), "there are 20 bytes"),
-    "cut and transposed": (lambda: cut(torch.randn(6, 4).t(), 80), "there are 80 bytes"),
+    "cut and repeated": (lambda: cut(torch.randn(6).expand(4, 6), 20), "only 20 are left"),
+    "cut and transposed": (lambda: cut(torch.randn(6, 4).t(), 80), "only 80 are left"),
     "nested": (nested, "a nested tensor"),
     "jagged": (jagged, "a nested tensor"),
-    "fake": (fake, "a tensor of the class `FakeTensor`, which has no memory of its own"),
+    "fake": (fake, "a tensor of the class `FakeTensor`, which wraps other tensors and has no memory"),
     "quantized": (quantised, "qint8[4, 6]: the dtype must be float32"),
     "on no device": (lambda: torch.randn(4, 6, device="meta"), "on the device meta"),
     "sparse": (lambda: torch.randn(4, 6).to_sparse(), "of the layout sparse_coo"),
