@@ -160,7 +160,7 @@ def reader_of(kind: Any) -> Reader:
         return reader
     if origin is None:
         if not is_dataclass(kind):
-            raise TypeError(f"nothing reads the type {kind}")
+            raise TypeError(f"no reader exists for the type {kind}")
         return _record_reader(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Literal:
@@ -174,7 +174,7 @@ def reader_of(kind: Any) -> Reader:
         reader = reader_of(members[0]) if len(members) == 1 else _tagged_reader(members)
         return _optional_reader(reader) if len(members) < len(arguments) else reader
     if not issubclass(origin, Mapping):
-        raise TypeError(f"nothing reads the type {kind}")
+        raise TypeError(f"no reader exists for the type {kind}")
     return _mapping_reader(*arguments)
 
 
@@ -246,7 +246,7 @@ def _record_reader(kind: Any) -> Reader:
 def _tagged_reader(members: list[Any]) -> Reader:
     readers = {tag_of(member): reader_of(member) for member in members}
     if None in readers:
-        raise TypeError(f"nothing tells the types {members} apart")
+        raise TypeError(f"the types {members} have no class attribute `kind` to distinguish them")
 
     def read(value: object) -> object:
         if not isinstance(value, dict):

@@ -66,7 +66,7 @@ class MethodDebug:
             handles = None if delegate is None or delegate.map is None else delegate.map.get(str(identifier))
         if handles is None:
             name = f"instruction {path!r}" if identifier is None else f"delegate instruction {identifier!r} of {path!r}"
-            raise DebugError("the debug map has no such instruction", found=name)
+            raise DebugError("the instruction is missing in the debug map", found=name)
         return tuple(self.handles[handle] for handle in handles)
 
 

@@ -246,7 +246,7 @@ def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
         raise Damage(f"graphs of more than {DEPTH_LIMIT} levels")
     known = set(graph.inputs)
     if len(known) != len(graph.inputs):
-        raise Damage("two inputs with one slot")
+        raise Damage("two inputs with the same slot")
     for index, instruction in enumerate(graph.instructions):
         try:
             _check_instruction(instruction, known, scope, depth)

@@ -37,7 +37,7 @@ class MethodPlan(Frozen):
 
     def validate(self) -> None:
         if len({parameter.name for parameter in self.parameters}) != len(self.parameters):
-            raise Damage("two parameters of one name")
+            raise Damage("two parameters with the same name")
         kinds = [parameter.kind for parameter in self.parameters]
         if kinds != sorted(kinds, reverse=True):
             raise Damage("a positional parameter after a keyword parameter")

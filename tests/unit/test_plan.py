@@ -356,7 +356,7 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             f"{AT_FORWARD}.inputs[0].shape[1]",
             "1.5 instead of an integer of 64 bits",
         ),
-        ((*FORWARD, "graph", "inputs"), [0, 0, 1, 2], f"{AT_FORWARD}.graph", "two inputs with one slot"),
+        ((*FORWARD, "graph", "inputs"), [0, 0, 1, 2], f"{AT_FORWARD}.graph", "two inputs with the same slot"),
         (
             (*FORWARD, "graph", "outputs"),
             [v(99), 1, 1, 1],
@@ -609,9 +609,9 @@ def test_signatures_in_words() -> None:
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        (bytes, "nothing reads the type <class 'bytes'>"),
-        (set[int], "nothing reads the type set[int]"),
-        (MethodPlan | Plan, "nothing tells the types"),
+        (bytes, "no reader exists for the type <class 'bytes'>"),
+        (set[int], "no reader exists for the type set[int]"),
+        (MethodPlan | Plan, "have no class attribute `kind`"),
     ],
 )
 def test_a_type_that_no_document_holds_is_a_fault_of_the_caller(kind: Any, found: str) -> None:
