@@ -154,7 +154,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def kind_mismatch(self, entry: TensorInput, array: Array) -> str:
-        """Return the mistake in an array's device or dtype, or an empty string."""
+        """Return the mismatch of an array's device or dtype, or an empty string."""
 
     @abstractmethod
     def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:

@@ -41,7 +41,7 @@ class CheckRow:
     recipe: str
     method: str
     status: str  # `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`
-    detail: str = ""  # the mistake, or the reason for skipping
+    detail: str = ""  # the fault or difference, or the reason for skipping
     # largest absolute difference over all outputs; `None` without a comparison
     largest_error: float | None = None
     tolerance: Tolerance | None = None  # the widest over all outputs
@@ -136,7 +136,7 @@ def check_method(
     # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
-        return "skipped", "no check inputs are packaged for the method", None
+        return "skipped", "no check inputs are packaged", None
     leaves, reason = input_leaves(name, method, tensors, arrays)
     if reason:
         return "skipped", reason, None

@@ -31,7 +31,7 @@ class Recorded(Frozen):
     digests: Mapping[str, str]  # path in the folder → sha256 in hexadecimal; empty if RECORD lists no sha256
 
     def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
-        """Yield the mistakes in a model's files, except wrong contents of files that the manifest lists."""
+        """Yield the faults of a model's files, except wrong contents of files that the manifest lists."""
         listed = {entry.path: entry.sha256 for entry in files}
         if not self.digests.get(MANIFEST):
             yield self._fault(folder / MANIFEST, "RECORD has no sha256 of this file")
@@ -166,7 +166,7 @@ class PackagedFolder(Frozen):
             self.locate(entry)
 
     def faults(self, model: str) -> Iterator[ProgramError]:
-        """Yield the mistakes in the files of a model, reading each file once; a known RECORD must list the same."""
+        """Yield the faults of a model's files, reading each file once; a known RECORD must list the same."""
         files = files_of(self.manifest.models[model])
         if self.recorded is not None:
             yield from self.recorded.faults(self.path, model, files)

@@ -92,7 +92,7 @@ def steps_apart(expected: Array, given: Array) -> tuple[float, float]:
 
 
 def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tuple[str, float]:
-    """Compare two arrays with the same dtype and shape; return a text of the mistake or "", and the largest error."""
+    """Compare two arrays with the same dtype and shape; return the difference as text, or "", and the largest error."""
     count = math.prod(expected.shape)
     wrong = int(wrong_places(expected, given, tolerance).sum())
     if not is_inexact(expected):

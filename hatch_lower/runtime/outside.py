@@ -52,7 +52,7 @@ class OutsideWeights:
         )
 
     def faults(self) -> Iterator[ProgramError]:
-        """Yield the mistakes in files outside; reads all bytes that the model uses."""
+        """Yield the faults of files outside; reads all bytes that the model uses."""
         for position, source in enumerate(self._weights.sources):
             try:
                 self._map([position])
