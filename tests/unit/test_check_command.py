@@ -638,7 +638,8 @@ def test_a_plan_that_cannot_be_loaded(net: Mapping[str, bytes], tmp_path: Path) 
         (
             ["--recipe", "portabel"],
             "error: there is no such recipe\n  where: {folder}\n"
-            "  found: did you mean `portable`? known: `default`, `portable`\n  to do: select a recipe with `--recipe`\n",
+            "  found: did you mean `portable`? known: `default`, `portable`\n"
+            "  to do: select a recipe with `--recipe`\n",
         ),
     ],
 )
