@@ -519,12 +519,7 @@ def next_of(*, unchanged: bool = False, **lines: list[str]) -> dict[str, Any]:
 
 def test_explain_before_anything_was_built() -> None:
     assert shown(None, {"digits": next_of()}) == (
-        "digits 1.0 in /project\n"
-        "\n"
-        "last build: unknown\n"
-        "\n"
-        "next build\n"
-        "  digits: will be exported for the first time"
+        "digits 1.0 in /project\n\nlast build: unknown\n\nnext build\n  digits: will be exported for the first time"
     )
 
 
