@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
-from hatch_lower.runtime.torch_private.symbols import bound_sympy, known_facts
+from hatch_lower.runtime.torch_private.symbols import bound_sympy, bounds_of
 
 # Elements of an axis up to which roundings stayed within the tolerance, for millions of numbers of a standard normal
 # distribution: of engines' own interpolations, and of torch's decompositions, which differ by less.
@@ -66,6 +66,6 @@ def may_exceed(size: Size, few: int) -> bool:
     if isinstance(size, int):
         return size > few
     expression, environment = size.node.expr, size.node.shape_env
-    bounds = {symbol: known_facts(environment, symbol).bounds for symbol in expression.free_symbols}
+    bounds = {symbol: bounds_of(symbol, environment) for symbol in expression.free_symbols}
     known = {symbol: each for symbol, each in bounds.items() if each is not None}
     return len(known) < len(bounds) or not bool(bound_sympy(expression, known).upper <= few)

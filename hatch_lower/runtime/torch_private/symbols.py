@@ -46,6 +46,12 @@ FUNCTIONS: Mapping[str, type[sympy.Basic]] = {
 }
 
 
+def bounds_of(symbol: sympy.Symbol, environment: Any) -> ValueRanges[sympy.Expr] | None:
+    """Return the range of a symbol in the environment of a symbolic value (`value.node.shape_env`)."""
+    bounds: ValueRanges[sympy.Expr] | None = environment.var_to_range.get(symbol)
+    return bounds
+
+
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:
     """Evaluate an expression with Python's operators; the values of symbols are numbers or `Proxy` objects."""
     return sympy_interp(Traced, dict(values), expression)
