@@ -136,7 +136,7 @@ def check_method(
     # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
-        return "skipped", "no check inputs are packaged", None
+        return "skipped", "no packaged check inputs", None
     leaves, reason = input_leaves(name, method, tensors, arrays)
     if reason:
         return "skipped", reason, None
