@@ -69,7 +69,7 @@ def kind_of(components: Mapping[str, object]) -> str:
 
 
 def is_own_key(key: str, components: Mapping[str, object]) -> bool:
-    """Return whether components are those of a key, as far as an entry of their kind tells that."""
+    """Return whether a key is the digest of the components; True for kinds of entries with other keys."""
     if kind_of(components) not in HASHED:
         return True
     return digest_of({name: value for name, value in components.items() if name not in BESIDE}) == key

@@ -168,7 +168,7 @@ def test_an_entry_of_another_key_is_not_taken(tmp_path: Path, kind: str) -> None
         assert entry is not None
         entries = read_entries(write_entries([entry]))
         assert store_at(tmp_path / f"here {key}", entries).find(key) == found
-        assert list(entries.refused.values()) == ([] if found else ["its components are those of another key"])
+        assert list(entries.refused.values()) == ([] if found else ["the entry has the components of another key"])
 
 
 def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path: Path) -> None:

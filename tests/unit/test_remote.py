@@ -478,7 +478,7 @@ def test_an_entry_with_the_components_of_another_key_is_refused(tmp_path: Path, 
     store.put(KEY, {"kind": "partition", "graph": "another one"}, PORTABLE)
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, unsigned=True))
     assert store.get(KEY, "x") is None
-    assert warnings[0].endswith("is not used: its components are those of another key")
+    assert warnings[0].endswith("is not used: the entry has the components of another key")
 
 
 def test_a_blob_in_the_place_of_another_is_refused(tmp_path: Path, server: CacheServer) -> None:

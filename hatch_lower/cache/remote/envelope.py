@@ -30,7 +30,7 @@ NATIVE_HEADS = (
     *(bytes.fromhex(magic) for magic in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
 )
 HEAD_BYTES = 8
-OTHER_COMPONENTS = "its components are those of another key"
+OTHER_COMPONENTS = "the entry has the components of another key"
 
 
 class RefusedError(Exception):
