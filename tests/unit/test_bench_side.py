@@ -84,24 +84,24 @@ def test_a_folder_of_wheels_means_the_newest(tmp_path: Path, capsys: pytest.Capt
     for name in ("digits-1.9", "digits-1.10", "digits-1.2", "nonsense"):
         os.utime(write_wheel(tmp_path / f"{name}-py3-none-any.whl", {"digits": PLAIN}), (100, 100))
     # of equal times the greatest version
-    assert target_of(f"{tmp_path}/", False) == tmp_path / "digits-1.10-py3-none-any.whl"
+    assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.10-py3-none-any.whl"
     assert "digits-1.10-py3-none-any.whl is the newest of 4 wheels\n" in capsys.readouterr().err
     os.utime(tmp_path / "digits-1.2-py3-none-any.whl", (100, 101))
-    assert target_of(str(tmp_path), True) == tmp_path / "digits-1.2-py3-none-any.whl"
+    assert target_of(f"{tmp_path}/") == tmp_path / "digits-1.2-py3-none-any.whl"
 
 
 def test_the_only_wheel_of_a_folder_is_taken_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = write_wheel(tmp_path / "dist" / WHEEL, {"digits": PLAIN})
-    assert target_of(f"{tmp_path}/dist/", False) == wheel
+    assert target_of(f"{tmp_path}/dist/") == wheel
     assert capsys.readouterr().err == ""
     write_models(tmp_path / "dist" / "_lowered", {"digits": PLAIN})
-    assert target_of(f"{tmp_path}/dist/", False) == tmp_path / "dist"  # lowered models of its own are meant
+    assert target_of(f"{tmp_path}/dist/") == tmp_path / "dist"  # lowered models of its own are meant
 
 
 def test_a_project_with_a_wheel_beside_its_file_is_a_project(tmp_path: Path) -> None:
     write_wheel(tmp_path / WHEEL, {"digits": PLAIN})
     (tmp_path / "pyproject.toml").touch()
-    assert target_of(f"{tmp_path}/", False) == tmp_path
+    assert target_of(f"{tmp_path}/") == tmp_path
 
 
 def test_two_models_of_one_name(tmp_path: Path) -> None:

@@ -620,7 +620,7 @@ def test_explain_gives_no_verdict_without_the_environment_of_the_last_build() ->
     )
     lines = shown(last, {"digits": next_of()}, environment="gone")
     assert lines.endswith("is gone; build, or run this command in the environment that builds")
-    assert shown(last, {"digits": next_of(unchanged=True)}, environment="gone").endswith("nothing will be run")
+    assert shown(last, {"digits": next_of(unchanged=True)}, environment="gone").endswith("will not be exported")
 
 
 @pytest.mark.parametrize(
