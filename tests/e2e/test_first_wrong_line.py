@@ -109,4 +109,4 @@ def test_a_wheel_without_its_project_is_refused(
     done = localise(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert "error: the model's project is unknown" in done.stderr
-    assert "name it with `--project`" in done.stderr
+    assert "run this in the project's folder" in done.stderr

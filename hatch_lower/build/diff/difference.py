@@ -55,7 +55,7 @@ MASKS = (
 FIELDS = (
     (
         re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)|.*/components/\d+/version"),
-        "other versions of what the wheel was built with; build with the same ones",
+        "other versions of tools; build with the same versions",
     ),
     (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
     (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
@@ -63,7 +63,7 @@ FIELDS = (
         re.compile(r".*/handles/\d+/source"),
         "other source lines: the sources, or an installed package, are not the same",
     ),
-    (re.compile(r"/version"), "another version of the project: its number comes from the commit or a clock, say"),
+    (re.compile(r"/version"), "another version of the project: the number may come from the commit or a clock"),
 )
 
 CLOSE = 1e-4  # relative: numbers that differ by less are the same sum in another order

@@ -1,6 +1,6 @@
 "use strict";
-// The drawing. The canvas is larger than what is seen of it: moving the view moves the canvas, and draws nothing until
-// its edge comes near.
+// The drawing. The canvas is larger than the visible part: moving the view moves the canvas, and draws again only when
+// the canvas's edge comes near.
 (() => {
   const SMALLEST_TEXT = 0.45; // scale below which labels are left out
   const LARGEST = 2.5;
@@ -39,7 +39,7 @@
       });
     }
 
-    // moves what was drawn, or draws again
+    // moves the drawing, or draws again
     frame() {
       const { drawn, view } = this;
       const [wide, high] = [this.holder.clientWidth, this.holder.clientHeight];
@@ -78,7 +78,7 @@
       };
       const boxes = this.scene.boxes.filter((box) => box.x < seen.right && box.y < seen.bottom && box.x + box.width > seen.left && box.y + box.height > seen.top);
       context.lineWidth = 1 / Math.max(0.3, view.scale);
-      // open groups nest, and are painted one by one; all others do not overlap: one path for each colour
+      // open groups nest, and are painted separately; closed groups do not overlap: a path for each colour
       const closed = new Map();
       for (const box of boxes) {
         const fill = this.actions.fill(box.item);
@@ -135,7 +135,7 @@
       context.stroke();
     }
 
-    // what no engine took has a dashed border, which says so without its colour too
+    // a dashed border, visible without colour, marks operations that no engine took
     drawMarks(boxes, colours) {
       const { context } = this;
       context.beginPath();

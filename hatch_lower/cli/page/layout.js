@@ -29,8 +29,8 @@
     return { places, routes: [], width, height: y + tallest };
   };
 
-  // The library's time grows with the rows that edges cross. Where they cross many, it gets those that say where nodes
-  // stand: short ones, and the shortest from and to each node. The others are drawn as straight lines.
+  // The library's time grows with the rows that edges cross. If edges cross many rows, the library gets the edges that
+  // place nodes: short edges, and the shortest edge from and to each node. Other edges are drawn as straight lines.
   const shortEdges = (count, edges) => {
     const row = new Array(count).fill(0);
     const forward = edges.filter(([from, to]) => from < to).sort((a, b) => a[0] - b[0]);
@@ -74,7 +74,7 @@
     return found;
   };
 
-  // Yields after each group, how many operations are in what is laid out: a caller may let the browser do other things.
+  // Yields the number of placed operations after each group, so that a caller may let the browser respond.
   hatch.measure = function* (item, done = { count: 0 }) {
     item.size = closedSize(item);
     if (!item.open || !item.children) {
@@ -88,7 +88,7 @@
     yield done.count;
   };
 
-  // Returns the boxes and lines to draw, those of outer groups first.
+  // Returns the boxes and lines to draw, outer groups first.
   hatch.layOut = (root) => {
     for (const _ of hatch.measure(root));
     const boxes = [];

@@ -2,7 +2,7 @@
 // The source: which operations come from a line, who computes them, how long they take, and why no engine took them.
 (() => {
   const { element, find } = hatch;
-  const LONG = 200; // lines of a file of which at first only those around operations are shown
+  const LONG = 200; // lines; of a longer file only lines around operations are shown first
   const AROUND = 3;
   const STATES = {
     same: "as it was when the model was lowered",
@@ -21,7 +21,7 @@
       this.chooseModel();
     }
 
-    // those that most operations come from are first
+    // files with the most operations come first
     filesOf(data) {
       const counts = new Map(Object.keys(data.sources).map((path) => [path, 0]));
       const { graph } = this.graphView.recipe.methods[find("method").value];

@@ -2,7 +2,7 @@
 // The parts of the page that are tables: summary, errors against eager, constants, SBOM, changes.
 (() => {
   const { element, find, table, sizeText } = hatch;
-  const MOST = 1000; // rows of one table
+  const MOST = 1000; // rows of a table
   const percent = (part, all) => (all ? `${Number((100 * part / all).toPrecision(3))} %` : "");
   const sum = (numbers) => numbers.reduce((before, number) => before + number, 0);
   const short = (digest) => element("code", { title: digest }, digest.slice(0, 12));
@@ -53,7 +53,7 @@
     }
     find("errors").append(element("p", {}, "The build compared each method with the eager module, unless its recipe has verify = false. The errors that it measured depend on the machine, so no wheel holds these: “hatch-lower explain --json” prints the errors in the project."));
     if (data.checks === null) {
-      find("errors").append(element("p", {}, "The programs were not run when this page was made. With --check they are compared with what the eager module computed for the packaged inputs."));
+      find("errors").append(element("p", {}, "The programs were not run when this page was made. With --check their outputs for the packaged inputs are compared with those of the eager module."));
       return;
     }
     const row = (check) => [
@@ -117,7 +117,7 @@
   hatch.showSbom = (data) => {
     const place = find("sbom");
     if (data.sbom === null) {
-      place.append(element("p", {}, "There is no SBOM here: folders and editable installs have none."));
+      place.append(element("p", {}, "No SBOM: folders and editable installs have no SBOM."));
       return;
     }
     if (data.sbom.fault) place.append(element("p", { class: "wrong" }, `The SBOM cannot be read: ${data.sbom.fault}`));
@@ -130,7 +130,7 @@
   hatch.showChanges = (data) => {
     const place = find("changes");
     if (data.changes === null) {
-      place.append(element("p", {}, "The page was made of one distribution. With --against it says what differs from another one."));
+      place.append(element("p", {}, "The page is about a single distribution. With --against it shows the changes since another distribution."));
       return;
     }
     place.append(element("p", {}, `From ${data.changes.first} to ${data.changes.second}.`));

@@ -1,7 +1,7 @@
 "use strict";
-// A method's operations as a tree of groups: partitions and modules, and pieces of what would be too wide to draw.
+// A method's operations as a tree of groups: partitions, modules, and pieces of groups that are too wide to draw.
 (() => {
-  const MOST = 48; // children of one group; more are put into pieces, in the order in which they are computed
+  const MOST = 48; // children of a group; further children go into pieces, in the order of computation
   const FEW = 30;
 
   const makeGroup = (label, parent, kind) => ({ kind, label, parent, children: [], open: false, engine: null, engines: new Set(), count: 0, first: 0, seconds: 0, refused: 0, edges: [] });
@@ -46,7 +46,7 @@
     return { root, operations, inputs };
   };
 
-  // a module that only holds another one is shown with it: `bert.encoder`
+  // a module with a module as its only child is shown with the child: `bert.encoder`
   const joinChains = (group) => {
     group.children = group.children.map((child) => {
       let kept = child;
@@ -57,7 +57,7 @@
         kept = inner;
       }
       if (kept.children) joinChains(kept);
-      // a module of one operation is that operation: `conv1: conv2d`
+      // a module of a single operation is shown as the operation: `conv1: conv2d`
       if (kept.kind === "module" && kept.children.length === 1 && kept.children[0].kind === "operation") {
         const inner = kept.children[0];
         inner.label = `${kept.label}: ${inner.label}`;
@@ -99,7 +99,7 @@
     if (group.kind === "piece") group.label = `operations from ${group.first === Infinity ? 0 : group.first}`;
   };
 
-  // what is seen at first: outer groups, as long as few items are seen
+  // first view: outer groups, while few items are visible
   const openFirst = (root) => {
     let waiting = root.children;
     let seen = waiting.length;

@@ -1,8 +1,8 @@
 "use strict";
-// The graph of one method: the tree of its operations, the drawing, search, and what is said of what is selected.
+// The graph of a method: the tree of its operations, the drawing, search, and details of the selection.
 (() => {
   const MOST_FOUND = 60;
-  const SLICE = 30; // milliseconds of work in one go
+  const SLICE = 30; // milliseconds of work without a pause
   const { element, find } = hatch;
 
   hatch.GraphView = class {
@@ -53,7 +53,7 @@
       this.graph = graph;
       this.readers = null;
       this.chosen = null;
-      find("details").replaceChildren(element("p", { class: "faint" }, "Select an operation in the tree, the drawing or among what a search found."));
+      find("details").replaceChildren(element("p", { class: "faint" }, "Select an operation in the tree, the drawing or the search results."));
       const isKnown = graph.flows || !graph.calls.some(([, engine]) => engine);
       find("note").textContent = isKnown ? "" : "The wheel does not say how operations inside delegates are connected: it was built by an older hatch-lower.";
       find("canvas").setAttribute("aria-label", `Graph of ${this.model.name}.${find("method").value}, recipe ${find("recipe").value}: ${hatch.count(this.tree.root.count, "operation")}`);
@@ -190,7 +190,7 @@
       this.drawing.fit();
     }
 
-    // lets the browser answer in between; returns whether nothing else was laid out meanwhile
+    // lets the browser respond; returns whether no other layout began meanwhile
     async layOutSlowly() {
       const { tree } = this;
       const before = find("note").textContent;
@@ -291,7 +291,7 @@
     return found ? found.recipes[recipe] : null;
   };
 
-  // seconds of each operation, from the rows of a profile; operations that one row tells of share its time
+  // seconds of each operation, from the rows of a profile; operations of a row share its time
   hatch.timesOf = (data, model, method, recipe, graph) => {
     const found = hatch.profileOf(data, model, method, recipe);
     if (!found) return null;

@@ -1,5 +1,5 @@
 "use strict";
-// What all parts of the page use. Every text goes into the page as a text node: nothing here reads HTML.
+// Helpers for all parts of the page. Every text becomes a text node; no function reads HTML.
 const hatch = {};
 (() => {
   hatch.element = (tag, attributes = {}, ...children) => {
@@ -52,7 +52,7 @@ const hatch = {};
     return found;
   };
 
-  // those that come with hatch-lower have the same colour on every page; others share the last two
+  // engines of hatch-lower have the same colour on every page; other engines share the last two colours
   const ENGINES = ["aoti", "executorch", "onnxruntime", "openvino"];
   hatch.engineColour = (engine) => {
     if (!engine) return "--plain";
