@@ -79,6 +79,7 @@ class Scheduler:
         self._unserved: dict[str, float] = {}  # by group without a worker: the time since when
         self._given_up: dict[str, str] = {}
         self._made = self._total = 0
+        self._left = 0.0  # seconds of the units that are neither made nor given up
         self._estimated = False
         self._connections = 0
         self._lost = False
@@ -92,6 +93,7 @@ class Scheduler:
         self._total, self._estimated = len(works), bool(known)
         for number, work in enumerate(works):
             self._push(State(work, usual if work.seconds is None else work.seconds, number))
+        self._left = sum(state.seconds for _, _, state in self._ready)
         pool: Pool | None = None
         finished = False
         try:
@@ -139,11 +141,9 @@ class Scheduler:
 
     def _show(self, now: float) -> None:
         running = [(state.work, now - state.began) for state in self._running.values()]
-        rest = None
-        if self._estimated:
-            left = [max(state.seconds - now + state.began, 0.0) for state in self._running.values()]
-            waiting = sum(state.seconds for _, _, state in self._ready)
-            rest = max((sum(left) + waiting) / max(len(running), 1), *left, 0.0)
+        left = [max(state.seconds - now + state.began, 0.0) for state in self._running.values()]
+        done = sum(state.seconds for state in self._running.values()) - sum(left)
+        rest = max((self._left - done) / max(len(running), 1), *left, 0.0) if self._estimated else None
         self._view.show(Progress(self._made, len(self._given_up), self._total, running, rest, self._size))
 
     # submitting
@@ -214,6 +214,7 @@ class Scheduler:
         else:
             self._connections = 0
             self._made += 1
+            self._left -= state.seconds
             self._view.made(state.work, reply.worker, self._clock.now() - state.began)
 
     def _take_refusal(self, state: State, worker: str, lacks: str) -> None:
@@ -262,6 +263,7 @@ class Scheduler:
     def _give_up(self, state: State, reason: str) -> None:
         """Leave a unit to the local build."""
         self._given_up[state.work.key] = reason
+        self._left -= state.seconds
         self._view.given_up(state.work, reason)
 
     def _give_up_all(self, reason: str) -> None:
