@@ -132,7 +132,7 @@ def test_what_is_not_compared_has_a_reason(found: Found) -> None:
     reason = reasons.pop(Subject("other", "default"))
     assert reason.startswith("it cannot run here: ")
     assert "Plan 9" in reason
-    missing = "no check inputs are packaged with it"
+    missing = "no packaged check inputs"
     assert reasons == {Subject("plain"): missing, Subject("without", "default", "forward"): missing}
     assert error_of(found, "other", "portable") == 0
 

@@ -25,7 +25,7 @@ from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
-NO_CHECK = "no check inputs are packaged with it"
+NO_CHECK = "no packaged check inputs"
 DIGITS = 2
 TAIL = 2000  # characters of the child's output in a message
 ROW = ("model", "recipe", "method", "status", "detail", "largest_error")  # reported fields of a check row
