@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
+from hatch_lower.exir.graph.surgery import functionalized
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.derivatives import call_of_operators
@@ -251,7 +252,7 @@ def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose weights are plain tensors, not of classes that hold some, as torchao's quantised ones."""
     if any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
         with suppress(Exception):  # converting it to the edge dialect fails in the same way, and says so
-            program = program.run_decompositions({})
+            program = functionalized(program)
     return program
 
 

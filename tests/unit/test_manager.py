@@ -391,6 +391,19 @@ def test_filters_see_functional_programs_and_branches() -> None:
         torch.testing.assert_close(module(x()), eager(x()))
 
 
+def test_a_functional_program_has_no_operator_that_torch_cannot_trace() -> None:
+    class Spread(torch.nn.Module):
+        def forward(self, given: torch.Tensor) -> object:
+            # a constant is copied, and then detached in place
+            return torch.std_mean(given, None, keepdim=True), torch.bucketize(given, torch.tensor([-1.0, 1.0]))
+
+    rows = {"given": {0: torch.export.Dim("rows", min=2, max=40)}}
+    program = torch.export.export(Spread(), (x(),), dynamic_shapes=rows)
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    manager = to_edge_transform_and_lower(program, partitioner=Keeping([LINEAR], takes(LINEAR)), compile_config=config)
+    torch.testing.assert_close(manager.exported_program().module()(x()), Spread()(x()))
+
+
 def test_passes_run_before_partitioners() -> None:
     program = lowered_by(TagBy(takes(aten.sub.Tensor)), transform_passes=[swap])
     assert "aten.sub.Tensor" not in targets(program)

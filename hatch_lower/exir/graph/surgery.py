@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
@@ -48,6 +48,14 @@ def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
 def all_nodes(module: GraphModule) -> Iterator[Node]:
     for inner in graph_modules(module):
         yield from inner.graph.nodes
+
+
+def functionalized(program: ExportedProgram) -> ExportedProgram:
+    """Return a program in which no operator changes its inputs; other operators stay whole."""
+    # where sizes are dynamic, torch computes this operator's shapes by a function that takes fewer arguments
+    torn = torch.ops.aten.std_mean.dim
+    decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
+    return decompose({torn: default_decompositions()[torn]})
 
 
 def output_values(module: GraphModule) -> tuple[Argument, ...]:

@@ -16,6 +16,7 @@ from hatch_lower.exir.graph.surgery import (
     all_nodes,
     attribute_of,
     copy_program,
+    functionalized,
     graph_modules,
     nested_graph_modules,
     output_values,
@@ -47,8 +48,7 @@ def without_regions(program: ExportedProgram) -> ExportedProgram:
             node.target = Traced(node)
         for region in regions:
             region.recompile()
-        inlined: ExportedProgram = program.run_decompositions({})
-        return inlined
+        return functionalized(program)
     finally:
         for node, target in targets.items():
             node.target = target

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
@@ -11,7 +10,7 @@ from torch.export import ExportedProgram, default_decompositions
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
-from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.graph.surgery import all_nodes, functionalized
 from hatch_lower.exir.lowering.convert import Wanted
 from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.frozen import Frozen
@@ -67,8 +66,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     targets = (node.target for node in all_nodes(program.graph_module))
     if not any(isinstance(target, OpOverload) and schema_of(target).is_mutable for target in targets):
         return program
-    decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
-    return decompose({})
+    return functionalized(program)
 
 
 def refuse_undelegated(
