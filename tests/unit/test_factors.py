@@ -62,6 +62,13 @@ def rows_in_groups(self: Program, x: Tensor) -> object:
     return F.group_norm(x, 2), F.group_norm(x[:, None] * 2, 1), x.exp()
 
 
+def values_left_over(self: Program, x: Tensor) -> object:
+    # fewer places than values: those beyond are not scattered
+    places = torch.tensor([[0, 2], [1, 0]])
+    table = torch.zeros(3, 5)
+    return torch.scatter_add(table, 0, places, x), torch.scatter(table, 1, places[:1], x), x * 2
+
+
 DYNAMIC = ("copied inputs", "rows in groups")
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
     "terms that are left out": (
@@ -71,6 +78,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]
     "no dimensions": (no_dimensions, ((torch.arange(-3.0, 3.0).reshape(2, 3),),)),
     "copied inputs": (copied_inputs, tuple((torch.rand(rows, 5),) for rows in (4, 2, 0, 1, 40, 3))),
     "rows in groups": (rows_in_groups, tuple((torch.rand(rows, 4),) for rows in (4, 2, 9))),
+    "values left over": (values_left_over, ((torch.rand(4, 5),),)),
     "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
     "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
     "joined limits of float64": (joined_limits, ((torch.linspace(-6, 6, 24, dtype=torch.float64),),)),

@@ -267,6 +267,12 @@ def limit_index(given: Mapping[str, Any]) -> str:
     return "indexing by a mask has a size that depends on its contents" if masks else ""
 
 
+def limit_scatter(given: Mapping[str, Any]) -> str:
+    # ONNX Runtime wants as many places as values, and says so only when it runs; sizes are compared by name.
+    places, values = (tuple(map(str, given[name].meta["val"].shape)) for name in ("index", "src"))
+    return "" if places == values else "values of which only some are scattered are not taken"
+
+
 def limit_zero_point(given: Mapping[str, Any]) -> str:
     limits = torch.iinfo(given["dtype"])
     if isinstance(given["zero_point"], int) and not limits.min <= given["zero_point"] <= limits.max:
@@ -290,6 +296,8 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = {
     torch.ops.aten.linalg_vector_norm.default: limit_norm,
     torch.ops.aten.pow.Tensor_Scalar: limit_power,
     torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
+    torch.ops.aten.scatter.src: limit_scatter,
+    torch.ops.aten.scatter_add.default: limit_scatter,
     quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
     quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
 }
