@@ -69,6 +69,11 @@ def values_left_over(self: Program, x: Tensor) -> object:
     return torch.scatter_add(table, 0, places, x), torch.scatter(table, 1, places[:1], x), x * 2
 
 
+def computed_parameters(self: Program, x: Tensor) -> object:
+    # what parameters are computed to would take a gradient; running values of a norm must not
+    return F.instance_norm(x, self.spread, self.spread, use_input_stats=False), x * 2
+
+
 DYNAMIC = ("copied inputs", "rows in groups")
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
     "terms that are left out": (
@@ -78,6 +83,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]
     "no dimensions": (no_dimensions, ((torch.arange(-3.0, 3.0).reshape(2, 3),),)),
     "copied inputs": (copied_inputs, tuple((torch.rand(rows, 5),) for rows in (4, 2, 0, 1, 40, 3))),
     "rows in groups": (rows_in_groups, tuple((torch.rand(rows, 4),) for rows in (4, 2, 9))),
+    "computed parameters": (computed_parameters, ((torch.rand(2, 4, 5),),)),
     "values left over": (values_left_over, ((torch.rand(4, 5),),)),
     "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
     "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
@@ -93,7 +99,12 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
         pytest.skip(f"{name} is not installed")
     forward, calls = PROGRAMS[program]
     dynamic = {"x": {0: Dim("rows", max=40)}} if program in DYNAMIC else None
-    case = Case(program, lambda data: module(forward), lambda data: calls, dynamic)
+    case = Case(
+        program,
+        lambda data: module(forward, spread=torch.nn.Parameter(torch.arange(1.0, 5))),
+        lambda data: calls,
+        dynamic,
+    )
     bench = Bench(Subject(name, options), tmp_path, Exports())
     if bench.lowered(case).partitions:
         run_case(bench, case)

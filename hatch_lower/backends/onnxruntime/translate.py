@@ -92,7 +92,8 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     count_dimensions(module.graph)
     convert_behind_numbers(module.graph)
     try:
-        with quiet():
+        # what parameters are computed to wants a gradient, which some operators refuse
+        with quiet(), torch.no_grad():
             onnx.promote_types(module)
             values = onnx.translate(module, model, registry())
     except Exception as error:
