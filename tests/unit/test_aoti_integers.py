@@ -13,6 +13,7 @@ from torch.export import Dim
 import hatch_lower
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.errors import LowerError
+from hatch_lower.exir.capture._config import EdgeCompileConfig
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
@@ -112,6 +113,29 @@ def test_indices_that_wrap_around_are_counted_from_the_end_and_checked(
             Looked()(table[:size], x[:8])
         with pytest.raises(LowerError, match="index"):
             loaded(table[:size], x[:8])
+    assert capfd.readouterr().err == ""
+
+
+class Scattered(nn.Module):
+    def forward(self, x: Tensor, places: Tensor, more: Tensor) -> tuple[Tensor, ...]:
+        products = x.scatter_reduce(0, places, x, "prod"), x.scatter_reduce(0, places, x, "amax")
+        return *products, x.scatter(0, more, 1.5, reduce="add"), x.scatter(0, more, 2, reduce="multiply") + 1
+
+
+def test_scatters_that_reduce_take_any_number_of_places_and_check_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, more = torch.rand(3, 2), torch.tensor([[0, 2], [1, 1], [2, 0], [1, 0], [1, 2]])
+    places = more[:3].clone()
+    program = torch.export.export(Scattered(), (x, places, more))
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    manager = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})], compile_config=config)
+    loaded = hatch_lower.load(save_program(manager.to_executorch(), tmp_path / "out"))
+    torch.testing.assert_close(loaded(x, places, more), Scattered()(x, places, more))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        Scattered()(x, places + 1, more)
+    with pytest.raises(LowerError, match="index"):
+        loaded(x, places + 1, more)
     assert capfd.readouterr().err == ""
 
 

@@ -20,6 +20,8 @@ from hatch_lower.runtime.torch_private import inductor
 CONSTANT = re.compile(r"[cp]\d+")
 # the end of a Python function's text, which inductor writes into a message where no operator stands behind a call
 ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+# a call of libtorch whose error inductor forgets to look at: that of a scatter that reduces
+UNCHECKED = re.compile(r"^( *)(aoti_torch_\w+_out\(.*\));$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def recording() -> Iterator[list[Generated]]:
 
     def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: object) -> str:
         refuse_extern(extern)
-        wrapper = ADDRESS.sub(">", wrapper)
+        wrapper = UNCHECKED.sub(r"\1AOTI_TORCH_ERROR_CODE_CHECK(\2);", ADDRESS.sub(">", wrapper))
         records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 

@@ -69,6 +69,8 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"inductor cannot write into parts of what `{name}` gives"
     if op is torch.ops.aten.pow.Scalar and not node.meta["val"].is_floating_point():
         return f"inductor's `{name}` gives floating-point numbers for integers"
+    if op is torch.ops.aten.scatter.value_reduce:
+        return f"inductor's `{name}` makes fewer values than there may be places"
     if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
     if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
