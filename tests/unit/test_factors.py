@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.export import Dim
+from torch.nn import Parameter
 
 from hatch_lower.backends.testing.bench import Bench, Exports, Subject
 from hatch_lower.backends.testing.case import Case, Program, module
@@ -74,6 +75,12 @@ def computed_parameters(self: Program, x: Tensor) -> object:
     return F.instance_norm(x, self.spread, self.spread, use_input_stats=False), x * 2
 
 
+def padded_results(self: Program, x: Tensor) -> object:
+    # a transposed convolution adds less than its stride, or than its dilation
+    wide = F.conv_transpose1d(x, self.weight, stride=2, dilation=3, output_padding=2)
+    return wide, F.conv_transpose1d(x, self.weight, stride=2, output_padding=1)
+
+
 DYNAMIC = ("copied inputs", "rows in groups")
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]] = {
     "terms that are left out": (
@@ -84,6 +91,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[Tensor, ...], ...]]
     "copied inputs": (copied_inputs, tuple((torch.rand(rows, 5),) for rows in (4, 2, 0, 1, 40, 3))),
     "rows in groups": (rows_in_groups, tuple((torch.rand(rows, 4),) for rows in (4, 2, 9))),
     "computed parameters": (computed_parameters, ((torch.rand(2, 4, 5),),)),
+    "padded results": (padded_results, ((torch.rand(2, 4, 5),),)),
     "values left over": (values_left_over, ((torch.rand(4, 5),),)),
     "joined limits": (joined_limits, ((torch.linspace(-6, 6, 24),), (torch.linspace(-1, 2, 24),))),
     "joined limits of integers": (joined_limits, ((torch.arange(-8, 8, dtype=torch.int32),),)),
@@ -101,7 +109,9 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
     dynamic = {"x": {0: Dim("rows", max=40)}} if program in DYNAMIC else None
     case = Case(
         program,
-        lambda data: module(forward, spread=torch.nn.Parameter(torch.arange(1.0, 5))),
+        lambda data: module(
+            forward, spread=Parameter(torch.arange(1.0, 5)), weight=Parameter(torch.arange(24.0).reshape(4, 2, 3))
+        ),
         lambda data: calls,
         dynamic,
     )

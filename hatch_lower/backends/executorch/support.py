@@ -287,6 +287,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return "XNNPACK has the exact `aten.gelu.default` only, not the approximation by tanh"
     if name == "aten.hardtanh.default" and len(copy.args) == 2:
         return f"ExecuTorch finds no upper limit of `{name}` where it is the default of 1"
+    if name == "aten.convolution.default" and pads_widely(named_arguments(copy)):
+        return "XNNPACK adds less than the stride to a transposed convolution's result"
     if name in LIMITED:
         return f"XNNPACK's `{name}` gives other results than eager for large numbers"
     if name == "aten.max.dim":
@@ -314,6 +316,12 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     if not finite and differs_for_nan(copy, form):
         return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return ""
+
+
+def pads_widely(given: Mapping[str, Any]) -> bool:
+    # eager allows an output padding below the dilation, too; XNNPACK fails in the call
+    wide = (more >= step for more, step in zip(given["output_padding"], given["stride"], strict=False))
+    return given["transposed"] and any(wide)
 
 
 def why_not_linear(copy: Node) -> str:
