@@ -71,13 +71,11 @@ class ExportKey(Key):
     sharing: str  # which constants of all methods overlap in memory
     eager: str  # what the module itself, or the ready programs, return for the example inputs
     recipes: tuple[Mapping[str, object], ...]  # name, backends with their options, and how they are verified
-    order: tuple[str, ...]  # in which recipes are tried
     check: int  # the bytes of check data, at most; 0: there are none
     # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
     # of each method with real inputs for verification: its name, where they are from, and sha256 of them all
     samples: tuple[tuple[str, str, str], ...]
-    seed: int  # of the inputs for verification
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
     torch: str
     interpreter: str
@@ -93,13 +91,11 @@ class ManifestKey(Key):
     export: str  # entry point
     package: str  # gets the files
     distribution: str
-    recipes: tuple[object, ...]  # as they are written in the settings
-    order: tuple[str, ...]  # in which recipes are tried
+    recipes: tuple[object, ...]  # as the settings have them, in the order in which they are tried
     check: int  # the bytes of check data, at most; 0: there are none
     # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
     verify_inputs: tuple[tuple[str, str], ...]  # method, or nothing for all others, and where its real inputs are from
-    seed: int  # of the exporting process
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused
     entry_points: str  # the project's

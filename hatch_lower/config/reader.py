@@ -51,10 +51,8 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
 def read_value(hint: object, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
     """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # `T | None`: only T can be written; `T | Mapping`: a table is the latter
-        tables = [kind for kind in arguments if get_origin(kind) is Mapping]
-        kind = tables[0] if tables and isinstance(value, Mapping) else arguments[0]
-        return read_value(kind, value, path, problems, limits)
+    if origin in (Union, types.UnionType):  # `T | None`: only T can be written
+        return read_value(arguments[0], value, path, problems, limits)
     if origin is tuple:
         if "single" in limits and isinstance(value, str):
             alone = read_value(arguments[0], value, path, problems, limits)
@@ -66,12 +64,6 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
         kind = arguments[1]
         if not isinstance(value, Mapping):
             return refuse(f"`{path}` must be a table{' of tables' if is_dataclass(kind) else ''}", value, problems)
-        if "keys" in limits:
-            problems += [
-                f"`{path}.{quote_key(key)}` is no {limits['noun']}; {nearest(key, limits['keys'])}"
-                for key in value
-                if key not in limits["keys"]
-            ]
         return {key: read_item(kind, item, f"{path}.{quote_key(key)}", problems, limits) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)

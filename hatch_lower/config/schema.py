@@ -132,16 +132,13 @@ def table_schema(kind: type) -> dict[str, Any]:
 def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, object]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        kinds = [kind for kind in arguments if kind is not types.NoneType]
-        schemas = [value_schema(kind, limits) for kind in kinds]
-        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return value_schema(arguments[0], limits)  # `T | None`
     if origin is tuple:
         item = value_schema(arguments[0], limits)
         array: dict[str, object] = {"type": "array", "items": item}
         return {"anyOf": [item, array]} if "single" in limits else array
     if origin is Mapping:
-        known = {"propertyNames": {"enum": list(limits["keys"])}} if "keys" in limits else {}
-        return {"type": "object", **known, "additionalProperties": value_schema(arguments[1], limits)}
+        return {"type": "object", "additionalProperties": value_schema(arguments[1], limits)}
     if origin is Literal:
         return {"enum": list(arguments)}
     if hint is BackendChoice:
@@ -162,13 +159,13 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     least = f", at least {limits['minimum']}" if "minimum" in limits else ""
     if origin in (Union, types.UnionType):
-        return ", or ".join(type_words(kind, limits) for kind in arguments if kind is not types.NoneType)
+        return type_words(arguments[0], limits)
     if origin is tuple:
         kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets", int: "integers", str: "strings"}
         array = f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
         return f"string, or {array}" if "single" in limits else array
     if origin is Mapping:
-        return "table of numbers by dtype" if "keys" in limits else "table of tables, described below"
+        return "table of tables, described below"
     if origin is Literal:
         return "one of " + ", ".join(f"`{json.dumps(argument)}`" for argument in arguments)
     if is_dataclass(hint):

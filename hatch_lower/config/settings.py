@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -30,6 +29,7 @@ from hatch_lower.config.tables import (
     Card,
     HookTable,
     ModelTable,
+    RecipeTable,
     quote_key,
 )
 from hatch_lower.errors import ConfigError, nearest
@@ -56,8 +56,6 @@ class Recipe(Frozen):
     atol: float = ATOL
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
-    rtols: Mapping[str, float] = field(default_factory=dict)  # by dtype, in place of `rtol`
-    atols: Mapping[str, float] = field(default_factory=dict)
 
 
 class ModelSettings(Frozen):
@@ -88,30 +86,25 @@ class Settings(Frozen):
     version: str
     models: tuple[ModelSettings, ...]  # by name
     recipes: tuple[Recipe, ...]  # in load order
-    recipe_order: tuple[str, ...]  # every recipe's name
     runtime_requirements: str = "check"  # `check`, `add` or `off`
-    check: bool = True
-    check_megabytes: float = 1.0
+    check_bytes: int = 1_000_000  # of check data that a model has at most; 0: none
     editable: str = "lower"  # `lower`, `known`, `eager` or `skip`
     dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     jobs: int = 1
     timeout: int = 3600
-    seed: int = 0
     strict: bool = False  # whether an export may read only what `inputs` declares
     cache: CacheSettings = field(default_factory=CacheSettings)
     bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
     torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
     extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
-    localise: int = 120  # seconds; it is in no key
     executor: str = "local"  # it is in no key
     keep_weights: bool = False  # it is in no key
 
     @property
-    def check_bytes(self) -> int:
-        """The bytes of check data that a model has at most."""
-        return int(self.check_megabytes * 1e6) if self.check else 0
+    def recipe_order(self) -> tuple[str, ...]:
+        return tuple(recipe.name for recipe in self.recipes)
 
 
 def read_settings(
@@ -135,7 +128,7 @@ def read_settings(
     problems: list[str] = []
     given = read_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
-    order = resolve_order(given, recipes, path, problems)
+    order = tuple(recipes)
     extras = resolve_extras(given, optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
@@ -162,24 +155,20 @@ def read_settings(
         name=name,
         version=version,
         models=models,
-        recipes=tuple(recipes[recipe] for recipe in order),
-        recipe_order=order,
+        recipes=tuple(recipes.values()),
         dependencies=None if dependencies is None else tuple(dependencies),
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
         bench=given.bench,
         cache=given.cache,
-        check=given.check,
-        check_megabytes=given.check_megabytes,
+        check_bytes=int(given.check_megabytes * 1e6),
         editable=given.editable,
         executor=given.executor,
         inputs=given.inputs,
         jobs=given.jobs,
         keep_weights=given.keep_weights,
-        localise=given.localise,
         pass_env=given.pass_env,
         runtime_requirements=given.runtime_requirements,
-        seed=given.seed,
         strict=given.strict,
         timeout=given.timeout,
     )
@@ -195,13 +184,10 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
-    everywhere = resolve_tolerances(given.rtol, given.atol)
-    # who looks for no wrong operation leaves none out: results say so by `on-mismatch`, which is in their keys
-    top = "fail" if given.localise == 0 else given.on_mismatch
-    everywhere |= {"imports": given.imports, "on_mismatch": top}
-    recipes = {"default": Recipe("default", given.backends, given.verify, **everywhere)}
+    recipes: dict[str, Recipe] = {}
     check_backends(given.backends, path, problems)
-    for name, recipe in given.recipes.items():
+    first = {} if "default" in given.recipes else {"default": RecipeTable()}
+    for name, recipe in {**first, **given.recipes}.items():
         here = f"{path}.recipes.{quote_key(name)}"
         if not RECIPE_NAME.fullmatch(name):
             problems.append(f"`{here}` must be named with letters, digits, `_` and `-`: the name becomes a file name")
@@ -210,20 +196,16 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
         check_backends(recipe.backends or (), here, problems)
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
-        verify = given.verify if recipe.verify is None else recipe.verify
-        imports = given.imports if recipe.imports is None else recipe.imports
-        on_mismatch = "fail" if given.localise == 0 else recipe.on_mismatch or given.on_mismatch
-        rtol = given.rtol if recipe.rtol is None else recipe.rtol
-        atol = given.atol if recipe.atol is None else recipe.atol
-        tolerances = resolve_tolerances(rtol, atol)
-        recipes[name] = Recipe(name, backends, verify, imports=imports, on_mismatch=on_mismatch, **tolerances)
+        recipes[name] = Recipe(
+            name,
+            backends,
+            verify=given.verify if recipe.verify is None else recipe.verify,
+            rtol=given.rtol if recipe.rtol is None else recipe.rtol,
+            atol=given.atol if recipe.atol is None else recipe.atol,
+            imports=given.imports,
+            on_mismatch=recipe.on_mismatch or given.on_mismatch,
+        )
     return recipes
-
-
-def resolve_tolerances(rtol: float | Mapping[str, float], atol: float | Mapping[str, float]) -> dict[str, Any]:
-    """Return the fields of a `Recipe` for tolerances that are a number or a table by dtype."""
-    tolerances = (("rtol", rtol), ("atol", atol))
-    return {f"{name}s" if isinstance(given, Mapping) else name: given for name, given in tolerances}
 
 
 def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Iterator[str]:
@@ -266,13 +248,6 @@ def own_backends() -> set[str]:
     except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
         return set()
     return {point.name for point in own.entry_points if point.group == BACKEND_GROUP}
-
-
-def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
-    named = given.recipe_order if given.recipe_order is not None else ("default",)
-    problems += recipe_problems(named, recipes, f"{path}.recipe-order")
-    first = [name for name in dict.fromkeys(named) if name in recipes]
-    return (*first, *sorted(recipes.keys() - set(first)))
 
 
 def recipe_problems(names: Sequence[str], known: Collection[str], path: str) -> Iterator[str]:

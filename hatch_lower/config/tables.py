@@ -35,16 +35,12 @@ LINK = {
 }
 IN_A_FILE = "file"  # what `weights` says where the build is to write a file beside the wheel
 WEIGHTS = {"single": True, "weights": True}
-FLOATS = (
-    *("bfloat16", "complex128", "complex32", "complex64", "float16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-)
 VERIFY_INPUTS = {
     # relative, and not out of the project
     "pattern": r"((?!/|([^/]*/)*\.\./)[^\\:]+\.safetensors|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
-TOLERANCE = {"minimum": 0, "keys": FLOATS, "noun": "dtype of numbers that may differ"}
+LEAST = {"minimum": 0}
 EXECUTOR = {
     "pattern": r"(local|(dask|ray)(:\S+)?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": '"local", "dask", "dask:ADDRESS", "ray", "ray:ADDRESS" or "module:factory"',
@@ -75,14 +71,12 @@ class RecipeTable(Frozen):
     any it is a portable program."""
     verify: bool | None = None
     """Compare with eager before packaging. Default: the `verify` at the top."""
-    rtol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
+    rtol: float | None = field(default=None, metadata=LEAST)
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
-    atol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
+    atol: float | None = field(default=None, metadata=LEAST)
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
     on_mismatch: Literal["leave-out", "fail"] | None = None
     """What a wrong operation of a backend leads to. Default: the `on-mismatch` at the top."""
-    imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
-    """Modules that `load` imports first. Default: the `imports` at the top."""
     torch_free: bool | None = None
     """Whether it must run without torch. Default: the `torch-free` at the top."""
     extra: str | None = None
@@ -206,11 +200,9 @@ class HookTable(Frozen):
     backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa = "x86-64-v4" }`.
     Without any it is a portable program of ATen operators, which runs wherever torch does."""
     recipes: Mapping[str, RecipeTable] = field(default_factory=dict)
-    """More lowered variants: each model is lowered once for each recipe. All recipes of a model share one file of
-    weights."""
-    recipe_order: tuple[str, ...] | None = None
-    """The order in which `load` tries the recipes; those that are left out come last, by name. Default: `default`,
-    then the others by name."""
+    """More lowered variants: each model is lowered once for each recipe. `load` tries the recipes in the order in which
+    their tables are written, and `default` first unless a table `recipes.default` has another place. All recipes of a
+    model share one file of weights."""
     models: Mapping[str, ModelTable] = field(default_factory=dict)
     """Settings for single models, by entry-point name; also declares models that are not entry points."""
     package: str | None = None
@@ -223,23 +215,16 @@ class HookTable(Frozen):
     limits, and on the model's `verify-inputs`. A large size is the largest for which the method takes and computes at
     most 16,384 elements, or half as many as for the example. `on-mismatch` says
     what a mismatch leads to."""
-    rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
-    """Relative tolerance of the comparison, for recipes that set none. A number is for float32; for an
-    output that is computed from numbers that were rounded to half precision on the way, it is 100 (float16) or 400
-    (bfloat16) times as wide. A table is by the dtype of what is compared,
-    `{ float16 = 1e-2, float32 = 1e-4 }`: its numbers are taken as they are, and dtypes that it does not name have the
-    default."""
-    atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)
-    """Absolute tolerance of the comparison, for recipes that set none; a number, or a table as for `rtol`."""
+    rtol: float = field(default=RTOL, metadata=LEAST)
+    """Relative tolerance of the comparison in float32, for recipes that set none. For an output that is computed from
+    numbers in half precision, the tolerance is 100 (float16) or 400 (bfloat16) times as wide."""
+    atol: float = field(default=ATOL, metadata=LEAST)
+    """Absolute tolerance of the comparison in float32, for recipes that set none; widened as `rtol` is."""
     on_mismatch: Literal["leave-out", "fail"] = "leave-out"
     """What a backend leads to that computes an operation wrongly, refuses an operation that its partitioner took, or
     fails when it runs. `leave-out`: the operation is left out of that backend's partitions, torch computes the
     operation, and the build says so; at most 8 times for a recipe. `fail`: the build fails. Whatever no single
     operation leads to, and a mismatch of a recipe without backends, fails the build in any case."""
-    localise: int = field(default=120, metadata={"minimum": 0})
-    """Seconds that a build whose comparison fails may take to look for the first operation that is wrong, and its line;
-    0 does not look, and leaves no operation out. A search for an operation to leave out has a limit of lowered parts in
-    place of seconds: the outcome may not depend on the machine. `hatch-lower localise` looks on demand."""
     imports: tuple[str, ...] = field(default=(), metadata=MODULE)
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from
@@ -258,11 +243,10 @@ class HookTable(Frozen):
     """Promise that programs run where torch is not installed, on NumPy's arrays: the build fails if an operation is
     left that needs torch, and names it. Without this setting, too, a recipe requires no torch if its engine takes all
     but views and sizes."""
-    check: bool = True
-    """Package example inputs and eager's outputs, so that an installed program can be checked."""
-    check_megabytes: float = field(default=1.0, metadata={"minimum": 0})
-    """Megabytes of check data that a model has at most. Where the example inputs have more, their first rows are
-    packaged, if the first dimension is dynamic."""
+    check_megabytes: float = field(default=1.0, metadata=LEAST)
+    """Megabytes that the check data of a model may take: example inputs and eager's outputs, with which
+    `hatch-lower check` checks an installed program. Of larger example inputs the first rows are packaged, if the first
+    dimension is dynamic. With 0 the wheel has no check data."""
     runtime_requirements: Literal["check", "add", "off"] = "check"
     """Packages that the programs need at run time, and `[project] dependencies`. `check`: a package that is missing
     there, or of which no needed version is allowed, fails the build, and the error has the lines to paste; a bound that
@@ -291,8 +275,6 @@ class HookTable(Frozen):
     stronger than the setting."""
     timeout: int = field(default=3600, metadata={"minimum": 1})
     """Seconds after which the export and lowering of one model is given up."""
-    seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})
-    """Seed of Python, NumPy and torch in the exporting process, and of the random inputs of the comparison."""
     strict: bool = False
     """Exports may read what belongs to the project, to installed distributions and to the system, and what `inputs`
     declares; reading any other file is an error that names it. Needs Landlock: Linux 5.13 or newer."""

@@ -88,7 +88,7 @@ def start_build(
     }
     refuse_unmet(settings, recipes)
     verified = any(recipe.verify for recipe in recipes)
-    compared = settings.check or verified
+    compared = bool(settings.check_bytes) or verified
     with process_restored():  # the model is called
         examples = example_tensors(source) if compared else None
     real: Mapping[str, RealInputs] = {}
@@ -227,7 +227,7 @@ def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedPro
 
 
 def write_check_data(build: ModelBuild) -> FileEntry | None:
-    if not build.settings.check or build.examples is None:
+    if not build.settings.check_bytes or build.examples is None:
         return None
     found, note = build.examples
     tensors, lines = limited(build.source, found, build.settings.check_bytes)

@@ -146,13 +146,13 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
     assert message_of(project("typo_key")) == (
         f"""3 settings of the build hook `lower` are wrong
   found: `{TABLE}.backend` is not a setting, found an array; did you mean `backends`? known: `atol`, `backends`, \
-`bench`, `cache`, `check`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
-`localise`, `models`, `on-mismatch`, `package`, `pass-env`, \
-`recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, \
+`bench`, `cache`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
+`models`, `on-mismatch`, `package`, `pass-env`, \
+`recipes`, `rtol`, `runtime-requirements`, `strict`, `timeout`, \
 `torch-free`, `verify`, `weights`
     `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
     `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
-`backends`, `extra`, `imports`, `on-mismatch`, `rtol`, `torch-free`, `verify`
+`backends`, `extra`, `on-mismatch`, `rtol`, `torch-free`, `verify`
   to do: {CORRECT_IT}"""
     )
 
@@ -168,10 +168,10 @@ def test_an_unknown_backend(project: Callable[[str], Project]) -> None:
 
 def test_an_unknown_recipe(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nrecipe-order = ["defualt"]')
+    bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nmodels.tiny.recipes = ["defualt"]')
     assert message_of(bad) == (
         f"""a setting of the build hook `lower` is wrong
-  found: `{TABLE}.recipe-order[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
+  found: `{TABLE}.models.tiny.recipes[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
   to do: {CORRECT_IT}"""
     )
 

@@ -16,7 +16,7 @@ from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 
 def settings_of(recipe: Recipe, dependencies: tuple[str, ...] = ()) -> Settings:
-    return Settings(Path("/project"), "net", "1", (), (recipe,), ("default",), dependencies=dependencies)
+    return Settings(Path("/project"), "net", "1", (), (recipe,), dependencies=dependencies)
 
 
 def early(recipe: Recipe, dependencies: tuple[str, ...]) -> None:

@@ -187,7 +187,7 @@ def test_the_payload_goes_into_the_wheel(
     package: str,
     expected: str,
 ) -> None:
-    root = make_project("backends = []\nseed = 3", package=package)
+    root = make_project("backends = []\ntimeout = 3", package=package)
     before = tree(root)
 
     wheel = build_wheel(root)
@@ -205,7 +205,7 @@ def test_the_payload_goes_into_the_wheel(
         "digits-1.0.dist-info/RECORD",
     ]
     ((settings, view),) = lowering.calls
-    assert settings.seed == 3
+    assert settings.timeout == 3
     assert settings.root == root
     assert [(model.name, model.package) for model in settings.models] == [("digits", "digits")]
     assert (settings.name, settings.version) == ("digits", "1.0")
@@ -476,11 +476,11 @@ def test_the_hook_can_be_enabled_by_environment_variable(
 
 def test_the_global_table_serves_too(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    root = make_project("seed = 4", start=start)
+    root = make_project("timeout = 4", start=start)
     list(SdistBuilder(str(root), plugin_manager=manager()).build())
     assert lowering.calls == []
     build_wheel(root)
-    assert lowering.calls[0][0].seed == 4
+    assert lowering.calls[0][0].timeout == 4
 
 
 @pytest.mark.parametrize("start", ["global", "sdist"])

@@ -129,9 +129,7 @@ def make(tmp_path: Path) -> Make:
             payload += [replace(each, path=f"{folder}/{each.path}") for each in files]
             if all(each.path != f"{folder}/manifest.json" for each in payload):
                 file(f"{folder}/manifest.json", b"manifest", payload)
-        project = Settings(
-            Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),), ("default",)
-        )
+        project = Settings(Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),))
         result = BuildResult(tuple(payload), (), {"default": ("hatch-lower>=0.1",)}, (), tuple(results))
         return Subject(project, result, TOOLS, "3.11.7", timestamp)
 

@@ -51,7 +51,7 @@ def run_part(asked: UnitRequest, given: Mapping[str, bytes], place: Workplace) -
     (place.work / "temporary").mkdir(exist_ok=True)
     write_record(folder / BODY, body)
     (folder / DATA).write_bytes(given[PART])
-    settings = Settings(folder, PART, "0", (), (), (), timeout=body.timeout)
+    settings = Settings(folder, PART, "0", (), (), timeout=body.timeout)
     with asking(given, place) as may_ask:
         request = Request(
             settings=settings,
