@@ -174,7 +174,7 @@ class ResultLookup:
             recipes=tuple(asdict(recipe) for recipe in recipes),
             check=settings.check_bytes,
             weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
-            verify_inputs=tuple(sorted(model.verify_inputs.items())),
+            verify_inputs=model.verify_inputs,
             inputs=settings.inputs,
             strict=settings.strict,
             entry_points=digest_of(view.entry_points),

@@ -95,7 +95,7 @@ class ManifestKey(Key):
     check: int  # the bytes of check data, at most; 0: there are none
     # URL, and sha256 as it was last known, of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
-    verify_inputs: tuple[tuple[str, str], ...]  # method, or nothing for all others, and where its real inputs are from
+    verify_inputs: str  # where real inputs are from; empty: there are none
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused
     entry_points: str  # the project's

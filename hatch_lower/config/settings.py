@@ -68,14 +68,7 @@ class ModelSettings(Frozen):
     assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
     card: Card = field(default_factory=Card)  # for the SBOM; it is in no key
     weights: tuple[str, ...] = ()  # URLs of files that have its weights, or `file` alone
-    # method to the sample file (relative to the project, posix) or `module:function` with its real inputs; under the
-    # empty name what all other methods have
-    verify_inputs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def sample_files(self) -> tuple[str, ...]:
-        """Those of `verify_inputs` that are files."""
-        return tuple(dict.fromkeys(given for given in self.verify_inputs.values() if is_sample_file(given)))
+    verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
 
 
 class Settings(Frozen):
@@ -333,13 +326,8 @@ def resolve_models(
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
             weights = given.weights if override.weights is None else override.weights
-            samples = verify_inputs_of(override)
+            samples = override.verify_inputs or ""
             yield ModelSettings(name, reference, package, ordered, override.assets, override.card, weights, samples)
-
-
-def verify_inputs_of(given: ModelTable) -> dict[str, str]:
-    methods = {name: method.verify_inputs for name, method in given.methods.items()}
-    return {name: source for name, source in {"": given.verify_inputs, **methods}.items() if source is not None}
 
 
 def is_sample_file(source: str) -> bool:

@@ -139,13 +139,6 @@ class Card(Frozen):
     """URLs of papers, of a longer model card, of the code that trained it."""
 
 
-class MethodTable(Frozen):
-    """One method of a model: what differs from the model's own settings."""
-
-    verify_inputs: str | None = field(default=None, metadata=VERIFY_INPUTS)
-    """Real inputs of this method alone; the model's own are for the others then."""
-
-
 class ModelTable(Frozen):
     """One model: what differs from the defaults, or a model that is not an entry point of the package."""
 
@@ -167,8 +160,6 @@ class ModelTable(Frozen):
     """Real inputs on which every recipe is compared with eager, too: a safetensors file of the project
     (`samples.safetensors`), or a function of a module (`digits.data:samples`) that is called with the name of each
     method and returns its inputs. Eager must run on all of them."""
-    methods: Mapping[str, MethodTable] = field(default_factory=dict)
-    """What differs for one method, described below."""
     card: Card = field(default_factory=Card)
     """What is known of the model beside its code, described below: licence, training data, limits."""
 

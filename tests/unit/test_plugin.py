@@ -701,7 +701,7 @@ def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lower
 
 def test_a_source_distribution_has_the_assets_and_real_inputs(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    samples = 'models.digits.methods.forward.verify-inputs = "words/a[1].safetensors"'
+    samples = 'models.digits.verify-inputs = "words/a[1].safetensors"'
     root = make_project(f'models.digits.assets = ["words/*.txt"]\n{samples}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
