@@ -120,7 +120,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
-            globs = request.settings.cache.shareable_env
+            globs = request.settings.pass_env
             shared = shareable(inputs, globs, watch.environment, secret(store.directory))
         if request.manifest:
             remember(store, request.manifest, inputs, answer.report, shared)

@@ -18,26 +18,19 @@ import click
 
 from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option, open_here, project_here
-from hatch_lower.cli.arguments import root_option as project_option
+from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import Report, count, show, show_report
-from hatch_lower.config.tables import CacheSettings
-from hatch_lower.errors import CacheError, LowerError, size_text
+from hatch_lower.errors import CacheError, size_text
 from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
     from hatch_lower.cache.contents import Entry, Survey
+    from hatch_lower.cache.trim import Limits
 
 VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
 DAY = 24 * 3600.0
-
-root_option = click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="The project whose limits count. Default: the project in this folder, if there is one.",
-)
 
 
 @click.group()
@@ -52,18 +45,18 @@ def path() -> None:
 
 
 @cache.command()
-@root_option
 @json_option
-def info(root: Path | None, as_json: bool) -> None:
+def info(as_json: bool) -> None:
     """Show how much the cache holds, of what, and its limits."""
     from hatch_lower.cache.contents import survey
+    from hatch_lower.cache.trim import limits_of
 
     store = open_here()
-    report = info_report(store, survey(store.directory), limits_here(root))
+    report = info_report(store, survey(store.directory), limits_of(store.directory))
     show_report(report, as_json, info_lines)
 
 
-def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report:
+def info_report(store: Store, contents: Survey, limits: Limits) -> Report:
     kinds: dict[str, list[Entry]] = {}
     for entry in sorted(contents.entries, key=lambda entry: entry.kind):
         kinds.setdefault(entry.kind, []).append(entry)
@@ -82,8 +75,8 @@ def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report
         "leftovers": contents.leftovers,
         "last_used": max((entry.used for entry in contents.entries), default=None),
         "longest_unused": min((entry.used for entry in contents.entries), default=None),
-        "max_gigabytes": limits.max_gigabytes,
-        "max_days": limits.max_days,
+        "max_gigabytes": limits.size / 1e9,
+        "max_days": int(limits.age / DAY),
     }
 
 
@@ -133,18 +126,17 @@ def list_lines(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 @cache.command()
-@root_option
-@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Instead of the project's limit, or 10.")
-@click.option("--max-days", type=click.IntRange(min=0), help="Instead of the project's limit, or 60.")
-def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -> None:
+@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Default: a tenth of the disk, at least 10.")
+@click.option("--max-days", type=click.IntRange(min=0), help="Days without use. Default: 60.")
+def trim(max_gigabytes: float | None, max_days: int | None) -> None:
     """Remove what is too old or too much now; builds do it once a day. What was used within two hours stays."""
     from hatch_lower.cache.trim import Limits, limits_of
     from hatch_lower.cache.trim import trim as trim_store
 
-    limits = limits_of(limits_here(root))
-    size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
-    age = limits.age if max_days is None else max_days * DAY
     with changing() as directory:
+        limits = limits_of(directory)
+        size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
+        age = limits.age if max_days is None else max_days * DAY
         done = trim_store(directory, Limits(size, age), time.time())
     parts = {"result": done.records, "blob": done.blobs, "unfinished file": done.leftovers}
     removed = ", ".join(count(number, noun) for noun, number in parts.items() if number) or "nothing"
@@ -197,7 +189,7 @@ def repair_lines(report: Report) -> Iterator[str]:
 
 
 @cache.command()
-@project_option
+@root_option
 @click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
 @click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
 def audit(root: Path, rate: float, seed: int) -> None:
@@ -250,17 +242,6 @@ def keygen() -> None:
             f'public-keys = ["{pair.public}"]',
         ]
     )
-
-
-def limits_here(root: Path | None) -> CacheSettings:
-    """Return the settings of a project's cache; the defaults where no project is named and there is none here."""
-    try:
-        project = project_here(root)
-    except LowerError:
-        if root is not None:
-            raise
-        project = None
-    return CacheSettings() if project is None else project.settings.cache
 
 
 @contextmanager

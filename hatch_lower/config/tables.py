@@ -165,22 +165,14 @@ class ModelTable(Frozen):
 
 
 class CacheSettings(Frozen):
-    """The cache of earlier results, and the one that a team shares."""
+    """The cache that a team shares."""
 
-    max_gigabytes: float = field(default=10.0, metadata={"minimum": 0})
-    """Size, in units of 10⁹ bytes, down to which the cache of this machine is trimmed; what was used least recently
-    goes first. What was used in the last hour stays."""
-    max_days: int = field(default=60, metadata={"minimum": 1})
-    """Days after which a result that no build has used is removed."""
     remote: str | None = field(default=None, metadata=REMOTE)
     """URL of a cache that is shared by a team and its CI: `http://` or `https://` for a server that speaks Bazel's
     HTTP cache protocol, or `s3://`, `gs://`, `az://`, `abfs://`, `abfss://` or `file://`. The environment
     variable `HATCH_LOWER_REMOTE_CACHE` comes first. Credentials are never in it: they come from the environment."""
     public_keys: tuple[str, ...] = field(default=(), metadata=PUBLIC_KEY)
     """Base64 of the ed25519 public keys whose signatures are accepted on results from the shared cache."""
-    shareable_env: tuple[str, ...] = ()
-    """Globs of environment variables whose recorded values may go into the shared cache, as digests: `["MODEL_SIZE"]`.
-    Of others only those that are unset can be shared."""
 
 
 class HookTable(Frozen):
@@ -255,7 +247,9 @@ class HookTable(Frozen):
     `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed and the
     number of threads are always the same, and the temporary folder is the build's own. An export fails that asks for a
     variable which is set where the build was started, and which is not named here: if the project's own code asks for
-    the variable, or a library that is not known to ask for settings of its own only, as torch is."""
+    the variable, or a library that is not known to ask for settings of its own only, as torch is. Results in a shared
+    cache hold plain sha256 digests of the variables named here that an export read, but for names such as `*TOKEN*`,
+    `*SECRET*`, `*PASSWORD*` and `*KEY*`."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)
@@ -270,7 +264,7 @@ class HookTable(Frozen):
     """Exports may read what belongs to the project, to installed distributions and to the system, and what `inputs`
     declares; reading any other file is an error that names it. Needs Landlock: Linux 5.13 or newer."""
     cache: CacheSettings = field(default_factory=CacheSettings)
-    """Limits of the cache, and the cache that a team shares, described below."""
+    """The cache that a team shares, described below."""
     bench: BenchTable = field(default_factory=BenchTable)
     """What `hatch-lower bench` measures, and how much worse a model may become, described below."""
 

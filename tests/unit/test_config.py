@@ -76,11 +76,8 @@ def test_everything() -> None:
             "timeout": 60,
             "strict": True,
             "cache": {
-                "max-gigabytes": 2,
-                "max-days": 7,
                 "remote": "s3://bucket/hatch-lower",
                 "public-keys": [PUBLIC_KEY],
-                "shareable-env": ["MODEL_*"],
             },
             "dependencies": ["anything"],
             "enable-by-default": False,
@@ -103,7 +100,7 @@ def test_everything() -> None:
     assert (settings.jobs, settings.timeout) == (2, 60)
     assert settings.executor == "dask:tcp://host:8786"
     assert settings.strict
-    assert settings.cache == CacheSettings(2.0, 7, "s3://bucket/hatch-lower", (PUBLIC_KEY,), ("MODEL_*",))
+    assert settings.cache == CacheSettings("s3://bucket/hatch-lower", (PUBLIC_KEY,))
 
 
 def test_recipes_are_tried_in_the_order_in_which_they_are_written() -> None:
@@ -276,13 +273,9 @@ def test_another_path_of_the_table_is_named() -> None:
         ({"strict": 1}, "`{}.strict` must be true or false, found the number 1"),
         ({"cache": True}, "`{}.cache` must be a table, found the boolean true"),
         (
-            {"cache": {"max-days": 0}},
-            "`{}.cache.max-days` must be an integer of at least 1, found the number 0",
-        ),
-        (
-            {"cache": {"max-gigabyte": 1}},
-            "`{}.cache.max-gigabyte` is not a setting, found the number 1; did you mean `max-gigabytes`? known: "
-            "`max-days`, `max-gigabytes`, `public-keys`, `remote`, `shareable-env`",
+            {"cache": {"public-key": []}},
+            "`{}.cache.public-key` is not a setting, found an array; did you mean `public-keys`? known: "
+            "`public-keys`, `remote`",
         ),
         (
             {"cache": {"remote": "cache.example.org"}},
@@ -325,10 +318,6 @@ def test_another_path_of_the_table_is_named() -> None:
             '`{}.models.digits.card.licence` is not a setting, found the string "MIT"; did you mean `license`? known: '
             "`approach`, `authors`, `datasets`, `description`, `ethical-considerations`, `family`, `intended-uses`, "
             "`license`, `limitations`, `references`, `task`",
-        ),
-        (
-            {"cache": {"shareable-env": [""]}},
-            '`{}.cache.shareable-env[0]` must be a string that is not empty, found the string ""',
         ),
         ({"bench": 1.05}, "`{}.bench` must be a table, found the number 1.05"),
         (
@@ -387,11 +376,10 @@ def test_wrong_setting(table: dict[str, Any], sentence: str) -> None:
 
 
 def test_every_problem_of_the_table_cache_is_reported_with_the_others() -> None:
-    found = problems({"jobs": 0, "cache": {"remote": 3, "max-days": "x", "public-keys": [1]}})
+    found = problems({"jobs": 0, "cache": {"remote": 3, "public-keys": [1]}})
     assert [each.partition("`")[2].partition("`")[0].removeprefix(f"{LOWER}.") for each in found] == [
         "jobs",
         "cache.remote",
-        "cache.max-days",
         "cache.public-keys[0]",
     ]
 

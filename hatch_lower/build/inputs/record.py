@@ -3,9 +3,9 @@
 Paths are located (`roots`), so that a checkout in another folder, or a fresh environment, has the same inputs.
 
 A record may go to other machines. Values of environment variables are in it by digests that are keyed with a secret of
-this machine's cache. A shared record names only variables that were not set, and those that the project declares: these
-by a plain digest, which whoever reads the record can compare with values that they guess. What looks like a credential
-is never in one.
+this machine's cache. A shared record has only variables that were not set, and variables that the project's `pass-env`
+names, by a plain digest: a reader of the record can compare the digest with guesses. A variable whose name looks like a
+credential's is never in a shared record.
 """
 
 from __future__ import annotations
