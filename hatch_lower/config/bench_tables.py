@@ -28,8 +28,6 @@ class MethodLimits(Frozen):
 
     max_call_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.05})
     """Time of a call of A, divided by that of B."""
-    max_eager_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a call of A, divided by that of a call of the eager module."""
     max_instructions_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.02})
     """Instructions of a call, and of a load, of A, divided by those of B; where the machine can count them. The table
     of a method sets it for calls only."""
@@ -42,8 +40,6 @@ class MethodLimits(Frozen):
     max_error: float | None = field(default=None, metadata={"minimum": 0, "default": ANY_FINITE})
     """The largest absolute difference between A's outputs and eager's. The default lets any finite one pass: outputs of
     another shape or dtype, or with NaN where eager's have none, are beyond every limit."""
-    max_call_seconds: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a call of A: it depends on the machine, as a ratio does not."""
     sizes: tuple[Mapping[str, int], ...] | None = field(default=None, metadata={"minimum": 1})
     """Sizes with which methods are called, each a table of dynamic dimensions: `[{batch = 1}, {batch = 32}]`. A method
     takes of each what it has, and the sizes of its example inputs for the rest; `{}` is the example inputs as they are.
@@ -60,12 +56,6 @@ class RecipeLimits(MethodLimits):
     """Time of a load of A in a fresh process, divided by that of B. A difference of up to 5 ms is none."""
     max_memory_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.10})
     """Memory that loading and calling A takes, divided by that of B. A difference of up to 4 MiB is none."""
-    max_native_bytes: int | None = field(default=None, metadata={"minimum": 0})
-    """Size of A's native code."""
-    max_load_seconds: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a load of A in a fresh process: it depends on the machine, as a ratio does not."""
-    max_memory_bytes: int | None = field(default=None, metadata={"minimum": 0})
-    """Memory that loading and calling A takes."""
 
 
 class ModelLimits(RecipeLimits):
@@ -84,10 +74,6 @@ class BenchTable(RecipeLimits):
     max_wheel_growth: str | None = field(default=None, metadata={**GROWTH, "default": "5%"})
     """By how much A's wheel may be larger than B's: a share (`"5%"`) or a size (`"200 kB"`, `"1.5 MiB"`). The units are
     `B`, `kB`, `MB` and `GB` in powers of 1000, `KiB`, `MiB` and `GiB` in powers of 1024."""
-    max_cold_build_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a build of A with an empty cache, divided by that of B."""
-    max_warm_build_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a build of A in which nothing has changed, divided by that of B."""
     budget: int = field(default=120, metadata={"minimum": 1, "maximum": 86_400})
     """Seconds that may be spent on timing. What cannot be told from chance by then is "not decided"."""
     recipes: Mapping[str, RecipeLimits] = field(default_factory=dict)
