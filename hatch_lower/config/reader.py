@@ -14,9 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from hatch_lower.config.tables import (
     IN_A_FILE,
     RESERVED_KEYS,
-    Author,
     BackendChoice,
-    Dataset,
     HookTable,
     quote_key,
     toml_key,
@@ -67,8 +65,6 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
         return {key: read_item(kind, item, f"{path}.{quote_key(key)}", problems, limits) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
-    if hint in (Author, Dataset):
-        return read_named(hint, value, path, problems)
     if is_dataclass(hint):
         return read_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
@@ -98,16 +94,6 @@ def read_backend(value: object, path: str, problems: list[str]) -> object:
     return BackendChoice(name, {key: item for key, item in value.items() if key != "name"})
 
 
-def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> object:
-    if isinstance(value, str) and value:  # the name alone may stand for the table
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        return refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        return refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
-    return read_table(kind, value, path, problems)
-
-
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
     kinds = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}
     words = limits.get("words", kinds[hint])
@@ -126,18 +112,7 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
     if good and isinstance(value, str) and "weights" in limits and value != IN_A_FILE:
         fault = url_fault(value)
         words, good = f'"{IN_A_FILE}" or {ALLOWED} ({fault})', not fault
-    if good and isinstance(value, str) and "spdx" in limits:
-        value, good = canonical_license(value)
     return value if good else refuse(f"`{path}` must be {words}", value, problems)
-
-
-def canonical_license(text: str) -> tuple[str, bool]:
-    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
-
-    try:
-        return str(canonicalize_license_expression(text)), True
-    except InvalidLicenseExpression:
-        return text, False
 
 
 def refuse(sentence: str, value: object, problems: list[str]) -> object:

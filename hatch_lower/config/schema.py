@@ -15,11 +15,8 @@ from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimit
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import (
     RESERVED_KEYS,
-    Author,
     BackendChoice,
     CacheSettings,
-    Card,
-    Dataset,
     HookTable,
     ModelTable,
     RecipeTable,
@@ -52,9 +49,8 @@ backends = []                            # ATen operators only: runs wherever to
 export = "tools.export:teacher"          # a model that is no entry point
 recipes = ["portable"]
 
-[{HOOK_PATH}.models.digits.card]
-license = "Apache-2.0"                   # what is known of the model goes into the wheel's SBOM
-datasets = ["Optical Recognition of Handwritten Digits"]
+[{HOOK_PATH}.models.digits]
+card = "card.json"                       # the model's card, for the wheel's SBOM
 
 [{HOOK_PATH}.bench]
 max-call-ratio = 1.03                    # `hatch-lower bench` fails if a call takes 3 % longer
@@ -89,9 +85,6 @@ def reference_markdown() -> str:
         (HookTable, "`[….hooks.lower]`"),
         (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
         (ModelTable, "`[….hooks.lower.models.<name>]`"),
-        (Card, "`[….hooks.lower.models.<name>.card]`"),
-        (Author, "An author of a `card`"),
-        (Dataset, "A dataset of a `card`"),
         (CacheSettings, "`[….hooks.lower.cache]`"),
         (BenchTable, "`[….hooks.lower.bench]`"),
         (RecipeLimits, "Limits of recipes in `bench`"),
@@ -142,9 +135,6 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, object]:
     if hint is BackendChoice:
         name = {"type": "string", "minLength": 1, "description": field_docstrings(BackendChoice)["name"]}
         return {"anyOf": [name, {"type": "object", "required": ["name"], "properties": {"name": name}}]}
-    if hint in (Author, Dataset):
-        table = table_schema(hint)
-        return {"anyOf": [table["properties"]["name"], {**table, "required": ["name"]}]}
     if is_dataclass(hint):
         return table_schema(hint)  # type: ignore[arg-type]
     words = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -159,7 +149,7 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     if origin in (Union, types.UnionType):
         return type_words(arguments[0], limits)
     if origin is tuple:
-        kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets", int: "integers", str: "strings"}
+        kinds = {BackendChoice: "backends", int: "integers", str: "strings"}
         array = f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
         return f"string, or {array}" if "single" in limits else array
     if origin is Mapping:

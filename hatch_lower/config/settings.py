@@ -26,7 +26,6 @@ from hatch_lower.config.tables import (
     RTOL,
     BackendChoice,
     CacheSettings,
-    Card,
     HookTable,
     ModelTable,
     RecipeTable,
@@ -66,7 +65,7 @@ class ModelSettings(Frozen):
     package: str  # dotted; gets `_lowered/`
     recipes: tuple[str, ...]
     assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
-    card: Card = field(default_factory=Card)  # for the SBOM; it is in no key
+    card: str = ""  # the JSON file (relative to the project, posix) of its card for the SBOM; it is in no key
     weights: tuple[str, ...] = ()  # URLs of files that have its weights, or `file` alone
     verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
 
@@ -326,8 +325,8 @@ def resolve_models(
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
             weights = given.weights if override.weights is None else override.weights
-            samples = override.verify_inputs or ""
-            yield ModelSettings(name, reference, package, ordered, override.assets, override.card, weights, samples)
+            files = {"card": override.card or "", "verify_inputs": override.verify_inputs or ""}
+            yield ModelSettings(name, reference, package, ordered, override.assets, weights=weights, **files)
 
 
 def is_sample_file(source: str) -> bool:

@@ -136,6 +136,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         from hatch_lower.build.build import build
         from hatch_lower.build.context import CacheNotes, build_context, open_cache
+        from hatch_lower.build.sbom.card import read_cards
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.events import SaidOnce
@@ -148,6 +149,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             project = weights_inside(project)
         else:
             check_hatchling(build_data)
+        cards = read_cards(project.settings)
         notes = CacheNotes(project.settings.name)
         store = open_cache(project.settings, notes)
         # what is made here of the build's results is of no use to other machines
@@ -184,7 +186,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
-            add_sbom(build_data, project.settings, result, work, self._store)
+            add_sbom(build_data, project.settings, cards, result, work, self._store)
             for warning in project.pattern_warnings():
                 self.app.display_warning(f"hatch-lower: {printable(warning)}")
             self._ship_once(project, result.payload)

@@ -169,7 +169,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: Hook) -> list[Path]:
-    """Return what `inputs`, `assets` and `verify-inputs` name, whether or not version control ignores it."""
+    """Return what `inputs`, `assets`, `card` and `verify-inputs` name, whether or not version control ignores it."""
     from hatch_lower.build.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
@@ -184,6 +184,8 @@ def input_files(hook: Hook) -> list[Path]:
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
+            if model.card is not None:
+                patterns[glob.escape(model.card)] = f"{here}.card"
             if is_sample_file(model.verify_inputs or ""):
                 patterns[glob.escape(model.verify_inputs or "")] = f"{here}.verify-inputs"
     problems += [

@@ -106,6 +106,12 @@ def setting(text: str) -> Mutation:
     return table(PASSED, f"{PASSED}\n{text}")
 
 
+def with_card(world: World) -> None:
+    """Give the model a card."""
+    write("card.json", "{}")(world)
+    setting('models.many.card = "card.json"')(world)
+
+
 def remove(path: str) -> Mutation:
     """Remove a file or folder of the project."""
     return lambda world: (
@@ -522,7 +528,7 @@ NOT_NOTICED: dict[str, Mutation] = {
     "comment in pyproject.toml": table(WHEEL, f"# A comment.\n{WHEEL}"),
     "order of keys": other_keys,
     "table of another tool": table(WHEEL, f"[tool.other]\nsize = 1\n\n{WHEEL}"),
-    "card of a model": setting('models.many.card.license = "MIT"'),
+    "card of a model": with_card,
     "build requirement": table('"hatchling", ', '"hatchling>=1", '),
     "version": table('version = "1.0"', 'version = "1.1"'),
     "summary": table("Its export reads", "It reads"),

@@ -10,7 +10,7 @@ import pytest
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
-from hatch_lower.config.tables import Author, BackendChoice, CacheSettings, Card, Dataset
+from hatch_lower.config.tables import BackendChoice, CacheSettings
 from hatch_lower.errors import ConfigError
 
 LOWER = "tool.hatch.build.hooks.lower"
@@ -287,39 +287,14 @@ def test_another_path_of_the_table_is_named() -> None:
             'found the string "c2hvcnQ="',
         ),
         (
-            {"models": {"digits": {"card": {"license": "Apache 2"}}}},
-            "`{}.models.digits.card.license` must be an SPDX expression such as `Apache-2.0`, or `LicenseRef-…` "
-            'for any other licence, found the string "Apache 2"',
+            {"models": {"digits": {"card": "../card.json"}}},
+            "`{}.models.digits.card` must be a JSON file of the project, such as `card.json`, "
+            'found the string "../card.json"',
         ),
         (
-            {"models": {"digits": {"card": {"datasets": ["a", 3]}}}},
-            "`{}.models.digits.card.datasets[1]` must be a name, or a table with a `name`, found the number 3",
+            {"models": {"digits": {"card": {"task": "x"}}}},
+            "`{}.models.digits.card` must be a JSON file of the project, such as `card.json`, found a table",
         ),
-        (
-            {"models": {"digits": {"card": {"datasets": [{"url": "https://example.org"}]}}}},
-            "`{}.models.digits.card.datasets[0].name` must be a string that is not empty, found nothing",
-        ),
-        (
-            {"models": {"digits": {"card": {"datasets": [{"name": "a", "sha256": "AB"}]}}}},
-            "`{}.models.digits.card.datasets[0].sha256` must be a sha256: 64 hexadecimal digits in lower case, "
-            'found the string "AB"',
-        ),
-        (
-            {"models": {"digits": {"card": {"references": ["https://me:secret@example.org"]}}}},
-            "`{}.models.digits.card.references[0]` must be a URL such as `https://example.org/data`, without a user "
-            'name or password, found the string "https://me:secret@example.org"',
-        ),
-        (
-            {"models": {"digits": {"card": {"authors": [{"name": "First team", "email": "nowhere"}]}}}},
-            '`{}.models.digits.card.authors[0].email` must be an email address, found the string "nowhere"',
-        ),
-        (
-            {"models": {"digits": {"card": {"licence": "MIT"}}}},
-            '`{}.models.digits.card.licence` is not a setting, found the string "MIT"; did you mean `license`? known: '
-            "`approach`, `authors`, `datasets`, `description`, `ethical-considerations`, `family`, `intended-uses`, "
-            "`license`, `limitations`, `references`, `task`",
-        ),
-        ({"bench": 1.05}, "`{}.bench` must be a table, found the number 1.05"),
         (
             {"bench": {"max-calls-ratio": 1.1, "budget": 1}},
             "`{}.bench.max-calls-ratio` is not a setting, found the number 1.1; did you mean `max-call-ratio`? known: "
@@ -418,31 +393,6 @@ def test_a_shared_cache_is_a_url_with_a_scheme_and_without_credentials(url: str,
 @pytest.mark.parametrize("size", [0, 31, 33, 48, 64])
 def test_a_public_key_has_32_bytes(size: int) -> None:
     assert len(problems({"cache": {"public-keys": [base64.b64encode(bytes(size)).decode() or "="]}})) == 1
-
-
-def test_a_card_holds_names_or_tables_and_its_licences_are_spelled_as_spdx_does() -> None:
-    (model,) = read(
-        {
-            "models": {
-                "digits": {
-                    "card": {
-                        "license": "apache-2.0 or licenseref-own",
-                        "authors": ["First team", {"name": "Second team", "email": "second@example.org"}],
-                        "datasets": ["numbers", {"name": "more", "license": "cc-by-4.0", "url": "s3://bucket/more"}],
-                        "approach": "supervised",
-                        "limitations": ["few"],
-                    }
-                }
-            }
-        }
-    ).models
-    assert model.card == Card(
-        license="Apache-2.0 OR LicenseRef-own",
-        authors=(Author("First team"), Author("Second team", "second@example.org")),
-        datasets=(Dataset("numbers"), Dataset("more", license="CC-BY-4.0", url="s3://bucket/more")),
-        approach="supervised",
-        limitations=("few",),
-    )
 
 
 def test_limits_are_set_for_recipes_models_and_methods() -> None:

@@ -699,17 +699,30 @@ def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lower
     }
 
 
+def test_a_card_that_is_not_valid_is_refused_before_a_model_is_exported(
+    make_project: MakeProject, lowering: Lowering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project('models.digits.card = "card.json"')
+    (root / "card.json").write_text('{"licence": "MIT"}')
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert lowering.calls == []
+    assert "`modelCard.licence` is not a field of a model's card" in capsys.readouterr().err
+
+
 def test_a_source_distribution_has_the_assets_and_real_inputs(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    samples = 'models.digits.verify-inputs = "words/a[1].safetensors"'
-    root = make_project(f'models.digits.assets = ["words/*.txt"]\n{samples}', start=start)
+    named = 'models.digits.verify-inputs = "words/a[1].safetensors"\nmodels.digits.card = "words/card.json"'
+    root = make_project(f'models.digits.assets = ["words/*.txt"]\n{named}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
     (root / "words" / "a[1].safetensors").write_bytes(b"")
+    (root / "words" / "card.json").write_text("{}")
     (root / ".gitignore").write_text("words/\n")
     (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
     with tarfile.open(sdist) as archive:
-        assert {"digits-1.0/words/labels.txt", "digits-1.0/words/a[1].safetensors"} <= set(archive.getnames())
+        names = {"labels.txt", "a[1].safetensors", "card.json"}
+        assert {f"digits-1.0/words/{name}" for name in names} <= set(archive.getnames())
 
 
 def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

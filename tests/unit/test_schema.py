@@ -18,11 +18,8 @@ from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimit
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
-    Author,
     BackendChoice,
     CacheSettings,
-    Card,
-    Dataset,
     HookTable,
     ModelTable,
     RecipeTable,
@@ -39,7 +36,7 @@ def test_the_checked_in_reference_is_the_generated_one() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown()
 
 
-KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice, Card, Author, Dataset]
+KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice]
 KINDS += [BenchTable, MethodLimits, ModelLimits, RecipeLimits]
 
 
@@ -71,10 +68,10 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"verify": False, "rtol": 1, "atol": 0.5, "check-megabytes": 0, "jobs": 1, "timeout": 10}, True),
         ({"runtime-requirements": "add", "editable": "skip", "inputs": ["a"], "pass-env": ["B_*"]}, True),
         ({"dependencies": ["a"], "enable-by-default": False, "require-runtime-dependencies": True}, True),
-        ({"models": {"a": {"card": {"datasets": ["b", {"name": "c", "url": "https://d/e"}]}}}}, True),
-        ({"models": {"a": {"card": {"datasets": [{"url": "https://d/e"}]}}}}, False),
-        ({"models": {"a": {"card": {"references": ["d e"]}}}}, False),
-        ({"models": {"a": {"card": {"licence": "MIT"}}}}, False),
+        ({"models": {"a": {"card": "cards/a.json"}}}, True),
+        ({"models": {"a": {"card": "/card.json"}}}, False),
+        ({"models": {"a": {"card": "card.toml"}}}, False),
+        ({"models": {"a": {"card": {"task": "b"}}}}, False),
         ({"strict": True, "cache": {}}, True),
         ({"cache": {"remote": "gs://a/b"}}, True),
         ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]}}, True),
