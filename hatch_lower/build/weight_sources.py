@@ -21,9 +21,9 @@ from hatch_lower.events import notes_of, stage
 from hatch_lower.format.weights import Source
 from hatch_lower.pipeline.checkpoint import LocalSource, read_checkpoint
 from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
-from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_from, open_origin, refuse_offline
-from hatch_lower.runtime.origins import BrokenError, RefusedError
-from hatch_lower.runtime.sources import HUB, OFFLINE, file_name, is_on, local_copy, weights_folders
+from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, open_origin, refuse_offline
+from hatch_lower.runtime.origins import LIMITS, BrokenError, RefusedError
+from hatch_lower.runtime.sources import HUB, file_name, forbidding_variable, local_copy, weights_folders
 
 UNFINISHED = "new"  # how a file is called whose digest is not known yet
 WHERE = "`weights` of the build hook `lower`"
@@ -93,7 +93,7 @@ def copy_of(url: str, known: KnownSource, stats: StatCache) -> Path:
 
 def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> bool:
     """Return whether a server still has what it had; where it cannot be asked, that is noted and believed."""
-    offline = next((name for name in OFFLINE if is_on(os.environ, name)), None)
+    offline = forbidding_variable()
     if offline is not None:
         note(f"{url} was not asked whether it has changed: `{offline}` is set")
         return True
@@ -101,7 +101,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
         return False
     try:
         # the answer for the last byte has the stamp as well
-        with closing(open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)) as stream:
+        with closing(open_origin(url, LIMITS).open(known.size - 1, known.stamp)) as stream:
             return stream.stamp == known.stamp and stream.size in (None, known.size)
     except (BrokenError, RefusedError) as error:
         if isinstance(error, RefusedError) and not str(error).startswith("no connection"):
@@ -113,7 +113,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
 def download_new(url: str) -> tuple[Path, str]:
     """Download a file of which nothing is known; return where it is, and the server's stamp of it."""
     refuse_offline(url)
-    folder, limits = weights_folders()[0], limits_from(os.environ)
+    folder = weights_folders()[0]
     with errors_of(url, folder):
         if url.startswith(HUB):
             return download_from_hub(url), ""
@@ -121,7 +121,7 @@ def download_new(url: str) -> tuple[Path, str]:
         remove_abandoned(folder, f"{UNFINISHED}.*{PART}")  # of builds that were killed
         with private_part(folder / UNFINISHED) as part:
             found = Received(part.file)
-            stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
+            stamp = complete(found, open_origin(url, LIMITS), None, LIMITS, lambda count: None)
             os.fsync(part.file.fileno())
             sha256 = found.sha256()
             # an answer that says no length may have ended early, and would be believed from now on

@@ -53,7 +53,7 @@ def load(
             no torch; by default torch's where it is installed. Recipes that need torch for what runs between their
             partitions are passed over with `"numpy"`.
         fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
-            default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Else no connection is ever opened.
+            default only if the environment variable `HATCH_LOWER_FETCH` is `always`. Else no connection is ever opened.
 
     An editable install whose sources have changed since it was made is said in a `RuntimeWarning`.
 

@@ -55,6 +55,9 @@ class Limits(Frozen):
     pause: float = 1.0  # seconds before the second try; each next one waits longer
 
 
+LIMITS = Limits()
+
+
 class Stream(NamedTuple):
     """A file from some byte on."""
 
