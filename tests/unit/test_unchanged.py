@@ -214,7 +214,7 @@ def test_a_result_of_another_machine_is_known(tmp_path: Path, declared: tuple[st
     environment = {
         "HATCH_LOWER_REMOTE_CACHE": (tmp_path / "shared").as_uri(),
         "HATCH_LOWER_REMOTE_PUSH": "1",
-        "HATCH_LOWER_REMOTE_UNSIGNED": "1",
+        "HATCH_LOWER_PUBLIC_KEYS": "any",
     }
     there, here = Project(tmp_path / "there"), Project(tmp_path / "here")
     for project in (there, here):

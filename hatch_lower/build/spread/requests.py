@@ -30,7 +30,7 @@ from hatch_lower.build.spread.recipe_unit import SNAPSHOT, RecipeBody
 from hatch_lower.build.spread.snapshot import Snapshot, take_snapshot
 from hatch_lower.build.spread.units import Unit
 from hatch_lower.build.spread.workplace import sent_variables
-from hatch_lower.cache.remote.policy import UNSIGNED, trusted_keys
+from hatch_lower.cache.remote.policy import takes_unsigned, trusted_keys
 from hatch_lower.cache.remote.signing import VerifyingKeys
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
@@ -159,7 +159,7 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
 def signers_of(context: BuildContext) -> VerifyingKeys:
     """Return the keys by one of which entries must be signed; none if they need not be."""
     environment = context.environment
-    if environment.get(UNSIGNED, "") == "1":
+    if takes_unsigned(environment):
         return VerifyingKeys()
     return trusted_keys(environment, context.settings.cache.public_keys)
 
