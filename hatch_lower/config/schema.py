@@ -30,8 +30,8 @@ INTRODUCTION = f"""\
 
 Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
 (in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). A table
-`[tool.hatch.build.targets.wheel.hooks.lower]` takes its place where wheels are built; source distributions do not see
-it, nor the `inputs` in it. An example with most of them:
+`[tool.hatch.build.targets.wheel.hooks.lower]` replaces the settings for wheels; source distributions do not see
+the table, nor its `inputs`. An example:
 
 ```toml
 [project.entry-points."hatch_lower.models"]
@@ -46,7 +46,7 @@ rtol = 1e-4
 backends = []                            # ATen operators only: runs wherever torch does
 
 [{HOOK_PATH}.models.teacher]
-export = "tools.export:teacher"          # a model that is no entry point
+export = "tools.export:teacher"          # a model that is not an entry point
 recipes = ["portable"]
 
 [{HOOK_PATH}.models.digits]
@@ -60,8 +60,8 @@ sizes = [{{ batch = 1 }}, {{ batch = 32 }}]
 min-delegated = 0.95
 ```
 
-Unknown keys and wrong values are errors, all reported at once. hatchling reads four more keys in every hook's table
-and hatch-lower leaves them alone:
+Unknown keys and wrong values are errors, all reported at once. hatchling itself reads four more keys in every hook's
+table:
 {", ".join(f"`{key}`" for key in RESERVED_KEYS)}.
 
 An editor can complete and check these settings with `hatch-lower schema`, a JSON schema of the table.
@@ -100,7 +100,7 @@ def setting_sections(kind: type) -> Iterator[str]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     for setting in fields(kind):
         if setting.name not in kind.__annotations__:
-            continue  # it is described with the class that it comes from
+            continue  # described with the base class
         default = default_of(setting)
         shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
         words = type_words(hints[setting.name], setting.metadata)
@@ -155,7 +155,8 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     if origin is Mapping:
         return "table of tables, described below"
     if origin is Literal:
-        return "one of " + ", ".join(f"`{json.dumps(argument)}`" for argument in arguments)
+        *first, last = (f"`{json.dumps(argument)}`" for argument in arguments)
+        return f"{', '.join(first)} or {last}"
     if is_dataclass(hint):
         return "table, described below"
     words: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -163,7 +164,7 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
 
 
 def default_of(each: Field[object]) -> object:
-    # `None` where the field's text says what the default is
+    # `None` where the field's docstring has the default
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     value = each.metadata.get("default", value)
     if value is MISSING:
