@@ -1,4 +1,4 @@
-"""From a TOML table to its dataclass: every wrong key and value becomes a sentence, and none hides another."""
+"""From a TOML table to its dataclass: every wrong key and value becomes a sentence, and does not hide other errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
         if key in known:
             name = known[key].name
             parsed = read_value(hints[name], value, here, problems, known[key].metadata)
-            if parsed is not None:  # else the default stands in, so that all problems are found in one go
+            if parsed is not None:  # else the default remains, so that other problems are found too
                 values[name] = parsed
         elif key not in reserved:
             problems.append(f"`{here}` is not a setting, found {words_for(value)}; {nearest(key, known)}")
@@ -47,7 +47,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
 
 
 def read_value(hint: object, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
-    """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
+    """Return a value as its field's type; or `None`, which TOML cannot write, after appending to `problems`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):  # `T | None`: only T can be written
         return read_value(arguments[0], value, path, problems, limits)
@@ -74,7 +74,7 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
 
 
 def read_item(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, object]) -> object:
-    """Return an element; what is wrong has something in its place, so that the indices of others stay right."""
+    """Return an element; a placeholder for a wrong element keeps the indices of the others."""
     read = read_value(hint, value, path, problems, limits)
     if read is not None:
         return read

@@ -177,7 +177,7 @@ def summary(kind: type) -> str:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    # a class does not keep the docstrings under its fields
+    # a class does not keep the docstrings of its fields
     texts = {}
     for each in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
         body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """The `lower` hook's table as frozen settings: names resolved, defaults filled in, everything checked.
 
-`tables` says what the table may hold, `reader` checks it value by value; here names are looked up, and what must fit
-together is compared. Nothing after `read_settings` sees a dictionary.
+`tables` describes the table and `reader` checks the values. This module resolves names and checks settings against each
+other. No code after `read_settings` sees a dictionary.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-# no file has such a name on Windows, whatever follows the first dot
+# Windows reserves these names, with any suffix
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
+LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests need a part
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 
 
 class Recipe(Frozen):
-    """One lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
+    """A lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
 
     name: str
     backends: tuple[BackendChoice, ...] = ()
@@ -58,20 +58,20 @@ class Recipe(Frozen):
 
 
 class ModelSettings(Frozen):
-    """One model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
+    """A model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
 
     name: str
     export: str  # `module:attribute`
     package: str  # dotted; gets `_lowered/`
     recipes: tuple[str, ...]
-    assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
-    card: str = ""  # the JSON file (relative to the project, posix) of its card for the SBOM; it is in no key
-    weights: tuple[str, ...] = ()  # URLs of files that have its weights, or `file` alone
+    assets: tuple[str, ...] = ()  # globs of files that are packaged beside the programs; in no key
+    card: str = ""  # JSON file (relative to the project, posix) with the card for the SBOM; in no key
+    weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` alone
     verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
 
 
 class Settings(Frozen):
-    """All that a build needs to know, parsed and checked; paths absolute."""
+    """The parsed and checked settings of a build; paths are absolute."""
 
     root: Path
     name: str  # of the distribution
@@ -79,20 +79,20 @@ class Settings(Frozen):
     models: tuple[ModelSettings, ...]  # by name
     recipes: tuple[Recipe, ...]  # in load order
     runtime_requirements: str = "check"  # `check`, `add` or `off`
-    check_bytes: int = 1_000_000  # of check data that a model has at most; 0: none
+    check_bytes: int = 1_000_000  # limit of the check data of a model; 0: no check data
     editable: str = "lower"  # `lower`, `known`, `eager` or `skip`
-    dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
+    dependencies: tuple[str, ...] | None = None  # of the project; `None` if not known
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     jobs: int = 1
     timeout: int = 3600
-    strict: bool = False  # whether an export may read only what `inputs` declares
+    strict: bool = False  # whether an export may read only declared inputs
     cache: CacheSettings = field(default_factory=CacheSettings)
-    bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
-    torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
-    extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
-    executor: str = "local"  # it is in no key
-    keep_weights: bool = False  # it is in no key
+    bench: BenchTable = field(default_factory=BenchTable)  # in no key
+    torch_free: tuple[str, ...] = ()  # recipes that must run without torch; in no key
+    extras: Mapping[str, Extra] = field(default_factory=dict)  # recipe to its extra; in no key
+    executor: str = "local"  # in no key
+    keep_weights: bool = False  # in no key
 
     @property
     def recipe_order(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def read_settings(
     dependencies: Sequence[str] | None = None,
     optional_dependencies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Settings:
-    """Return the settings of one build; all problems of the hook's table are one `ConfigError`.
+    """Return the settings of a build; raise `ConfigError` with all problems of the hook's table.
 
     `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel,
     `regular` the dotted names of all its packages with an `__init__.py`, `path` is the dotted TOML path of the table.
@@ -167,7 +167,7 @@ def read_settings(
 
 
 def file_name_problems(name: str, here: str) -> list[str]:
-    # a name becomes that of a file wherever the wheel is installed
+    # the name becomes a file name on every system that installs the wheel
     if RESERVED_NAME.fullmatch(name):
         return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
     if len(name) > LONGEST_NAME:
@@ -185,7 +185,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             problems.append(f"`{here}` must be named with letters, digits, `_` and `-`: the name becomes a file name")
         problems += file_name_problems(name, here)
         if name == "default" and given.backends and recipe.backends is not None:
-            problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
+            problems.append(f"`{here}.backends` repeats `{path}.backends`; keep either")
         check_backends(recipe.backends or (), here, problems)
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
         recipes[name] = Recipe(
@@ -222,7 +222,7 @@ def resolve_extras(
 
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:
-    # backends are not imported for it
+    # by entry points alone: backends are not imported
     if {choice.name for choice in choices} <= own_backends():
         return
     installed = {point.name for point in importlib.metadata.entry_points(group=BACKEND_GROUP)}
@@ -234,17 +234,17 @@ def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[s
 
 
 def own_backends() -> set[str]:
-    # those of all distributions take longer to find
+    # entry points of all distributions take longer to find
     try:
         own = importlib.metadata.distribution("hatch-lower")
-    except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         return set()
     return {point.name for point in own.entry_points if point.group == BACKEND_GROUP}
 
 
 def recipe_problems(names: Sequence[str], known: Collection[str], path: str) -> Iterator[str]:
     for i, name in enumerate(names):
-        if name and name not in known:  # without a name it was already reported as ill-typed
+        if name and name not in known:  # an empty name was already reported as ill-typed
             yield f"`{path}[{i}]` names no recipe, found `{name}`; {nearest(name, known)}"
         elif name and name in names[:i]:
             yield f"`{path}[{i}]` names the recipe `{name}` again"
@@ -286,7 +286,7 @@ def resolve_models(
     path: str,
     problems: list[str],
 ) -> Iterator[ModelSettings]:
-    """Yield the models by name; those with a problem are left out."""
+    """Yield the models without problems, by name."""
     if not entry_points and not given.models:
         problems.append(
             f"the project declares no model; list one under `[{ENTRY_POINTS_PATH}]`, "
@@ -307,7 +307,7 @@ def resolve_models(
             )
         problems += file_name_problems(name, declared)
         if name in entry_points and override.export is not None:
-            problems.append(f"`{here}.export` declares a model again that `{declared}` declares; keep one of the two")
+            problems.append(f"`{here}.export` repeats the model that `{declared}` declares; keep either")
         if name not in entry_points and override.export is None:
             problems.append(f"`{here}` is not the name of a model and has no `export`; {nearest(name, entry_points)}")
             continue

@@ -182,8 +182,8 @@ def test_a_model_that_is_declared_twice(project: Callable[[str], Project]) -> No
         file.write(f'\n[{TABLE}.models.tiny]\nexport = "tiny.model:export"\n')
     assert message_of(bad) == (
         f"""a setting of the build hook `lower` is wrong
-  found: `{TABLE}.models.tiny.export` declares a model again that `project.entry-points."hatch_lower.models".tiny` \
-declares; keep one of the two
+  found: `{TABLE}.models.tiny.export` repeats the model that `project.entry-points."hatch_lower.models".tiny` \
+declares; keep either
   to do: {CORRECT_IT}"""
     )
 
@@ -193,7 +193,7 @@ def test_dependencies_that_do_not_imply_what_the_programs_need(known: Callable[[
     bad = known("tiny")
     bad.edit(PYPROJECT, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch>=2.13"]')
     assert message_of(bad) == (
-        """the project's dependencies do not imply what its lowered programs need at run time
+        """the project's dependencies do not imply the requirements of its lowered programs
   where: project.dependencies
   found: `hatch-lower>=0.1`: not among the dependencies
   to do: let `[project] dependencies` contain

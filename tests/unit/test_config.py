@@ -212,7 +212,7 @@ def test_another_path_of_the_table_is_named() -> None:
         ),
         (
             {"backends": ["aoti"], "recipes": {"default": {"backends": []}}},
-            "`{0}.recipes.default.backends` says again what `{0}.backends` says; keep one of the two",
+            "`{0}.recipes.default.backends` repeats `{0}.backends`; keep either",
         ),
         (
             {"backends": ["atoi"]},
@@ -247,8 +247,8 @@ def test_another_path_of_the_table_is_named() -> None:
         ),
         (
             {"models": {"digits": {"export": "tools:export"}}},
-            "`{}.models.digits.export` declares a model again that "
-            '`project.entry-points."hatch_lower.models".digits` declares; keep one of the two',
+            "`{}.models.digits.export` repeats the model that "
+            '`project.entry-points."hatch_lower.models".digits` declares; keep either',
         ),
         (
             {"models": {"Digits": {"export": "tools:export"}}},

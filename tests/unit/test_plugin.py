@@ -402,7 +402,7 @@ def test_a_source_distribution_requires_nothing_more(make_project: MakeProject) 
 
 
 INCOMPLETE = (
-    "hatch-lower: hatch-lower is installed without packages that it builds with\n"
+    "hatch-lower: hatch-lower is installed without packages that a build needs\n"
     "  found: `never-published>=2` is not installed\n"
     "  to do: install `hatch-lower[build]`; a build in an isolated environment does so by itself"
 )
