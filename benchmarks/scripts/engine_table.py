@@ -58,7 +58,7 @@ def set_backends(project: Path, backends: list[str], texts: Mapping[str, str] = 
     file = project / "pyproject.toml"
     kept = file.read_text().partition(TABLE)[0]
     written = ", ".join(texts.get(each, json.dumps(each)) for each in backends)
-    lines = [TABLE, f"backends = [{written}]", "verify = false", "check = false"]
+    lines = [TABLE, f"backends = [{written}]", "verify = false", "check-megabytes = 0"]
     lines += ['runtime-requirements = "add"', 'pass-env = ["BERT_*"]']
     file.write_text(kept + "\n".join(lines) + "\n")
 

@@ -176,7 +176,7 @@ def run(case: Case, limit: float) -> dict[str, Any]:
     model = ModelSettings(case.model, "localise_models:export", case.model, ("default",))
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        settings = Settings(work, case.model, "1", (model,), (recipe,), ("default",), check=False)
+        settings = Settings(work, case.model, "1", (model,), (recipe,), check_bytes=0)
         store = open_store({"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(work / "cache")}, print)
         source = capture_model(case.model, MODELS[case.model](), NullReporter())
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])

@@ -96,7 +96,7 @@ def export_models(
             outbox=units.outbox,
         )
         requests.append(request)
-    trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
+    trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(store.directory)), name="trim", daemon=True)
     trimming.start()
     if mode == "lower":  # a wheel follows
         threading.Thread(target=import_sbom_writer, name="import", daemon=True).start()

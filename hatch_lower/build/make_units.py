@@ -75,6 +75,6 @@ def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, 
         what, found = "the made units are not in the shared cache", "no record with a trusted signature"
         hint = (
             "the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
-            " signature (`HATCH_LOWER_REMOTE_UNSIGNED=1`)"
+            " signature (`HATCH_LOWER_PUBLIC_KEYS=any`)"
         )
     raise CacheError(what, where=", ".join(f"`{name}`" for name in lost), found=found, hint=hint)

@@ -21,9 +21,9 @@ from hatch_lower.events import notes_of, stage
 from hatch_lower.format.weights import Source
 from hatch_lower.pipeline.checkpoint import LocalSource, read_checkpoint
 from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
-from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_from, open_origin, refuse_offline
-from hatch_lower.runtime.origins import BrokenError, RefusedError
-from hatch_lower.runtime.sources import HUB, OFFLINE, file_name, is_on, local_copy, weights_folders
+from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, open_origin, refuse_offline
+from hatch_lower.runtime.origins import LIMITS, BrokenError, RefusedError
+from hatch_lower.runtime.sources import HUB, file_name, forbidding_variable, local_copy, weights_folders
 
 UNFINISHED = "new"  # the name of a file with an unknown digest
 WHERE = "`weights` of the build hook `lower`"
@@ -95,7 +95,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
     """Return whether a server still has the known contents. If the server cannot be asked, print a note and return
     true.
     """
-    offline = next((name for name in OFFLINE if is_on(os.environ, name)), None)
+    offline = forbidding_variable()
     if offline is not None:
         note(f"{url} was not asked whether it has changed: `{offline}` is set")
         return True
@@ -103,7 +103,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
         return False
     try:
         # the answer for the last byte has the stamp as well
-        with closing(open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)) as stream:
+        with closing(open_origin(url, LIMITS).open(known.size - 1, known.stamp)) as stream:
             return stream.stamp == known.stamp and stream.size in (None, known.size)
     except (BrokenError, RefusedError) as error:
         if isinstance(error, RefusedError) and not str(error).startswith("no connection"):
@@ -115,7 +115,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
 def download_new(url: str) -> tuple[Path, str]:
     """Download a file with unknown contents; return its path, and the server's stamp."""
     refuse_offline(url)
-    folder, limits = weights_folders()[0], limits_from(os.environ)
+    folder = weights_folders()[0]
     with errors_of(url, folder):
         if url.startswith(HUB):
             return download_from_hub(url), ""
@@ -123,7 +123,7 @@ def download_new(url: str) -> tuple[Path, str]:
         remove_abandoned(folder, f"{UNFINISHED}.*{PART}")  # of builds that were killed
         with private_part(folder / UNFINISHED) as part:
             found = Received(part.file)
-            stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
+            stamp = complete(found, open_origin(url, LIMITS), None, LIMITS, lambda count: None)
             os.fsync(part.file.fileno())
             sha256 = found.sha256()
             # an answer without a length may have ended early, and its digest would be believed from now on

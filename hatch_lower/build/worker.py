@@ -112,7 +112,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
-            globs = request.settings.cache.shareable_env
+            globs = request.settings.pass_env
             shared = shareable(inputs, globs, watch.environment, secret(store.directory))
         if request.manifest:
             remember(store, request.manifest, inputs, answer.report, shared)
@@ -165,10 +165,10 @@ def run_pipeline(
 
         gc.freeze()
         gc.enable()
-        random.seed(request.settings.seed)
-        torch.manual_seed(request.settings.seed)
+        random.seed(0)
+        torch.manual_seed(0)
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(request.settings.seed)
+            sys.modules["numpy"].random.seed(0)
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with asks_hidden(), export_guard(model.name):
             exports = discover(entry)
@@ -181,7 +181,7 @@ def run_pipeline(
             exports,
             reporter,
             roots=entry.roots(),
-            examples_needed=verified or request.settings.check or request.mode == "localise",
+            examples_needed=verified or bool(request.settings.check_bytes) or request.mode == "localise",
         )
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":

@@ -59,13 +59,11 @@ class ExportKey(Key):
     sharing: str  # which constants of all methods overlap in memory
     eager: str  # digest of the results of the module, or of the ready programs, for the example inputs
     recipes: tuple[Mapping[str, object], ...]  # name, backends with options, settings of verification
-    order: tuple[str, ...]  # of the recipes: the first usable recipe is taken at run time
     check: int  # the largest size of the check data in bytes; 0: no check data
     # URL and sha256 of the files that `weights` names; or `file`, and the distribution's name
     weights: tuple[tuple[str, str], ...]
     # for each method with real inputs for verification: name, source of the inputs, sha256 of all inputs
     samples: tuple[tuple[str, str, str], ...]
-    seed: int  # of the inputs for verification
     tools: tuple[tuple[str, str], ...]  # versions and digests of the code of the recipes' backends
     torch: str
     interpreter: str
@@ -81,13 +79,11 @@ class ManifestKey(Key):
     export: str  # entry point
     package: str  # receives the files
     distribution: str
-    recipes: tuple[object, ...]  # as written in the settings
-    order: tuple[str, ...]  # of the recipes: the first usable recipe is taken at run time
+    recipes: tuple[object, ...]  # as in the settings, in load order
     check: int  # the largest size of the check data in bytes; 0: no check data
     # URL and last known sha256 of the files that `weights` names; or `file`
     weights: tuple[tuple[str, str], ...]
-    verify_inputs: tuple[tuple[str, str], ...]  # method (empty: all remaining methods), source of its inputs
-    seed: int  # of the exporting process
+    verify_inputs: str  # source of real inputs; empty: no real inputs
     inputs: tuple[str, ...]  # globs of the declared inputs
     strict: bool  # whether undeclared inputs are refused
     entry_points: str  # the project's

@@ -15,7 +15,6 @@ from pathlib import Path
 from hatch_lower.cache.contents import Contents, StoredBlob, StoredRecord, read_contents, walk
 from hatch_lower.cache.files import remove_unused, write_file
 from hatch_lower.cache.store import MARK_INTERVAL, Store
-from hatch_lower.config.tables import CacheSettings
 from hatch_lower.frozen import Frozen
 
 HOUR = 3600.0
@@ -37,8 +36,12 @@ class Trimmed(Frozen):
     kept: int  # bytes
 
 
-def limits_of(settings: CacheSettings) -> Limits:
-    return Limits(int(settings.max_gigabytes * 1e9), settings.max_days * DAY)
+def limits_of(directory: Path) -> Limits:
+    """Return the limits of a cache: a tenth of the disk that it is on, at least 10 GB, and 60 days."""
+    size = 10**10
+    with contextlib.suppress(OSError):
+        size = max(size, shutil.disk_usage(directory).total // 10)
+    return Limits(size, 60 * DAY)
 
 
 def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimmed | None:

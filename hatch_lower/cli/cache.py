@@ -19,16 +19,16 @@ import click
 
 from hatch_lower.cache.directory import VERSION, default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option, open_here, project_here, root_option
+from hatch_lower.cli.arguments import json_option, open_here, root_option
 from hatch_lower.cli.output import Report, count, page, show, show_json
-from hatch_lower.config.tables import CacheSettings
-from hatch_lower.errors import CacheError, LowerError, size_text
+from hatch_lower.errors import CacheError, size_text
 from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
     from hatch_lower.cache.contents import Entry, Survey
+    from hatch_lower.cache.trim import Limits
 
 VERSION_FOLDER = re.compile(r"v\d+")  # each version of the cache's format has a folder
 DAY = 24 * 3600.0
@@ -42,21 +42,19 @@ def cache() -> None:
 @cache.command()
 @json_option
 def info(as_json: bool) -> None:
-    """Show the cache's folder, limits and results.
-
-    The limits are those of the project in this folder, if there is a project. The last used result comes first.
-    """
+    """Show the cache's folder, limits and results. The last used result comes first."""
     from hatch_lower.cache.contents import survey
+    from hatch_lower.cache.trim import limits_of
 
     store = open_here()
-    report = info_report(store, survey(store.directory), limits_here())
+    report = info_report(store, survey(store.directory), limits_of(store.directory))
     if as_json:
         show_json(report)
     else:
         page(info_lines(report))
 
 
-def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report:
+def info_report(store: Store, contents: Survey, limits: Limits) -> Report:
     kinds: dict[str, list[Entry]] = {}
     for entry in sorted(contents.entries, key=lambda entry: entry.kind):
         kinds.setdefault(entry.kind, []).append(entry)
@@ -75,8 +73,8 @@ def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report
         "leftovers": contents.leftovers,
         "last_used": max((entry.used for entry in contents.entries), default=None),
         "longest_unused": min((entry.used for entry in contents.entries), default=None),
-        "max_gigabytes": limits.max_gigabytes,
-        "max_days": limits.max_days,
+        "max_gigabytes": limits.size / 1e9,
+        "max_days": int(limits.age / DAY),
     }
 
 
@@ -112,8 +110,8 @@ def info_lines(report: Report) -> Iterator[str]:
 
 
 @cache.command()
-@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Default: the project's limit, or 10.")
-@click.option("--max-days", type=click.IntRange(min=0), help="Default: the project's limit, or 60.")
+@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Default: a tenth of the disk, at least 10.")
+@click.option("--max-days", type=click.IntRange(min=0), help="Days without use. Default: 60.")
 def trim(max_gigabytes: float | None, max_days: int | None) -> None:
     """Remove results beyond the limits, as builds do once a day.
 
@@ -122,10 +120,10 @@ def trim(max_gigabytes: float | None, max_days: int | None) -> None:
     from hatch_lower.cache.trim import Limits, limits_of
     from hatch_lower.cache.trim import trim as trim_store
 
-    limits = limits_of(limits_here())
-    size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
-    age = limits.age if max_days is None else max_days * DAY
     with changing() as directory:
+        limits = limits_of(directory)
+        size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
+        age = limits.age if max_days is None else max_days * DAY
         done = trim_store(directory, Limits(size, age), time.time())
     parts = {"result": done.records, "blob": done.blobs, "unfinished file": done.leftovers}
     removed = ", ".join(count(number, noun) for noun, number in parts.items() if number) or "nothing"
@@ -217,15 +215,6 @@ def keygen() -> None:
             f'public-keys = ["{pair.public}"]',
         ]
     )
-
-
-def limits_here() -> CacheSettings:
-    """Return the cache settings of the project in this folder; the defaults if there is no valid project."""
-    try:
-        project = project_here(None)
-    except LowerError:
-        project = None
-    return CacheSettings() if project is None else project.settings.cache
 
 
 @contextmanager

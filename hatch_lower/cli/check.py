@@ -13,8 +13,6 @@ import click
 from hatch_lower.build.unpack import Place, places_of
 from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import count, show_report
-from hatch_lower.config.settings import resolve_tolerances
-from hatch_lower.config.tables import FLOATS
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.terminal import table_lines
@@ -25,19 +23,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.numbers import Tolerance
 
 
-def read_limits(context: click.Context, parameter: click.Parameter, text: str) -> float | dict[str, float]:
-    """Return `1e-4`, or `{"float16": 1e-2}` for `float16=1e-2`."""
-    if "=" not in text:
-        return read_number(text)
-    pairs = [part.partition("=") for part in text.split(",")]
-    for dtype, _, _ in pairs:
-        if dtype not in FLOATS:
-            msg = f"`{dtype}` is no dtype of numbers that may differ; {nearest(dtype, FLOATS)}"
-            raise click.BadParameter(msg)
-    return {dtype: read_number(number) for dtype, _, number in pairs}
-
-
-def read_number(text: str) -> float:
+def read_number(context: click.Context, parameter: click.Parameter, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -48,9 +34,6 @@ def read_number(text: str) -> float:
     return number
 
 
-LIMITS = "or by dtype: `float16=1e-2,float32=1e-4`."
-
-
 NOTHING_COMPARED = 3  # exit status
 
 
@@ -58,8 +41,8 @@ NOTHING_COMPARED = 3  # exit status
 @click.argument("name", metavar="NAME|PATH")
 @click.option("--model", help="The model to check. Default: all models.")
 @click.option("--recipe", help="The recipe to check. Default: all recipes that can run here.")
-@click.option("--rtol", default="1e-4", callback=read_limits, help=f"Relative tolerance, 1e-4 by default, {LIMITS}")
-@click.option("--atol", default="1e-5", callback=read_limits, help=f"Absolute tolerance, 1e-5 by default, {LIMITS}")
+@click.option("--rtol", default="1e-4", callback=read_number, help="Relative tolerance, 1e-4 by default.")
+@click.option("--atol", default="1e-5", callback=read_number, help="Absolute tolerance, 1e-5 by default.")
 @json_option
 @click.pass_context
 def check(
@@ -67,8 +50,8 @@ def check(
     name: str,
     model: str | None,
     recipe: str | None,
-    rtol: float | dict[str, float],
-    atol: float | dict[str, float],
+    rtol: float,
+    atol: float,
     as_json: bool,
 ) -> None:
     """Compare a model's outputs here with the eager model's.
@@ -80,7 +63,7 @@ def check(
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.numbers import Tolerance
 
-        rows = check_all(chosen, recipe, Tolerance(**resolve_tolerances(rtol, atol)), name)
+        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name)
     show_report([row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     compared = any(row.status == "ok" for row in rows)
     context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
@@ -147,4 +130,4 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
     wrong = sum(row.is_wrong for row in rows)
     yield f"{count(len(compared), 'method')} compared, {count(wrong, 'fault')}"
     if not compared and not wrong:
-        yield "not a success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)"
+        yield "not a success: no recipe ran, or the wheel has no check data (`check-megabytes`)"

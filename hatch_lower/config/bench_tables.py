@@ -1,7 +1,7 @@
 """The tables of `hatch-lower bench`: limits, and the ways in which methods are called.
 
-A field is `None` where its table says nothing: a less specific table speaks then, and in the end the `default` in the
-field's metadata.
+A field is `None` where its table lacks the setting: then a less specific table decides, and at last the `default` in
+the field's metadata.
 """
 
 from __future__ import annotations
@@ -20,77 +20,63 @@ GROWTH = {
 
 
 class MethodLimits(Frozen):
-    """How the methods are called, and limits of what their calls are and cost. Of the tables that speak of a method,
-    the last in this order that sets a limit decides: `bench`, `bench.recipes.<name>`, `bench.models.<name>`,
-    `bench.models.<name>.recipes.<name>`, `bench.models.<name>.methods.<name>`.
+    """Ways of calling methods, and limits of the calls. Of the tables for a method, the last in this order that sets a
+    limit decides: `bench`, `bench.recipes.<name>`, `bench.models.<name>`, `bench.models.<name>.recipes.<name>`,
+    `bench.models.<name>.methods.<name>`.
 
-    A is what is measured, B what it is compared with; a limit against B judges nothing where there is no B."""
+    A is the measured side, B the side to compare with. A limit against B judges only where B exists."""
 
     max_call_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.05})
-    """Time of a call of A, divided by that of B."""
-    max_eager_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a call of A, divided by that of a call of the eager module."""
+    """Time of a call of A, divided by the time of B."""
     max_instructions_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.02})
-    """Instructions of a call, and of a load, of A, divided by those of B; where the machine can count them. The table
-    of a method sets it for calls only."""
+    """Instructions of a call, and of a load, of A, divided by the number of B; where the machine can count
+    instructions. In the table of a method the limit is for calls only."""
     max_delegated_loss: float | None = field(default=None, metadata={**SHARE, "default": 0.05})
-    """The share of operations in delegates in B, less that in A: 0.05 allows 90 % where B has 95 %."""
+    """Share of operations in delegates in B, less the share in A: 0.05 allows 90 % where B has 95 %."""
     min_delegated: float | None = field(default=None, metadata=SHARE)
-    """The share of A's operations that are in delegates, from 0 to 1."""
+    """Share of A's operations that are in delegates, from 0 to 1."""
     max_kernels: int | None = field(default=None, metadata={"minimum": 0})
     """Kernels in A's native code."""
     max_error: float | None = field(default=None, metadata={"minimum": 0, "default": ANY_FINITE})
-    """The largest absolute difference between A's outputs and eager's. The default lets any finite one pass: outputs of
-    another shape or dtype, or with NaN where eager's have none, are beyond every limit."""
-    max_call_seconds: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a call of A: it depends on the machine, as a ratio does not."""
+    """Largest absolute difference between A's outputs and eager's. The default allows any finite difference. Outputs of
+    another shape or dtype, or with NaN where eager has none, are beyond every limit."""
     sizes: tuple[Mapping[str, int], ...] | None = field(default=None, metadata={"minimum": 1})
-    """Sizes with which methods are called, each a table of dynamic dimensions: `[{batch = 1}, {batch = 32}]`. A method
-    takes of each what it has, and the sizes of its example inputs for the rest; `{}` is the example inputs as they are.
-    Default: only these."""
+    """Sizes for the calls, each a table of dynamic dimensions: `[{batch = 1}, {batch = 32}]`. A method takes the
+    dimensions that it has, and the sizes of its example inputs for the rest; `{}` is the example inputs. Default: only
+    the example inputs."""
     threads: tuple[int, ...] | None = field(default=None, metadata={"minimum": 1, "default": (1,)})
     """Numbers of threads with which each size is called."""
 
 
 class RecipeLimits(MethodLimits):
-    """Limits of what does not depend on the method. They stand in the same tables, but not in
+    """Limits that do not depend on the method. The same tables can contain these limits, except
     `bench.models.<name>.methods.<name>`."""
 
     max_load_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.10})
-    """Time of a load of A in a fresh process, divided by that of B. A difference of up to 5 ms is none."""
+    """Time of a load of A in a fresh process, divided by the time of B. Differences of up to 5 ms are ignored."""
     max_memory_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.10})
-    """Memory that loading and calling A takes, divided by that of B. A difference of up to 4 MiB is none."""
-    max_native_bytes: int | None = field(default=None, metadata={"minimum": 0})
-    """Size of A's native code."""
-    max_load_seconds: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a load of A in a fresh process: it depends on the machine, as a ratio does not."""
-    max_memory_bytes: int | None = field(default=None, metadata={"minimum": 0})
-    """Memory that loading and calling A takes."""
+    """Memory that loading and calling A takes, divided by the memory of B. Differences of up to 4 MiB are ignored."""
 
 
 class ModelLimits(RecipeLimits):
-    """What differs for one model. The settings of recipes and of methods may stand here, too."""
+    """Settings of a single model. The table can also contain the settings of recipes and of methods."""
 
     recipes: Mapping[str, RecipeLimits] = field(default_factory=dict)
-    """What differs for the model lowered for one recipe: the settings of recipes and of methods."""
+    """Settings of recipes and of methods, for the model lowered for a recipe."""
     methods: Mapping[str, MethodLimits] = field(default_factory=dict)
-    """What differs for one method of the model, whatever the recipe: the settings of methods."""
+    """Settings of methods, for a method of the model in every recipe."""
 
 
 class BenchTable(RecipeLimits):
-    """What `hatch-lower bench` measures, and how much worse a model may become. It shapes no program: a change of it
-    exports and lowers nothing. Beside these settings, those of recipes and of methods below may stand here."""
+    """Measurements of `hatch-lower bench`, and limits for the change of a model. The settings shape no program: a
+    change exports and lowers nothing. The table can also contain the settings of recipes and of methods below."""
 
     max_wheel_growth: str | None = field(default=None, metadata={**GROWTH, "default": "5%"})
-    """By how much A's wheel may be larger than B's: a share (`"5%"`) or a size (`"200 kB"`, `"1.5 MiB"`). The units are
-    `B`, `kB`, `MB` and `GB` in powers of 1000, `KiB`, `MiB` and `GiB` in powers of 1024."""
-    max_cold_build_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a build of A with an empty cache, divided by that of B."""
-    max_warm_build_ratio: float | None = field(default=None, metadata={"minimum": 0})
-    """Time of a build of A in which nothing has changed, divided by that of B."""
+    """Growth of A's wheel over B's: a share (`"5%"`) or a size (`"200 kB"`, `"1.5 MiB"`). The units are `B`, `kB`, `MB`
+    and `GB` in powers of 1000, `KiB`, `MiB` and `GiB` in powers of 1024."""
     budget: int = field(default=120, metadata={"minimum": 1, "maximum": 86_400})
-    """Seconds that may be spent on timing. What cannot be told from chance by then is "not decided"."""
+    """Seconds for timing. A comparison that is open by then is "not decided"."""
     recipes: Mapping[str, RecipeLimits] = field(default_factory=dict)
-    """What differs for one recipe, in all models: the settings of recipes and of methods below."""
+    """Settings of recipes and of methods, for a recipe in all models."""
     models: Mapping[str, ModelLimits] = field(default_factory=dict)
-    """What differs for one model, described below."""
+    """Settings of single models, described below."""

@@ -21,7 +21,7 @@ def resolve_package(
     here: str,
     problems: list[str],
 ) -> str | None:
-    """Return the import package that gets the model's files, or `None` if none can be told."""
+    """Return the import package that gets the model's files, or `None` after appending to `problems`."""
     owner, package = (here, override.package) if override.package is not None else (path, given.package)
     if package is not None:
         if not PACKAGE_NAME.fullmatch(package):

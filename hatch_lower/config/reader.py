@@ -1,4 +1,4 @@
-"""From a TOML table to its dataclass: every wrong key and value becomes a sentence, and none hides another."""
+"""From a TOML table to its dataclass: every wrong key and value becomes a sentence, and does not hide other errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from hatch_lower.config.tables import (
     IN_A_FILE,
     RESERVED_KEYS,
-    Author,
     BackendChoice,
-    Dataset,
     HookTable,
     quote_key,
     toml_key,
@@ -41,7 +39,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
         if key in known:
             name = known[key].name
             parsed = read_value(hints[name], value, here, problems, known[key].metadata)
-            if parsed is not None:  # else the default stands in, so that all problems are found in one go
+            if parsed is not None:  # else the default remains, so that other problems are found too
                 values[name] = parsed
         elif key not in reserved:
             problems.append(f"`{here}` is not a setting, found {words_for(value)}; {nearest(key, known)}")
@@ -49,12 +47,10 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
 
 
 def read_value(hint: object, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
-    """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
+    """Return a value as its field's type; or `None`, which TOML cannot write, after appending to `problems`."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # `T | None`: only T can be written; `T | Mapping`: a table is the latter
-        tables = [kind for kind in arguments if get_origin(kind) is Mapping]
-        kind = tables[0] if tables and isinstance(value, Mapping) else arguments[0]
-        return read_value(kind, value, path, problems, limits)
+    if origin in (Union, types.UnionType):  # `T | None`: only T can be written
+        return read_value(arguments[0], value, path, problems, limits)
     if origin is tuple:
         if "single" in limits and isinstance(value, str):
             alone = read_value(arguments[0], value, path, problems, limits)
@@ -66,17 +62,9 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
         kind = arguments[1]
         if not isinstance(value, Mapping):
             return refuse(f"`{path}` must be a table{' of tables' if is_dataclass(kind) else ''}", value, problems)
-        if "keys" in limits:
-            problems += [
-                f"`{path}.{quote_key(key)}` is no {limits['noun']}; {nearest(key, limits['keys'])}"
-                for key in value
-                if key not in limits["keys"]
-            ]
         return {key: read_item(kind, item, f"{path}.{quote_key(key)}", problems, limits) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
-    if hint in (Author, Dataset):
-        return read_named(hint, value, path, problems)
     if is_dataclass(hint):
         return read_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
@@ -86,7 +74,7 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
 
 
 def read_item(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, object]) -> object:
-    """Return an element; what is wrong has something in its place, so that the indices of others stay right."""
+    """Return an element; a placeholder for a wrong element keeps the indices of the others."""
     read = read_value(hint, value, path, problems, limits)
     if read is not None:
         return read
@@ -104,16 +92,6 @@ def read_backend(value: object, path: str, problems: list[str]) -> object:
     if not isinstance(name, str) or not name:
         return refuse(f"`{path}.name` must be a backend's name", name, problems)
     return BackendChoice(name, {key: item for key, item in value.items() if key != "name"})
-
-
-def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> object:
-    if isinstance(value, str) and value:  # the name alone may stand for the table
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        return refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        return refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
-    return read_table(kind, value, path, problems)
 
 
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
@@ -134,18 +112,7 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
     if good and isinstance(value, str) and "weights" in limits and value != IN_A_FILE:
         fault = url_fault(value)
         words, good = f'"{IN_A_FILE}" or {ALLOWED} ({fault})', not fault
-    if good and isinstance(value, str) and "spdx" in limits:
-        value, good = canonical_license(value)
     return value if good else refuse(f"`{path}` must be {words}", value, problems)
-
-
-def canonical_license(text: str) -> tuple[str, bool]:
-    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
-
-    try:
-        return str(canonicalize_license_expression(text)), True
-    except InvalidLicenseExpression:
-        return text, False
 
 
 def refuse(sentence: str, value: object, problems: list[str]) -> object:

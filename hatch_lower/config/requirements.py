@@ -1,4 +1,4 @@
-"""What the lowered programs need at run time, against what the project's metadata asks for."""
+"""Requirements of the lowered programs at run time, compared with the project's metadata."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hatch_lower.errors import ConfigError
 from hatch_lower.frozen import Frozen
 
 OWN_NAME = "hatch-lower"
-OTHER_MODES = {"check": '"add" or "off"', "add": '"off"'}  # modes without the errors of a mode
+OTHER_MODES = {"check": '"add" or "off"', "add": '"off"'}  # mode to the modes with fewer errors
 
 
 class Extra(Frozen):
-    """An extra of the project that brings what a recipe requires beyond the project's dependencies."""
+    """Extra of the project with the requirements of a recipe beyond the project's dependencies."""
 
     name: str
     dependencies: tuple[str, ...]
 
 
 class Unmet(Frozen):
-    """Why the project's dependencies do not imply a requirement."""
+    """Reason why the project's dependencies do not imply a requirement."""
 
     reason: str
-    wide: bool = False  # a dependency allows the versions that are needed, and others
-    excluded: bool = False  # a dependency allows none of the versions that are needed
+    wide: bool = False  # a dependency allows the needed versions and more
+    excluded: bool = False  # a dependency allows no needed version
 
 
 class Addition(Frozen):
-    """A requirement that the wheel's metadata has beside the project's dependencies."""
+    """Requirement that is added to the project's dependencies in the wheel's metadata."""
 
     requirement: str
     reason: str
@@ -48,7 +48,7 @@ def read_requirement(text: str) -> Requirement | None:
 
 
 def required_by(distribution: str) -> list[Requirement]:
-    """Return what an installed distribution requires; nothing of one that is not installed."""
+    """Return the requirements of a distribution; empty if the distribution is not installed."""
     try:
         return [Requirement(text) for text in importlib.metadata.requires(distribution) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -63,8 +63,8 @@ def requirements_to_add(
 ) -> tuple[Addition, ...]:
     """Return the requirements to append to the wheel's metadata; raise `ConfigError` for dependencies that fall short.
 
-    `required` is what each recipe requires, `declared` are the project's dependencies, `extras` those of recipes.
-    A dependency that lacks a bound does not fall short, in any mode: the wheel's metadata has the bound.
+    `required` are the requirements of each recipe, `declared` the project's dependencies, `extras` those of recipes.
+    A dependency that lacks a bound is accepted in any mode: the wheel's metadata has the bound.
     """
     if mode == "off":
         return ()
@@ -73,11 +73,11 @@ def requirements_to_add(
     known = [*declared, *(addition.requirement for addition in added)]
     for recipe, extra in extras.items():
         unmet = find_unmet(sorted(required.get(recipe, ())), [*known, *extra.dependencies])
-        # an extra without a distribution that it needs cannot be appended to
+        # a distribution that is missing in an extra is not appended
         if lacks := {text: each for text, each in unmet.items() if not each.wide}:
             texts = ", ".join(f'"{requirement}"' for requirement in lacks)
             raise ConfigError(
-                f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
+                f"the project's extra `{extra.name}` does not imply the requirements of its recipe `{recipe}`",
                 where=f"project.optional-dependencies.{extra.name}",
                 found=unmet_lines(lacks),
                 hint=f"let it contain {texts}",
@@ -92,7 +92,7 @@ def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> t
     if lacks:
         lines = "".join(f'\n    "{requirement}",' for requirement in lacks)
         raise ConfigError(
-            "the project's dependencies do not imply what its lowered programs need at run time",
+            "the project's dependencies do not imply the requirements of its lowered programs",
             where="project.dependencies",
             found=unmet_lines(lacks),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
@@ -106,10 +106,9 @@ def unmet_lines(unmet: Mapping[str, Unmet]) -> str:
 
 
 def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, Unmet]:
-    """Return the requirements that are not implied, each with a reason."""
-    # Careful rather than clever: a dependency with an environment marker, or one that names a URL, implies nothing,
-    # since neither says which version there will be. An extra of hatch-lower stands for what it consists of here:
-    # `hatch-lower[openvino]` implies OpenVINO.
+    """Return the requirements that `declared` does not imply, each with a reason."""
+    # A dependency with an environment marker or a URL implies no requirement, because the installed version is unknown.
+    # An extra of hatch-lower stands for the installed metadata of the extra: `hatch-lower[openvino]` implies OpenVINO.
     dependencies = [Requirement(dependency) for dependency in declared]
     for dependency in tuple(dependencies):
         if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
@@ -125,7 +124,7 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, Un
 
 
 def own_requirements(extras: Iterable[str]) -> Iterator[Requirement]:
-    """Yield what extras of hatch-lower consist of, as far as its metadata are installed."""
+    """Yield the requirements of extras of hatch-lower, from the installed metadata."""
     markers = {f'extra == "{canonicalize_name(extra)}"' for extra in extras}
     for requirement in required_by(OWN_NAME):
         if str(requirement.marker) in markers:
@@ -138,11 +137,11 @@ def names_torch(requirement: str) -> bool:
 
 
 def refuse_incomplete() -> None:
-    """Refuse to build without packages of the extra `build`; a build of what is known may do without some of them."""
+    """Raise `ConfigError` if a package of the extra `build` is missing; a build of known models needs fewer."""
     missing = [str(each) for each in own_requirements(["build"]) if not is_installed(each.name)]
     if missing:
         raise ConfigError(
-            "hatch-lower is installed without packages that it builds with",
+            "hatch-lower is installed without packages that a build needs",
             found="\n".join(f"`{requirement}` is not installed" for requirement in missing),
             hint="install `hatch-lower[build]`; a build in an isolated environment does so by itself",
         )
@@ -157,7 +156,7 @@ def is_installed(name: str) -> bool:
 
 
 def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
-    """Return the normal names of the distributions that requirements bring here: those that they require, too."""
+    """Return the normal names of the distributions that requirements install here, directly or indirectly."""
     pending = [Requirement(text) for text in requirements]
     seen: set[tuple[str, str]] = set()
     while pending:
@@ -165,7 +164,7 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
         name = canonicalize_name(requirement.name)
         for extra in sorted({"", *requirement.extras} - {known for owner, known in seen if owner == name}):
             seen.add((name, extra))
-            # if it is not installed here, nothing can be hidden on its behalf
+            # a missing distribution has no requirements here
             pending += [
                 each for each in required_by(name) if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
@@ -199,8 +198,8 @@ def have_common_version(allowed: SpecifierSet, wanted: SpecifierSet) -> bool:
 
 
 def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
-    # Both sets are unions of intervals that end at the versions they name, so it is enough to look at those versions
-    # and closely around them. Pre-releases count where `allowed` names one.
+    # Both sets are unions of intervals with named versions as ends: checking the ends and their close neighbors is
+    # enough. Pre-releases count where `allowed` names a pre-release.
     points = sorted({point for specifier in (*allowed, *wanted) for point in points_around(specifier.version)})
     early = bool(allowed.prereleases)
     for point in points:

@@ -15,13 +15,9 @@ from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimit
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import (
     RESERVED_KEYS,
-    Author,
     BackendChoice,
     CacheSettings,
-    Card,
-    Dataset,
     HookTable,
-    MethodTable,
     ModelTable,
     RecipeTable,
     toml_key,
@@ -34,8 +30,8 @@ INTRODUCTION = f"""\
 
 Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
 (in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). A table
-`[tool.hatch.build.targets.wheel.hooks.lower]` takes its place where wheels are built; source distributions do not see
-it, nor the `inputs` in it. An example with most of them:
+`[tool.hatch.build.targets.wheel.hooks.lower]` replaces the settings for wheels; source distributions do not see
+the table, nor its `inputs`. An example:
 
 ```toml
 [project.entry-points."hatch_lower.models"]
@@ -50,12 +46,11 @@ rtol = 1e-4
 backends = []                            # ATen operators only: runs wherever torch does
 
 [{HOOK_PATH}.models.teacher]
-export = "tools.export:teacher"          # a model that is no entry point
+export = "tools.export:teacher"          # a model that is not an entry point
 recipes = ["portable"]
 
-[{HOOK_PATH}.models.digits.card]
-license = "Apache-2.0"                   # what is known of the model goes into the wheel's SBOM
-datasets = ["Optical Recognition of Handwritten Digits"]
+[{HOOK_PATH}.models.digits]
+card = "card.json"                       # the model's card, for the wheel's SBOM
 
 [{HOOK_PATH}.bench]
 max-call-ratio = 1.03                    # `hatch-lower bench` fails if a call takes 3 % longer
@@ -65,8 +60,8 @@ sizes = [{{ batch = 1 }}, {{ batch = 32 }}]
 min-delegated = 0.95
 ```
 
-Unknown keys and wrong values are errors, all reported at once. hatchling reads four more keys in every hook's table
-and hatch-lower leaves them alone:
+Unknown keys and wrong values are errors, all reported at once. hatchling itself reads four more keys in every hook's
+table:
 {", ".join(f"`{key}`" for key in RESERVED_KEYS)}.
 
 An editor can complete and check these settings with `hatch-lower schema`, a JSON schema of the table.
@@ -90,10 +85,6 @@ def reference_markdown() -> str:
         (HookTable, "`[….hooks.lower]`"),
         (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
         (ModelTable, "`[….hooks.lower.models.<name>]`"),
-        (MethodTable, "`[….hooks.lower.models.<name>.methods.<name>]`"),
-        (Card, "`[….hooks.lower.models.<name>.card]`"),
-        (Author, "An author of a `card`"),
-        (Dataset, "A dataset of a `card`"),
         (CacheSettings, "`[….hooks.lower.cache]`"),
         (BenchTable, "`[….hooks.lower.bench]`"),
         (RecipeLimits, "Limits of recipes in `bench`"),
@@ -109,7 +100,7 @@ def setting_sections(kind: type) -> Iterator[str]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     for setting in fields(kind):
         if setting.name not in kind.__annotations__:
-            continue  # it is described with the class that it comes from
+            continue  # described with the base class
         default = default_of(setting)
         shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
         words = type_words(hints[setting.name], setting.metadata)
@@ -132,24 +123,18 @@ def table_schema(kind: type) -> dict[str, Any]:
 def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, object]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        kinds = [kind for kind in arguments if kind is not types.NoneType]
-        schemas = [value_schema(kind, limits) for kind in kinds]
-        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return value_schema(arguments[0], limits)  # `T | None`
     if origin is tuple:
         item = value_schema(arguments[0], limits)
         array: dict[str, object] = {"type": "array", "items": item}
         return {"anyOf": [item, array]} if "single" in limits else array
     if origin is Mapping:
-        known = {"propertyNames": {"enum": list(limits["keys"])}} if "keys" in limits else {}
-        return {"type": "object", **known, "additionalProperties": value_schema(arguments[1], limits)}
+        return {"type": "object", "additionalProperties": value_schema(arguments[1], limits)}
     if origin is Literal:
         return {"enum": list(arguments)}
     if hint is BackendChoice:
         name = {"type": "string", "minLength": 1, "description": field_docstrings(BackendChoice)["name"]}
         return {"anyOf": [name, {"type": "object", "required": ["name"], "properties": {"name": name}}]}
-    if hint in (Author, Dataset):
-        table = table_schema(hint)
-        return {"anyOf": [table["properties"]["name"], {**table, "required": ["name"]}]}
     if is_dataclass(hint):
         return table_schema(hint)  # type: ignore[arg-type]
     words = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -162,15 +147,16 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     least = f", at least {limits['minimum']}" if "minimum" in limits else ""
     if origin in (Union, types.UnionType):
-        return ", or ".join(type_words(kind, limits) for kind in arguments if kind is not types.NoneType)
+        return type_words(arguments[0], limits)
     if origin is tuple:
-        kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets", int: "integers", str: "strings"}
+        kinds = {BackendChoice: "backends", int: "integers", str: "strings"}
         array = f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
         return f"string, or {array}" if "single" in limits else array
     if origin is Mapping:
-        return "table of numbers by dtype" if "keys" in limits else "table of tables, described below"
+        return "table of tables, described below"
     if origin is Literal:
-        return "one of " + ", ".join(f"`{json.dumps(argument)}`" for argument in arguments)
+        *first, last = (f"`{json.dumps(argument)}`" for argument in arguments)
+        return f"{', '.join(first)} or {last}"
     if is_dataclass(hint):
         return "table, described below"
     words: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -178,7 +164,7 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
 
 
 def default_of(each: Field[object]) -> object:
-    # `None` where the field's text says what the default is
+    # `None` where the field's docstring has the default
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     value = each.metadata.get("default", value)
     if value is MISSING:
@@ -191,7 +177,7 @@ def summary(kind: type) -> str:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    # a class does not keep the docstrings under its fields
+    # a class does not keep the docstrings of its fields
     texts = {}
     for each in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
         body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]

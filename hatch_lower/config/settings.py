@@ -1,7 +1,7 @@
 """The `lower` hook's table as frozen settings: names resolved, defaults filled in, everything checked.
 
-`tables` says what the table may hold, `reader` checks it value by value; here names are looked up, and what must fit
-together is compared. Nothing after `read_settings` sees a dictionary.
+`tables` describes the table and `reader` checks the values. This module resolves names and checks settings against each
+other. No code after `read_settings` sees a dictionary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -27,9 +26,9 @@ from hatch_lower.config.tables import (
     RTOL,
     BackendChoice,
     CacheSettings,
-    Card,
     HookTable,
     ModelTable,
+    RecipeTable,
     quote_key,
 )
 from hatch_lower.errors import ConfigError, nearest
@@ -40,14 +39,14 @@ ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-# no file has such a name on Windows, whatever follows the first dot
+# Windows reserves these names, with any suffix
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
+LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests need a part
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 
 
 class Recipe(Frozen):
-    """One lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
+    """A lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
 
     name: str
     backends: tuple[BackendChoice, ...] = ()
@@ -56,62 +55,48 @@ class Recipe(Frozen):
     atol: float = ATOL
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
-    rtols: Mapping[str, float] = field(default_factory=dict)  # by dtype, in place of `rtol`
-    atols: Mapping[str, float] = field(default_factory=dict)
 
 
 class ModelSettings(Frozen):
-    """One model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
+    """A model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
 
     name: str
     export: str  # `module:attribute`
     package: str  # dotted; gets `_lowered/`
     recipes: tuple[str, ...]
-    assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
-    card: Card = field(default_factory=Card)  # for the SBOM; it is in no key
-    weights: tuple[str, ...] = ()  # URLs of files that have its weights, or `file` alone
-    # method to the sample file (relative to the project, posix) or `module:function` with its real inputs; under the
-    # empty name what all other methods have
-    verify_inputs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def sample_files(self) -> tuple[str, ...]:
-        """Those of `verify_inputs` that are files."""
-        return tuple(dict.fromkeys(given for given in self.verify_inputs.values() if is_sample_file(given)))
+    assets: tuple[str, ...] = ()  # globs of files that are packaged beside the programs; in no key
+    card: str = ""  # JSON file (relative to the project, posix) with the card for the SBOM; in no key
+    weights: tuple[str, ...] = ()  # URLs of files with the weights, or `file` alone
+    verify_inputs: str = ""  # the sample file (relative to the project, posix) or `module:function` with real inputs
 
 
 class Settings(Frozen):
-    """All that a build needs to know, parsed and checked; paths absolute."""
+    """The parsed and checked settings of a build; paths are absolute."""
 
     root: Path
     name: str  # of the distribution
     version: str
     models: tuple[ModelSettings, ...]  # by name
     recipes: tuple[Recipe, ...]  # in load order
-    recipe_order: tuple[str, ...]  # every recipe's name
     runtime_requirements: str = "check"  # `check`, `add` or `off`
-    check: bool = True
-    check_megabytes: float = 1.0
+    check_bytes: int = 1_000_000  # limit of the check data of a model; 0: no check data
     editable: str = "lower"  # `lower`, `known`, `eager` or `skip`
-    dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
+    dependencies: tuple[str, ...] | None = None  # of the project; `None` if not known
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     jobs: int = 1
     timeout: int = 3600
-    seed: int = 0
-    strict: bool = False  # whether an export may read only what `inputs` declares
+    strict: bool = False  # whether an export may read only declared inputs
     cache: CacheSettings = field(default_factory=CacheSettings)
-    bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
-    torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
-    extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
-    localise: int = 120  # seconds; it is in no key
-    executor: str = "local"  # it is in no key
-    keep_weights: bool = False  # it is in no key
+    bench: BenchTable = field(default_factory=BenchTable)  # in no key
+    torch_free: tuple[str, ...] = ()  # recipes that must run without torch; in no key
+    extras: Mapping[str, Extra] = field(default_factory=dict)  # recipe to its extra; in no key
+    executor: str = "local"  # in no key
+    keep_weights: bool = False  # in no key
 
     @property
-    def check_bytes(self) -> int:
-        """The bytes of check data that a model has at most."""
-        return int(self.check_megabytes * 1e6) if self.check else 0
+    def recipe_order(self) -> tuple[str, ...]:
+        return tuple(recipe.name for recipe in self.recipes)
 
 
 def read_settings(
@@ -127,7 +112,7 @@ def read_settings(
     dependencies: Sequence[str] | None = None,
     optional_dependencies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Settings:
-    """Return the settings of one build; all problems of the hook's table are one `ConfigError`.
+    """Return the settings of a build; raise `ConfigError` with all problems of the hook's table.
 
     `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel,
     `regular` the dotted names of all its packages with an `__init__.py`, `path` is the dotted TOML path of the table.
@@ -135,7 +120,7 @@ def read_settings(
     problems: list[str] = []
     given = read_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
-    order = resolve_order(given, recipes, path, problems)
+    order = tuple(recipes)
     extras = resolve_extras(given, optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
@@ -162,31 +147,27 @@ def read_settings(
         name=name,
         version=version,
         models=models,
-        recipes=tuple(recipes[recipe] for recipe in order),
-        recipe_order=order,
+        recipes=tuple(recipes.values()),
         dependencies=None if dependencies is None else tuple(dependencies),
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
         bench=given.bench,
         cache=given.cache,
-        check=given.check,
-        check_megabytes=given.check_megabytes,
+        check_bytes=int(given.check_megabytes * 1e6),
         editable=given.editable,
         executor=given.executor,
         inputs=given.inputs,
         jobs=given.jobs,
         keep_weights=given.keep_weights,
-        localise=given.localise,
         pass_env=given.pass_env,
         runtime_requirements=given.runtime_requirements,
-        seed=given.seed,
         strict=given.strict,
         timeout=given.timeout,
     )
 
 
 def file_name_problems(name: str, here: str) -> list[str]:
-    # a name becomes that of a file wherever the wheel is installed
+    # the name becomes a file name on every system that installs the wheel
     if RESERVED_NAME.fullmatch(name):
         return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
     if len(name) > LONGEST_NAME:
@@ -195,35 +176,28 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
-    everywhere = resolve_tolerances(given.rtol, given.atol)
-    # who looks for no wrong operation leaves none out: results say so by `on-mismatch`, which is in their keys
-    top = "fail" if given.localise == 0 else given.on_mismatch
-    everywhere |= {"imports": given.imports, "on_mismatch": top}
-    recipes = {"default": Recipe("default", given.backends, given.verify, **everywhere)}
+    recipes: dict[str, Recipe] = {}
     check_backends(given.backends, path, problems)
-    for name, recipe in given.recipes.items():
+    first = {} if "default" in given.recipes else {"default": RecipeTable()}
+    for name, recipe in {**first, **given.recipes}.items():
         here = f"{path}.recipes.{quote_key(name)}"
         if not RECIPE_NAME.fullmatch(name):
             problems.append(f"`{here}` must be named with letters, digits, `_` and `-`: the name becomes a file name")
         problems += file_name_problems(name, here)
         if name == "default" and given.backends and recipe.backends is not None:
-            problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
+            problems.append(f"`{here}.backends` repeats `{path}.backends`; keep either")
         check_backends(recipe.backends or (), here, problems)
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
-        verify = given.verify if recipe.verify is None else recipe.verify
-        imports = given.imports if recipe.imports is None else recipe.imports
-        on_mismatch = "fail" if given.localise == 0 else recipe.on_mismatch or given.on_mismatch
-        rtol = given.rtol if recipe.rtol is None else recipe.rtol
-        atol = given.atol if recipe.atol is None else recipe.atol
-        tolerances = resolve_tolerances(rtol, atol)
-        recipes[name] = Recipe(name, backends, verify, imports=imports, on_mismatch=on_mismatch, **tolerances)
+        recipes[name] = Recipe(
+            name,
+            backends,
+            verify=given.verify if recipe.verify is None else recipe.verify,
+            rtol=given.rtol if recipe.rtol is None else recipe.rtol,
+            atol=given.atol if recipe.atol is None else recipe.atol,
+            imports=given.imports,
+            on_mismatch=recipe.on_mismatch or given.on_mismatch,
+        )
     return recipes
-
-
-def resolve_tolerances(rtol: float | Mapping[str, float], atol: float | Mapping[str, float]) -> dict[str, Any]:
-    """Return the fields of a `Recipe` for tolerances that are a number or a table by dtype."""
-    tolerances = (("rtol", rtol), ("atol", atol))
-    return {f"{name}s" if isinstance(given, Mapping) else name: given for name, given in tolerances}
 
 
 def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Iterator[str]:
@@ -248,7 +222,7 @@ def resolve_extras(
 
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:
-    # backends are not imported for it
+    # by entry points alone: backends are not imported
     if {choice.name for choice in choices} <= own_backends():
         return
     installed = {point.name for point in importlib.metadata.entry_points(group=BACKEND_GROUP)}
@@ -260,24 +234,17 @@ def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[s
 
 
 def own_backends() -> set[str]:
-    # those of all distributions take longer to find
+    # entry points of all distributions take longer to find
     try:
         own = importlib.metadata.distribution("hatch-lower")
-    except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         return set()
     return {point.name for point in own.entry_points if point.group == BACKEND_GROUP}
 
 
-def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
-    named = given.recipe_order if given.recipe_order is not None else ("default",)
-    problems += recipe_problems(named, recipes, f"{path}.recipe-order")
-    first = [name for name in dict.fromkeys(named) if name in recipes]
-    return (*first, *sorted(recipes.keys() - set(first)))
-
-
 def recipe_problems(names: Sequence[str], known: Collection[str], path: str) -> Iterator[str]:
     for i, name in enumerate(names):
-        if name and name not in known:  # without a name it was already reported as ill-typed
+        if name and name not in known:  # an empty name was already reported as ill-typed
             yield f"`{path}[{i}]` names no recipe, found `{name}`; {nearest(name, known)}"
         elif name and name in names[:i]:
             yield f"`{path}[{i}]` names the recipe `{name}` again"
@@ -319,7 +286,7 @@ def resolve_models(
     path: str,
     problems: list[str],
 ) -> Iterator[ModelSettings]:
-    """Yield the models by name; those with a problem are left out."""
+    """Yield the models without problems, by name."""
     if not entry_points and not given.models:
         problems.append(
             f"the project declares no model; list one under `[{ENTRY_POINTS_PATH}]`, "
@@ -340,7 +307,7 @@ def resolve_models(
             )
         problems += file_name_problems(name, declared)
         if name in entry_points and override.export is not None:
-            problems.append(f"`{here}.export` declares a model again that `{declared}` declares; keep one of the two")
+            problems.append(f"`{here}.export` repeats the model that `{declared}` declares; keep either")
         if name not in entry_points and override.export is None:
             problems.append(f"`{here}` is not the name of a model and has no `export`; {nearest(name, entry_points)}")
             continue
@@ -358,13 +325,8 @@ def resolve_models(
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
             weights = given.weights if override.weights is None else override.weights
-            samples = verify_inputs_of(override)
-            yield ModelSettings(name, reference, package, ordered, override.assets, override.card, weights, samples)
-
-
-def verify_inputs_of(given: ModelTable) -> dict[str, str]:
-    methods = {name: method.verify_inputs for name, method in given.methods.items()}
-    return {name: source for name, source in {"": given.verify_inputs, **methods}.items() if source is not None}
+            files = {"card": override.card or "", "verify_inputs": override.verify_inputs or ""}
+            yield ModelSettings(name, reference, package, ordered, override.assets, weights=weights, **files)
 
 
 def is_sample_file(source: str) -> bool:

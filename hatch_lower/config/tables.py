@@ -1,7 +1,7 @@
-"""The tables of the `lower` hook as they stand in TOML.
+"""The tables of the hook `lower` in TOML.
 
-The dataclasses are the one description of the settings: the reader, the JSON schema and `docs/configuration.md` are
-made from their fields, types, limits and the docstring under each field.
+The dataclasses are the only description of the settings: the reader, the JSON schema and `docs/configuration.md` are
+made from the fields, their types, limits and docstrings.
 """
 
 from __future__ import annotations
@@ -25,26 +25,19 @@ PUBLIC_KEY = {
     "pattern": "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=",
     "words": "an ed25519 public key: the base64 of its 32 bytes",
 }
-LICENSE = {"spdx": True, "words": "an SPDX expression such as `Apache-2.0`, or `LicenseRef-…` for any other licence"}
-SHA256 = {"pattern": "[0-9a-f]{64}", "words": "a sha256: 64 hexadecimal digits in lower case"}
-LINK = {
-    # as `REMOTE`, and without what no URL may hold
-    "pattern": r"(?![^/]*//[^/]*@)[A-Za-z][A-Za-z0-9+.-]*:([^\s<>\"{}|\\^`\[\]%#]|%[0-9A-Fa-f]{2})+"
-    r"(#([^\s<>\"{}|\\^`\[\]%#]|%[0-9A-Fa-f]{2})*)?",
-    "words": "a URL such as `https://example.org/data`, without a user name or password",
-}
-IN_A_FILE = "file"  # what `weights` says where the build is to write a file beside the wheel
+IN_A_FILE = "file"  # as `weights`: the build writes a file beside the wheel
 WEIGHTS = {"single": True, "weights": True}
-FLOATS = (
-    *("bfloat16", "complex128", "complex32", "complex64", "float16", "float32", "float64"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-)
+CARD = {
+    # relative, and not out of the project
+    "pattern": r"(?!/|([^/]*/)*\.\./)[^\\:]+\.json",
+    "words": "a JSON file of the project, such as `card.json`",
+}
 VERIFY_INPUTS = {
     # relative, and not out of the project
     "pattern": r"((?!/|([^/]*/)*\.\./)[^\\:]+\.safetensors|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": "a safetensors file of the project, such as `samples.safetensors`, or a function, as `module:function`",
 }
-TOLERANCE = {"minimum": 0, "keys": FLOATS, "noun": "dtype of numbers that may differ"}
+LEAST = {"minimum": 0}
 EXECUTOR = {
     "pattern": r"(local|(dask|ray)(:\S+)?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)",
     "words": '"local", "dask", "dask:ADDRESS", "ray", "ray:ADDRESS" or "module:factory"',
@@ -68,219 +61,140 @@ class BackendChoice(Frozen):
 
 
 class RecipeTable(Frozen):
-    """One more lowered variant of the models. A recipe's name becomes a file name: letters, digits, `_` and `-`."""
+    """Another lowered variant of the models. The name of a recipe becomes a file name: letters, digits, `_` and `-`."""
 
     backends: tuple[BackendChoice, ...] | None = None
-    """Backends in the order in which they are asked; the first to claim a node gets it. Without
-    any it is a portable program."""
+    """Backends, asked in this order; the first backend that claims an operation gets the operation. Without backends
+    the recipe is a portable program."""
     verify: bool | None = None
     """Compare with eager before packaging. Default: the `verify` at the top."""
-    rtol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
+    rtol: float | None = field(default=None, metadata=LEAST)
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
-    atol: float | Mapping[str, float] | None = field(default=None, metadata=TOLERANCE)
+    atol: float | None = field(default=None, metadata=LEAST)
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
     on_mismatch: Literal["leave-out", "fail"] | None = None
-    """What a wrong operation of a backend leads to. Default: the `on-mismatch` at the top."""
-    imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
-    """Modules that `load` imports first. Default: the `imports` at the top."""
+    """Reaction to a wrong operation of a backend. Default: the `on-mismatch` at the top."""
     torch_free: bool | None = None
-    """Whether it must run without torch. Default: the `torch-free` at the top."""
+    """Whether the recipe must run without torch. Default: the `torch-free` at the top."""
     extra: str | None = None
-    """The extra of the project (`[project.optional-dependencies]`) that brings what this recipe requires beyond
-    `[project] dependencies`: torch, for a portable one beside one of an engine. `load` takes a recipe whose
+    """Extra of the project (`[project.optional-dependencies]`) with the requirements of this recipe beyond
+    `[project] dependencies`: torch, for a portable recipe beside a recipe of an engine. `load` takes a recipe whose
     requirements are installed."""
 
 
-class Author(Frozen):
-    """Who made a model: a name, or a table of name and address."""
-
-    name: str
-    """A person or an organisation."""
-    email: str | None = field(default=None, metadata={"pattern": r"[^\s@<>]+@[^\s@<>]+", "words": "an email address"})
-    """Where they can be reached."""
-
-
-class Dataset(Frozen):
-    """What a model was trained on: a name, or a table of the name and what else is known of it."""
-
-    name: str
-    """The dataset's name, with its version where it has one."""
-    description: str | None = None
-    """What it holds, and which part of it was used."""
-    license: str | None = field(default=None, metadata=LICENSE)
-    """SPDX expression of its licence, as in `[project] license`."""
-    url: str | None = field(default=None, metadata=LINK)
-    """Where it is, or is described."""
-    sha256: str | None = field(default=None, metadata=SHA256)
-    """Of the file that was used."""
-
-
-class Card(Frozen):
-    """What is known of a model beside its code. It is passed through into the wheel's SBOM, and shapes no program: a
-    change of it exports and lowers nothing."""
-
-    description: str | None = None
-    """What the model does, in a few sentences."""
-    license: str | None = field(default=None, metadata=LICENSE)
-    """SPDX expression of the licence of the weights, as in `[project] license`."""
-    authors: tuple[Author, ...] = ()
-    """Who made the model: names, or tables such as `{ name = "First team", email = "first@example.org" }`."""
-    task: str | None = None
-    """What the model is for: `image-classification`, say."""
-    family: str | None = None
-    """The family of its architecture: `convolutional neural network`, say. The class itself is recorded anyway."""
-    approach: (
-        Literal["supervised", "unsupervised", "reinforcement-learning", "semi-supervised", "self-supervised"] | None
-    ) = None
-    """How it was trained."""
-    datasets: tuple[Dataset, ...] = ()
-    """What it was trained on: names, or tables such as `{ name = "digits", license = "CC-BY-4.0" }`."""
-    intended_uses: tuple[str, ...] = ()
-    """What it is meant to be used for."""
-    limitations: tuple[str, ...] = ()
-    """Where it is known to fail."""
-    ethical_considerations: tuple[str, ...] = ()
-    """What its use puts at risk."""
-    references: tuple[str, ...] = field(default=(), metadata=LINK)
-    """URLs of papers, of a longer model card, of the code that trained it."""
-
-
-class MethodTable(Frozen):
-    """One method of a model: what differs from the model's own settings."""
-
-    verify_inputs: str | None = field(default=None, metadata=VERIFY_INPUTS)
-    """Real inputs of this method alone; the model's own are for the others then."""
-
-
 class ModelTable(Frozen):
-    """One model: what differs from the defaults, or a model that is not an entry point of the package."""
+    """Settings of a model that differ from the defaults; also declares a model that is not an entry point of the
+    package."""
 
     export: str | None = None
-    """Where the export callable is, as `module:attribute`. For a model that is not listed under
-    `[project.entry-points."hatch_lower.models"]`, so that its export code need not be in the wheel."""
+    """The export callable, as `module:attribute`, of a model that is not listed under
+    `[project.entry-points."hatch_lower.models"]`. Its export code need not be in the wheel."""
     package: str | None = None
-    """Import package that gets this model's files. Default: the `package` at the top."""
+    """Import package that gets the model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None
-    """The recipes to lower this model for. Default: all."""
+    """Recipes for which the model is lowered. Default: all."""
     assets: tuple[str, ...] = ()
-    """Globs, relative to the project, of files that belong to the model: a tokenizer, labels. They are packaged beside
-    it, and a loaded model has their paths: `model.assets["vocab.json"]` is that of `tokenizer/vocab.json` for
-    `assets = ["tokenizer/*"]`. A change of one lowers nothing."""
+    """Globs, relative to the project, of files that belong to the model: a tokenizer, labels. The wheel has these
+    files, and a loaded model has their paths: with `assets = ["tokenizer/*"]`, `model.assets["vocab.json"]` is the path
+    of `tokenizer/vocab.json`. A change of an asset lowers nothing."""
     weights: tuple[str, ...] | None = field(default=None, metadata=WEIGHTS)
-    """Where this model's weights are, if the wheel is not to hold them; `[]` packages them. Default: the `weights` at
-    the top."""
+    """Files with weights that the wheel need not contain, for this model; `[]` packages all weights. Default: the
+    `weights` at the top."""
     verify_inputs: str | None = field(default=None, metadata=VERIFY_INPUTS)
-    """Real inputs on which every recipe is compared with eager, too: a safetensors file of the project
-    (`samples.safetensors`), or a function of a module (`digits.data:samples`) that is called with the name of each
-    method and returns its inputs. Eager must run on all of them."""
-    methods: Mapping[str, MethodTable] = field(default_factory=dict)
-    """What differs for one method, described below."""
-    card: Card = field(default_factory=Card)
-    """What is known of the model beside its code, described below: licence, training data, limits."""
+    """Real inputs on which every recipe is compared with eager, besides generated inputs: a safetensors file of the
+    project (`samples.safetensors`), or a function (`digits.data:samples`) that is called with the name of each method
+    and returns the inputs of that method. Eager must run on all real inputs."""
+    card: str | None = field(default=None, metadata=CARD)
+    """JSON file of the project with the model's card: the object `modelCard` of CycloneDX, with the training data, the
+    limits and more. The card goes into the wheel's SBOM. A change of the file exports and lowers nothing."""
 
 
 class CacheSettings(Frozen):
-    """The cache of earlier results, and the one that a team shares."""
+    """Cache that a team and its CI share."""
 
-    max_gigabytes: float = field(default=10.0, metadata={"minimum": 0})
-    """Size, in units of 10⁹ bytes, down to which the cache of this machine is trimmed; what was used least recently
-    goes first. What was used in the last hour stays."""
-    max_days: int = field(default=60, metadata={"minimum": 1})
-    """Days after which a result that no build has used is removed."""
     remote: str | None = field(default=None, metadata=REMOTE)
-    """URL of a cache that is shared by a team and its CI: `http://` or `https://` for a server that speaks Bazel's
-    HTTP cache protocol, or `s3://`, `gs://`, `az://`, `abfs://`, `abfss://` or `file://`. The environment
-    variable `HATCH_LOWER_REMOTE_CACHE` comes first. Credentials are never in it: they come from the environment."""
+    """URL of the shared cache: `http://` or `https://` for a server with Bazel's HTTP cache protocol, or `s3://`,
+    `gs://`, `az://`, `abfs://`, `abfss://` or `file://`. The environment variable `HATCH_LOWER_REMOTE_CACHE` replaces
+    the setting. The URL contains no credentials: they come from the environment."""
     public_keys: tuple[str, ...] = field(default=(), metadata=PUBLIC_KEY)
     """Base64 of the ed25519 public keys whose signatures are accepted on results from the shared cache."""
-    shareable_env: tuple[str, ...] = ()
-    """Globs of environment variables whose recorded values may go into the shared cache, as digests: `["MODEL_SIZE"]`.
-    Of others only those that are unset can be shared."""
 
 
 class HookTable(Frozen):
     """The settings of the hook, under `[tool.hatch.build.hooks.lower]`."""
 
     backends: tuple[BackendChoice, ...] = ()
-    """Backends of the recipe `default`, in the order in which they are asked; the first to claim a node gets it. A
-    backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa = "x86-64-v4" }`.
-    Without any it is a portable program of ATen operators, which runs wherever torch does."""
+    """Backends of the recipe `default`, asked in this order; the first backend that claims an operation gets the
+    operation. A backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa =
+    "x86-64-v4" }`. Without backends the recipe is a portable program of ATen operators, which runs wherever torch
+    does."""
     recipes: Mapping[str, RecipeTable] = field(default_factory=dict)
-    """More lowered variants: each model is lowered once for each recipe. All recipes of a model share one file of
-    weights."""
-    recipe_order: tuple[str, ...] | None = None
-    """The order in which `load` tries the recipes; those that are left out come last, by name. Default: `default`,
-    then the others by name."""
+    """More lowered variants: each model is lowered for each recipe. `load` tries the recipes in the order in which
+    their tables are written, and `default` first unless a table `recipes.default` has another place. All recipes of a
+    model share a file of weights."""
     models: Mapping[str, ModelTable] = field(default_factory=dict)
-    """Settings for single models, by entry-point name; also declares models that are not entry points."""
+    """Settings of single models, by entry-point name; also declares models that are not entry points."""
     package: str | None = None
     """Dotted name of the import package that gets the folder `_lowered`. Default: the innermost package with an
-    `__init__.py` that holds the entry point's module, or else the only package of the wheel: a namespace package may be
-    another distribution's as well."""
+    `__init__.py` that contains the entry point's module; else the only package of the wheel, since a namespace package
+    may belong to another distribution as well."""
     verify: bool = True
-    """Compare each lowered method with eager before packaging: on its example inputs, on random ones of a second, the
-    smallest (0, too) and a large size of every dynamic dimension, on equal numbers and zeros, on integers at their
-    limits, and on the model's `verify-inputs`. A large size is the largest for which the method takes and computes at
-    most 16,384 elements, or half as many as for the example. `on-mismatch` says
-    what a mismatch leads to."""
-    rtol: float | Mapping[str, float] = field(default=RTOL, metadata=TOLERANCE)
-    """Relative tolerance of the comparison, for recipes that set none. A number is for float32; for an
-    output that is computed from numbers that were rounded to half precision on the way, it is 100 (float16) or 400
-    (bfloat16) times as wide. A table is by the dtype of what is compared,
-    `{ float16 = 1e-2, float32 = 1e-4 }`: its numbers are taken as they are, and dtypes that it does not name have the
-    default."""
-    atol: float | Mapping[str, float] = field(default=ATOL, metadata=TOLERANCE)
-    """Absolute tolerance of the comparison, for recipes that set none; a number, or a table as for `rtol`."""
+    """Compare each lowered method with eager before packaging: on its example inputs; on random inputs of a second, the
+    smallest (also 0) and a large size of every dynamic dimension; on equal numbers and zeros; on integers at their
+    limits; and on the model's `verify-inputs`. The large size is the largest for which the method takes and computes at
+    most 16,384 elements, or half as many as for the example. `on-mismatch` sets the reaction to a mismatch."""
+    rtol: float = field(default=RTOL, metadata=LEAST)
+    """Relative tolerance of the comparison in float32, for recipes that set none. For an output that is computed from
+    numbers in half precision, the tolerance is 100 (float16) or 400 (bfloat16) times as wide."""
+    atol: float = field(default=ATOL, metadata=LEAST)
+    """Absolute tolerance of the comparison in float32, for recipes that set none; widened as `rtol` is."""
     on_mismatch: Literal["leave-out", "fail"] = "leave-out"
-    """What a backend leads to that computes an operation wrongly, refuses an operation that its partitioner took, or
-    fails when it runs. `leave-out`: the operation is left out of that backend's partitions, torch computes the
-    operation, and the build says so; at most 8 times for a recipe. `fail`: the build fails. Whatever no single
-    operation leads to, and a mismatch of a recipe without backends, fails the build in any case."""
-    localise: int = field(default=120, metadata={"minimum": 0})
-    """Seconds that a build whose comparison fails may take to look for the first operation that is wrong, and its line;
-    0 does not look, and leaves no operation out. A search for an operation to leave out has a limit of lowered parts in
-    place of seconds: the outcome may not depend on the machine. `hatch-lower localise` looks on demand."""
+    """Reaction to a backend that computes an operation wrongly, refuses an operation that its partitioner took, or
+    fails at run time. `leave-out`: the operation is left out of the backend's partitions, torch computes the operation,
+    and the build reports so; at most 8 times for a recipe. `fail`: the build fails. A mismatch that no single operation
+    causes, and a mismatch of a recipe without backends, fails the build in any case."""
     imports: tuple[str, ...] = field(default=(), metadata=MODULE)
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
-    wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from
-    anywhere, `load` imports nothing: whoever loads one imports them."""
+    wheel then requires the distributions of the modules. torch's own modules need not be named. When loading from a
+    folder, `load` imports nothing, because the folder may be untrusted: import the modules yourself."""
     weights: tuple[str, ...] = field(default=(), metadata=WEIGHTS)
-    """URLs of published safetensors files whose bytes the wheel need not hold: `https://…`, `s3://…`, `gs://…`,
-    `az://…`, `abfs://…`, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit; a wheel has of a
-    `file://…` the name alone. A tensor of a program
-    whose bytes stand in one of them is mapped from there, whatever its name; what they lack stays in the wheel, and the
-    build says how much and why. `"file"` alone: what the wheel does not hold is written into a file beside it, to be
-    uploaded. No URL holds credentials: those come from the environment of whoever downloads."""
+    """URLs of published safetensors files with weights that the wheel need not contain: `https://…`, `s3://…`,
+    `gs://…`, `az://…`, `abfs://…`, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit; of a
+    `file://…` the wheel has the name alone. A tensor of a program whose bytes are in such a file is mapped from the
+    file, whatever its name. Other tensors stay in the wheel, and the build reports how much and why. `"file"` alone:
+    the build writes the weights into a file beside the wheel, to be uploaded. A URL contains no credentials: they come
+    from the environment of the download."""
     keep_weights: bool = False
-    """Package weights that the lowered programs hold as well. By default the wheel leaves out a safetensors file whose
-    tensors are all in the programs; whoever runs the module itself from the installed package keeps them."""
+    """Package weights that the lowered programs contain as well. By default the wheel leaves out a safetensors file
+    whose tensors are all in the programs. Set it if users run the module itself from the installed package."""
     torch_free: bool = False
-    """Promise that programs run where torch is not installed, on NumPy's arrays: the build fails if an operation is
-    left that needs torch, and names it. Without this setting, too, a recipe requires no torch if its engine takes all
-    but views and sizes."""
-    check: bool = True
-    """Package example inputs and eager's outputs, so that an installed program can be checked."""
-    check_megabytes: float = field(default=1.0, metadata={"minimum": 0})
-    """Megabytes of check data that a model has at most. Where the example inputs have more, their first rows are
-    packaged, if the first dimension is dynamic."""
+    """Require programs that run without torch, on NumPy's arrays: the build fails at an operation that needs torch, and
+    names the operation. A recipe also works without torch, even when this is false, if its engine takes every operation
+    except views and size arithmetic."""
+    check_megabytes: float = field(default=1.0, metadata=LEAST)
+    """Megabytes that the check data of a model may take: example inputs and eager's outputs, for `hatch-lower check`.
+    Of larger example inputs the first rows are packaged, if the first dimension is dynamic. With 0 the wheel has no
+    check data."""
     runtime_requirements: Literal["check", "add", "off"] = "check"
-    """Packages that the programs need at run time, and `[project] dependencies`. `check`: a package that is missing
-    there, or of which no needed version is allowed, fails the build, and the error has the lines to paste; a bound that
-    is missing is appended to the wheel's metadata, with a note. `add`: missing packages are appended as well. `off`:
-    neither. Requirements that are appended are not in the source distribution."""
+    """Packages that the programs need at run time, compared with `[project] dependencies`. `check`: a package that is
+    missing there, or whose needed versions are excluded, fails the build, and the error has the lines to paste; a
+    missing bound is appended to the wheel's metadata, with a note. `add`: missing packages are appended as well. `off`:
+    no check and no addition. A source distribution lacks the appended requirements."""
     editable: Literal["lower", "known", "eager", "skip"] = "lower"
-    """What an editable install gets. `lower`: lowered programs, in the minutes that lowering takes; most frontends show
-    no progress then. `eager`: `load` imports the entry point and runs the module. `known`: lowered programs if the
-    cache has these for all models as they are now, else as `eager`, in seconds; `load` warns of it. `skip`: nothing."""
+    """Contents of an editable install. `lower`: lowered programs, in the minutes that lowering takes; most frontends
+    show no progress then. `eager`: `load` imports the entry point and runs the module. `known`: lowered programs if the
+    cache has all models in their present state, else as `eager`, in seconds; `load` warns of it. `skip`: no models."""
     inputs: tuple[str, ...] = ()
-    """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
-    if version control ignores them: weights, most often."""
+    """Globs, relative to the project, of files that exports read, most often weights. A source distribution contains
+    the files even if version control ignores them."""
     pass_env: tuple[str, ...] = ()
-    """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
-    `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed and the
-    number of threads are always the same, and the temporary folder is the build's own. An export fails that asks for a
-    variable which is set where the build was started, and which is not named here: if the project's own code asks for
-    the variable, or a library that is not known to ask for settings of its own only, as torch is."""
+    """Globs of environment variables that exports may see: `["HF_*"]`. Without the setting exports see the places of
+    things (`PATH`, `HOME`, cache folders), variables of Python and compilers, and `HATCH_LOWER_*`; locale, time zone,
+    hash seed and number of threads are always the same, and the temporary folder is the build's own. An export fails
+    that asks for a variable which is set where the build was started, and which is not named here: if the project's own
+    code asks for the variable, or a library that is not known to ask for its own settings only, as torch is. Results in
+    a shared cache contain plain sha256 digests of the named variables that an export read, but for names such as
+    `*TOKEN*`, `*SECRET*`, `*PASSWORD*` and `*KEY*`."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)
@@ -290,16 +204,14 @@ class HookTable(Frozen):
     Without an address a cluster of `jobs` workers is started for the build. The variable `HATCH_LOWER_EXECUTOR` is
     stronger than the setting."""
     timeout: int = field(default=3600, metadata={"minimum": 1})
-    """Seconds after which the export and lowering of one model is given up."""
-    seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})
-    """Seed of Python, NumPy and torch in the exporting process, and of the random inputs of the comparison."""
+    """Limit in seconds for the export and lowering of a model."""
     strict: bool = False
-    """Exports may read what belongs to the project, to installed distributions and to the system, and what `inputs`
-    declares; reading any other file is an error that names it. Needs Landlock: Linux 5.13 or newer."""
+    """Refuse reads of undeclared files: exports may read files of the project, of installed distributions and of the
+    system, and files that `inputs` declares. The error names the file. Requires Landlock: Linux 5.13 or newer."""
     cache: CacheSettings = field(default_factory=CacheSettings)
-    """Limits of the cache, and the cache that a team shares, described below."""
+    """Cache that a team shares, described below."""
     bench: BenchTable = field(default_factory=BenchTable)
-    """What `hatch-lower bench` measures, and how much worse a model may become, described below."""
+    """Measurements and limits of `hatch-lower bench`, described below."""
 
 
 def toml_key(name: str) -> str:
@@ -307,6 +219,6 @@ def toml_key(name: str) -> str:
 
 
 def quote_key(key: str) -> str:
-    """Return a key as TOML writes it in a dotted path: bare, or quoted where it must be."""
+    """Return a key in the form of a dotted path of TOML: bare, or in quotes where TOML requires quotes."""
     plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
     return key if plain else json.dumps(key, ensure_ascii=False)

@@ -136,6 +136,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         from hatch_lower.build.build import build
         from hatch_lower.build.context import CacheNotes, build_context, open_cache
+        from hatch_lower.build.sbom.card import read_cards
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.events import SaidOnce
@@ -148,6 +149,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             project = weights_inside(project)
         else:
             check_hatchling(build_data)
+        cards = read_cards(project.settings)
         notes = CacheNotes(project.settings.name)
         store = open_cache(project.settings, notes)
         # documents made here from the build's results are of no use to other machines
@@ -184,7 +186,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
-            add_sbom(build_data, project.settings, result, work, self._store)
+            add_sbom(build_data, project.settings, cards, result, work, self._store)
             for warning in project.pattern_warnings():
                 self.app.display_warning(f"hatch-lower: {printable(warning)}")
             self._ship_once(project, result.payload)

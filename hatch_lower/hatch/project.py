@@ -19,7 +19,7 @@ from hatch_lower.build.project_view import (
     plan_links,
 )
 from hatch_lower.config.reader import read_table
-from hatch_lower.config.settings import Settings, is_sample_file, read_settings, verify_inputs_of
+from hatch_lower.config.settings import Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.results import payload_folder
@@ -169,7 +169,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: Hook) -> list[Path]:
-    """Return the files that `inputs`, `assets` and `verify-inputs` name, even files that version control ignores."""
+    """Return the files of `inputs`, `assets`, `card` and `verify-inputs`, even files that version control ignores."""
     from hatch_lower.build.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
@@ -184,8 +184,10 @@ def input_files(hook: Hook) -> list[Path]:
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"
             patterns |= dict.fromkeys(model.assets, f"{here}.assets")
-            samples = [source for source in verify_inputs_of(model).values() if is_sample_file(source)]
-            patterns |= dict.fromkeys(map(glob.escape, samples), f"{here}.verify-inputs")
+            if model.card is not None:
+                patterns[glob.escape(model.card)] = f"{here}.card"
+            if is_sample_file(model.verify_inputs or ""):
+                patterns[glob.escape(model.verify_inputs or "")] = f"{here}.verify-inputs"
     problems += [
         f"`{path}` must hold globs relative to the project and within it, found `{pattern}`"
         for pattern, path in patterns.items()

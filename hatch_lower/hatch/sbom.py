@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hatchling.__about__ import __version__ as hatchling_version
 
 from hatch_lower.build.inputs.distributions import find_distributions
-from hatch_lower.build.sbom import Subject
+from hatch_lower.build.sbom import Cards, Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
@@ -36,9 +36,11 @@ def check_hatchling(build_data: BuildData) -> None:
         )
 
 
-def add_sbom(build_data: BuildData, settings: Settings, result: BuildResult, work: Path, store: Store) -> None:
+def add_sbom(
+    build_data: BuildData, settings: Settings, cards: Cards, result: BuildResult, work: Path, store: Store
+) -> None:
     tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
-    subject = Subject(settings, result, tools, platform.python_version(), fixed_time(os.environ))
+    subject = Subject(settings, cards, result, tools, platform.python_version(), fixed_time(os.environ))
     path = work / SBOM_FILE
     path.write_text(remembered_text(subject, store), encoding="utf-8", newline="\n")
     build_data["sbom_files"].append(str(path))

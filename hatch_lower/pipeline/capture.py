@@ -265,7 +265,7 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
             "the exported program has no example inputs, so what it is lowered to cannot be verified",
             where=f"model `{model}`, method `{name}`",
             hint="export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
-            " the model and `check = false`",
+            " the model and `check-megabytes = 0`",
         )
     args, kwargs = examples if examples is not None else ((), {})
     tensors = tensors_of({"args": args, "kwargs": kwargs})

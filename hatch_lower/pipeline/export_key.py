@@ -106,7 +106,6 @@ def describe_export(
         sharing=sharing,
         eager=eager_digest(source, examples),
         recipes=tuple(encode(recipe) for recipe in recipes),
-        order=tuple(name for name in settings.recipe_order if name in model.recipes),
         check=settings.check_bytes,
         weights=(
             ((IN_A_FILE, settings.name),)
@@ -114,7 +113,6 @@ def describe_export(
             else tuple((file.url, file.sha256) for file in weights)
         ),
         samples=tuple((name, each.source, each.digest()) for name, each in sorted(real.items())),
-        seed=settings.seed,
         tools=tuple(code_versions(recipes)),
         torch=torch.__version__,
         interpreter=platform.python_version(),
@@ -134,7 +132,6 @@ def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedMo
         exports[recipe.name] = replace(
             key,
             recipes=(encode(recipe),),
-            order=tuple(name for name in key.order if name == recipe.name),
             tools=tuple(tool for tool in key.tools if tool[0] in tools),
             # where nothing asks for eager's results, the model is not run, and its real inputs are not read
             eager=key.eager if key.check or recipe.verify else not_run,

@@ -57,7 +57,7 @@ class Generated(Frozen):
 class InputMaker:
     """Makes the inputs of one method."""
 
-    def __init__(self, method: CapturedMethod, seed: int) -> None:
+    def __init__(self, method: CapturedMethod, seed: int = 1) -> None:
         self._method = method
         self._seed = seed
         self.example = example_case(method)

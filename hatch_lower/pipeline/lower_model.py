@@ -90,11 +90,11 @@ def start_build(
     }
     refuse_unmet(settings, recipes)
     verified = any(recipe.verify for recipe in recipes)
-    compared = settings.check or verified
+    compared = bool(settings.check_bytes) or verified
     layouts: dict[str, Layouts] = {}
     with process_restored():  # the model is called
         examples = example_tensors(source, partial(note_layouts, layouts)) if compared else None
-        source = in_eagers_order(source, layouts, settings.seed)
+        source = in_eagers_order(source, layouts)
     real: Mapping[str, RealInputs] = {}
     if verified and model.verify_inputs:
         with stage(reporter, "inputs", model.name) as describe:
@@ -231,7 +231,7 @@ def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedPro
 
 
 def write_check_data(build: ModelBuild) -> FileEntry | None:
-    if not build.settings.check or build.examples is None:
+    if not build.settings.check_bytes or build.examples is None:
         return None
     found, note = build.examples
     tensors, lines = limited(build.source, found, build.settings.check_bytes)

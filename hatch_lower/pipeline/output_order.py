@@ -76,19 +76,19 @@ def layouts_of(outputs: object) -> Layouts:
     ]
 
 
-def in_eagers_order(model: CapturedModel, eager: Mapping[str, Layouts], seed: int) -> CapturedModel:
+def in_eagers_order(model: CapturedModel, eager: Mapping[str, Layouts]) -> CapturedModel:
     """Return a model whose programs lay out outputs as eager does; `eager` has the layouts of examples' outputs."""
     methods = tuple(
-        ordered(model, method, eager[method.name], seed) if method.name in eager else method for method in model.methods
+        ordered(model, method, eager[method.name]) if method.name in eager else method for method in model.methods
     )
     return replace(model, methods=methods)
 
 
-def ordered(model: CapturedModel, method: CapturedMethod, eager: Layouts, seed: int) -> CapturedMethod:
+def ordered(model: CapturedModel, method: CapturedMethod, eager: Layouts) -> CapturedMethod:
     orders = other_orders(method, eager)
     if not orders:
         return method
-    for generated in InputMaker(method, seed + 1).sized():
+    for generated in InputMaker(method).sized():
         for found in layouts_at(model, method, generated):
             orders = {index: order for index, order in orders.items() if lies_in(found, index, order)}
     return replace(method, program=with_orders(method.program, orders)) if orders else method

@@ -14,7 +14,7 @@ import torch
 
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, is_sample_file
-from hatch_lower.errors import LowerError, SampleError, nearest
+from hatch_lower.errors import LowerError, SampleError
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.inputs import LiteralInput
@@ -59,29 +59,17 @@ def has_nan(leaf: object) -> bool:
 
 
 def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) -> dict[str, RealInputs]:
-    """Return the real inputs of each method that has some."""
-    names = [method.name for method in source.methods]
-    where = f"model `{model.name}`, `verify-inputs`"
-    for name in model.verify_inputs.keys() - {"", *names}:
-        what = "real inputs are given for a method that is not there"
-        raise SampleError(what, where=f"{where} of `methods.{name}`", hint=nearest(name, names))
-    general = model.verify_inputs.get("", "")
-    chosen = {name: model.verify_inputs.get(name, general) for name in names}
-    found: dict[str, RealInputs] = {}
-    for given in dict.fromkeys(filter(None, chosen.values())):
-        methods = [method for method in source.methods if chosen[method.name] == given]
-        cases = (
-            file_cases(root / given, methods) if is_sample_file(given) else function_cases(model, given, methods, root)
+    """Return the real inputs of each method that has some; raise `SampleError` if none has."""
+    given, methods = model.verify_inputs, source.methods
+    cases = file_cases(root / given, methods) if is_sample_file(given) else function_cases(model, methods, root)
+    found = {name: RealInputs(given, own) for name, own in cases.items() if own}
+    if not found:
+        raise SampleError(
+            "there are no real inputs for any method",
+            where=f"model `{model.name}`, `verify-inputs`",
+            found=f"`{given}` has none",
+            hint=GIVE if not is_sample_file(given) else f"write them under keys such as `{methods[0].name}/0/…`",
         )
-        found |= {name: RealInputs(given, own) for name, own in cases.items() if own}
-        lacking = [method.name for method in methods if method.name not in found]
-        if lacking and (general != given or len(lacking) == len(methods)):
-            raise SampleError(
-                "there are no real inputs for a method",
-                where=f"{where}, method `{lacking[0]}`",
-                found=f"`{given}` has none",
-                hint=GIVE if not is_sample_file(given) else f"write them under keys such as `{lacking[0]}/0/…`",
-            )
     return found
 
 
@@ -98,9 +86,9 @@ def file_cases(path: Path, methods: Sequence[CapturedMethod]) -> dict[str, tuple
 
 
 def function_cases(
-    model: ModelSettings, given: str, methods: Sequence[CapturedMethod], root: Path
+    model: ModelSettings, methods: Sequence[CapturedMethod], root: Path
 ) -> dict[str, tuple[InputCase, ...]]:
-    entry = EntryPoint(model.name, given, root, setting="verify-inputs")
+    entry = EntryPoint(model.name, model.verify_inputs, root, setting="verify-inputs")
     with export_guard(model.name), process_restored():
         function = find_value(entry)
         if not callable(function):

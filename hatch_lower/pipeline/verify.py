@@ -97,7 +97,6 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> I
                     executor.reset,
                     recipe=recipe.name,
                     tolerance=tolerance_in(recipe),
-                    seed=build.settings.seed,
                     real=() if real is None else real.cases,
                 )
             except VerificationError as error:
@@ -134,7 +133,7 @@ def compared_text(cases: Sequence[str], real: RealInputs | None) -> str:
 
 
 def tolerance_in(recipe: Recipe) -> Tolerance:
-    return Tolerance(recipe.rtol, recipe.atol, rtols=recipe.rtols, atols=recipe.atols)
+    return Tolerance(recipe.rtol, recipe.atol)
 
 
 def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedMethod) -> Callable[..., object]:

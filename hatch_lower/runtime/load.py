@@ -53,7 +53,7 @@ def load(
             torch. By default torch if installed. With `"numpy"`, recipes that need torch between their partitions are
             passed over.
         fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
-            default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Otherwise no connection is opened.
+            default only if the environment variable `HATCH_LOWER_FETCH` is `always`. Otherwise no connection is opened.
 
     A `RuntimeWarning` also reports an editable install whose sources have changed since the installation.
 

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ class Tolerance:
     rtol: float = 1e-4
     atol: float = 1e-5
     quantised: bool = False  # whether the method quantizes to 8 bits
-    # by dtype, instead of `rtol` and `atol`; never widened
-    rtols: Mapping[str, float] = field(default_factory=dict)
-    atols: Mapping[str, float] = field(default_factory=dict)
 
     def widened(self, dtypes: Iterable[str], *, quantised: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
@@ -55,11 +52,6 @@ class Tolerance:
     def after(self, marks: Collection[str]) -> Tolerance:
         """Return the tolerance for a value with the given marks of roundings."""
         return self.widened(marks, quantised=QUANTISED_MARK in marks)
-
-    def of(self, dtype: object) -> tuple[float, float]:
-        """Return `rtol` and `atol` for a dtype of torch or NumPy."""
-        name = str(dtype).removeprefix("torch.")
-        return self.rtols.get(name, self.rtol), self.atols.get(name, self.atol)
 
 
 def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
@@ -71,7 +63,7 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
         return expected != given
     library = library_of(expected)
     with no_warnings(library):
-        close = library.isclose(widest(given), widest(expected), *tolerance.of(expected.dtype), equal_nan=True)
+        close = library.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
     wrong = ~close
     if tolerance.quantised and wrong.any():
         most, mean = steps_apart(expected, given)
@@ -111,7 +103,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
             return "", largest
         ratios = (error / abs(one))[finite & (one != 0)]
     relative = float(ratios.max()) if len(ratios) else math.inf
-    rtol, atol = tolerance.of(expected.dtype)
+    rtol, atol = tolerance.rtol, tolerance.atol
     return (
         f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
         f" {atol:.3g}, rtol {rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"

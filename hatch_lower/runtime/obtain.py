@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
@@ -20,6 +20,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.download import download, errors_of
 from hatch_lower.runtime.origins import (
     INSTALL,
+    LIMITS,
     BrokenError,
     HttpOrigin,
     Limits,
@@ -30,19 +31,16 @@ from hatch_lower.runtime.origins import (
 )
 from hatch_lower.runtime.sources import (
     HUB,
-    OFFLINE,
     file_name,
+    forbidding_variable,
     hub_file,
     hub_folder,
-    is_on,
     local_copy,
     places,
     size_of,
     weights_folders,
 )
 from hatch_lower.urls import ALLOWED, open_fault, packaged_fault
-
-PATIENCE = "HATCH_LOWER_FETCH_TIMEOUT"  # seconds
 
 
 class Fetched(Frozen):
@@ -63,20 +61,8 @@ def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: 
     unique = list({(source.url, source.sha256): source for source in sources}.values())
     urls = [as_url(origin) for origin in origins]
     refuse_places(urls)
-    chosen, limits = choose_origins(unique, urls), limits_from(os.environ)
-    return [fetch_source(source, to, origin, limits) for source, origin in zip(unique, chosen, strict=True)]
-
-
-def limits_from(environment: Mapping[str, str]) -> Limits:
-    text = environment.get(PATIENCE) or "30"
-    if not text.isdecimal() or int(text) == 0:
-        raise FetchError(
-            "the timeout of `hatch-lower fetch` is a number of seconds",
-            where=f"environment variable `{PATIENCE}`",
-            found=f"`{text}`",
-            hint="give an integer from 1 on",
-        )
-    return Limits(silence=float(text))
+    chosen = choose_origins(unique, urls)
+    return [fetch_source(source, to, origin, LIMITS) for source, origin in zip(unique, chosen, strict=True)]
 
 
 def refuse_places(urls: Sequence[str]) -> None:
@@ -153,7 +139,7 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
 
 
 def refuse_offline(url: str) -> None:
-    set_here = next((name for name in OFFLINE if is_on(os.environ, name)), None)
+    set_here = forbidding_variable()
     if set_here is not None and not url.startswith("file:"):
         raise FetchError(
             "weights are not on this machine, and no connection is to be opened",

@@ -55,6 +55,9 @@ class Limits(Frozen):
     pause: float = 1.0  # seconds before the second try; increases with each try
 
 
+LIMITS = Limits()
+
+
 class Stream(NamedTuple):
     """A file from a given byte on."""
 

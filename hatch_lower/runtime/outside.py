@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligne
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.mapped import ConstantsFile, map_file
-from hatch_lower.runtime.sources import is_on, local_copy, places
+from hatch_lower.runtime.sources import fetch_mode, local_copy, places
 
 Find = Callable[[Source], Path | None]
 
@@ -124,7 +123,7 @@ def open_outside(
     folder: PackagedFolder, model: str, file: FileEntry, constants: ConstantsFile | None, *, fetch: bool = False
 ) -> OutsideWeights:
     find: Find = local_copy
-    if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
+    if fetch or fetch_mode() == "always":
         from hatch_lower.runtime.obtain import fetched_copy as find  # late: modules for connections import slowly
     return OutsideWeights(
         constants,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from hatch_lower.format.weights import Source
 
 FOLDERS = "HATCH_LOWER_WEIGHTS"  # folders, separated as in `PATH`; downloads go into the first folder
-OFFLINE = ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE")  # variables that forbid connections
+FETCH = "HATCH_LOWER_FETCH"
+MODES = ("ask", "always", "never")  # `ask`: a command or an argument asks for a download
+HUB_OFFLINE = "HF_HUB_OFFLINE"
 SUFFIX = ".safetensors"
 HUB = "hf://"
 
@@ -89,5 +91,20 @@ def hub_folder() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or hub)))
 
 
-def is_on(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in ("1", "on", "yes", "true")
+def fetch_mode() -> str:
+    mode = os.environ.get(FETCH) or MODES[0]
+    if mode not in MODES:
+        raise FetchError(
+            "weights cannot be fetched in this way",
+            where=f"environment variable `{FETCH}`",
+            found=f"`{mode}`",
+            hint="use one of " + ", ".join(f"`{name}`" for name in MODES),
+        )
+    return mode
+
+
+def forbidding_variable() -> str | None:
+    """Return the environment variable that forbids connections, if there is one."""
+    if fetch_mode() == "never":
+        return FETCH
+    return HUB_OFFLINE if os.environ.get(HUB_OFFLINE, "").lower() in ("1", "on", "yes", "true") else None

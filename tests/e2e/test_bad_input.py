@@ -146,13 +146,13 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
     assert message_of(project("typo_key")) == (
         f"""3 settings of the build hook `lower` are wrong
   found: `{TABLE}.backend` is not a setting, found an array; did you mean `backends`? known: `atol`, `backends`, \
-`bench`, `cache`, `check`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
-`localise`, `models`, `on-mismatch`, `package`, `pass-env`, \
-`recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, `strict`, `timeout`, \
+`bench`, `cache`, `check-megabytes`, `editable`, `executor`, `imports`, `inputs`, `jobs`, `keep-weights`, \
+`models`, `on-mismatch`, `package`, `pass-env`, \
+`recipes`, `rtol`, `runtime-requirements`, `strict`, `timeout`, \
 `torch-free`, `verify`, `weights`
     `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
     `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
-`backends`, `extra`, `imports`, `on-mismatch`, `rtol`, `torch-free`, `verify`
+`backends`, `extra`, `on-mismatch`, `rtol`, `torch-free`, `verify`
   to do: {CORRECT_IT}"""
     )
 
@@ -168,10 +168,10 @@ def test_an_unknown_backend(project: Callable[[str], Project]) -> None:
 
 def test_an_unknown_recipe(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nrecipe-order = ["defualt"]')
+    bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nmodels.tiny.recipes = ["defualt"]')
     assert message_of(bad) == (
         f"""a setting of the build hook `lower` is wrong
-  found: `{TABLE}.recipe-order[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
+  found: `{TABLE}.models.tiny.recipes[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
   to do: {CORRECT_IT}"""
     )
 
@@ -182,8 +182,8 @@ def test_a_model_that_is_declared_twice(project: Callable[[str], Project]) -> No
         file.write(f'\n[{TABLE}.models.tiny]\nexport = "tiny.model:export"\n')
     assert message_of(bad) == (
         f"""a setting of the build hook `lower` is wrong
-  found: `{TABLE}.models.tiny.export` declares a model again that `project.entry-points."hatch_lower.models".tiny` \
-declares; keep one of the two
+  found: `{TABLE}.models.tiny.export` repeats the model that `project.entry-points."hatch_lower.models".tiny` \
+declares; keep either
   to do: {CORRECT_IT}"""
     )
 
@@ -193,7 +193,7 @@ def test_dependencies_that_do_not_imply_what_the_programs_need(known: Callable[[
     bad = known("tiny")
     bad.edit(PYPROJECT, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch>=2.13"]')
     assert message_of(bad) == (
-        """the project's dependencies do not imply what its lowered programs need at run time
+        """the project's dependencies do not imply the requirements of its lowered programs
   where: project.dependencies
   found: `hatch-lower>=0.1`: not among the dependencies
   to do: let `[project] dependencies` contain

@@ -49,7 +49,7 @@ class Builds:
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     varied = Varied(tmp_path_factory.mktemp("varied"))
     with cache_server(varied.folder / "served") as server:
-        remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
+        remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_PUBLIC_KEYS": "any"}
         first = {"PATH": child_environment()["PATH"]}
         wheel = varied.wheel("plain", FIRST, {**first, **remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
         yield Builds(varied, first, remote, sha256(wheel))

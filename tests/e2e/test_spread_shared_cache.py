@@ -96,7 +96,7 @@ def test_processes_of_the_build_send_entries_themselves(
 ) -> None:
     scenario = project("two_methods")
     with dav_server(tmp_path / "served") as address:
-        shared = {"HATCH_LOWER_REMOTE_CACHE": address, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
+        shared = {"HATCH_LOWER_REMOTE_CACHE": address, "HATCH_LOWER_PUBLIC_KEYS": "any"}
         done = build(scenario, "a", "support.pool_units:two_processes", {**shared, **PUSH}).check()
         assert made_elsewhere(done) == UNITS
         build(scenario, "b", "local", {**shared, "HATCH_LOWER_CACHE": "frozen"}).check()

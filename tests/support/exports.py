@@ -78,15 +78,16 @@ def settings_of(
     *recipes: Recipe,
     name: str = "net",
     check: bool = True,
-    seed: int = 0,
     order: tuple[str, ...] | None = None,
     weights: tuple[str, ...] = (),
 ) -> Settings:
     """Return settings with one model; without recipes it has one for the `reference` backend, and a portable one."""
     given = recipes or (Recipe("default", (BackendChoice("reference"),)), Recipe("portable"))
+    if order is not None:
+        given = tuple(sorted(given, key=lambda recipe: order.index(recipe.name)))
     names = tuple(recipe.name for recipe in given)
     model = ModelSettings(name, "net:export", "net", names, weights=weights)
-    return Settings(Path("/nowhere"), "net", "1.0", (model,), given, order or names, check=check, seed=seed)
+    return Settings(Path("/nowhere"), "net", "1.0", (model,), given, check_bytes=1_000_000 if check else 0)
 
 
 @dataclass
@@ -137,7 +138,7 @@ def key_of(
     """Return the key of a captured model; nothing is stored."""
     used = settings or settings_of()
     store = Store(Path("/nowhere"), "off", print)
-    compared = used.check or any(recipe.verify for recipe in used.recipes)
+    compared = used.check_bytes or any(recipe.verify for recipe in used.recipes)
     examples = example_tensors(source) if compared else None
     return describe_export(used, used.models[0], source, store, SpanDigests(), examples, sources, real).key
 

@@ -18,7 +18,7 @@ ENTRY = ModelEntry(("default",), None, None, {})
 
 def settings(root: Path, *patterns: str) -> Settings:
     model = ModelSettings("words", "words.model:export", "words", ("default",), patterns)
-    return Settings(root, "words", "1.0", (model,), (), ())
+    return Settings(root, "words", "1.0", (model,), ())
 
 
 @pytest.fixture

@@ -63,8 +63,7 @@ def settings_of(root: Path, *models: str) -> Settings:
         version="1.5",
         models=tuple(ModelSettings(each, f"shop_floor:{each}", "shop_floor", ("default",)) for each in models),
         recipes=(Recipe("default", verify=False),),
-        recipe_order=("default",),
-        check=False,
+        check_bytes=0,
         jobs=2,
     )
 

@@ -66,9 +66,8 @@ def test_a_figure_that_one_side_lacks_is_a_dash() -> None:
 @pytest.mark.parametrize(
     ("subject", "metric", "pair", "table", "said"),
     [
-        (CALL, "call-seconds", {"A": 0.859, "eager": 1}, {"max_eager_ratio": 0.8}, "0.859 times eager's"),
-        (CALL, "call-seconds", {"A": 0.25}, {"max_call_seconds": 1}, "250 ms"),
-        (DEFAULT, "memory-bytes", {"A": 2 << 20}, {"max_memory_bytes": 1 << 20}, "2.00 MiB"),
+        (CALL, "call-seconds", {"A": 0.859, "B": 1}, {"max_call_ratio": 0.8}, "0.859 times B's"),
+        (DEFAULT, "memory-bytes", {"A": 20 << 20, "B": 10 << 20}, {"max_memory_ratio": 1.1}, "2.000 times B's"),
     ],
 )
 def test_what_one_pair_says_is_told_so(

@@ -187,7 +187,7 @@ class Shop:
 
     def settings(self, *models: str, package: str = "shop", **others: Any) -> Settings:
         declared = tuple(ModelSettings(name, f"shop.models:{name}", package, ("default",)) for name in models)
-        return Settings(self.root, "shop-floor", "1.5", declared, (Recipe("default"),), ("default",), **others)
+        return Settings(self.root, "shop-floor", "1.5", declared, (Recipe("default"),), **others)
 
     def build(self, settings: Settings, reporter: NullReporter | None = None) -> Any:
         notes = CacheNotes(settings.name)
@@ -496,7 +496,7 @@ def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
 
 
 def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> ChildExit:
-    settings = Settings(folder, "shop", "1", (), (), ())
+    settings = Settings(folder, "shop", "1", (), ())
     request = Request(settings, "digits", folder, "lower", (), (), (), 3)
     process: Any = SimpleNamespace(returncode=status)
     events: Any = None
@@ -583,7 +583,7 @@ def test_only_errors_are_listed() -> None:
 
 
 def test_a_record_survives_json(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),), ("e",))
+    settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),))
     settings = replace(settings, bench=BenchTable(sizes=({"batch": 1},), models={"a": ModelLimits(max_kernels=3)}))
     request = Request(settings, "a", tmp_path, "capture", (tmp_path,), (), ("vcs",), 3)
     write_record(tmp_path / "request.json", request)
@@ -641,7 +641,7 @@ def test_the_scratch_site_directory(tmp_path: Path) -> None:
     source.mkdir()
     links = (("shop/deep", source),)
     given = ProjectView("Name: shop-floor\n", "[a]\nb = c:d\n", (tmp_path,), links, ("shop",), ())
-    path = write_site(Settings(tmp_path, "shop-floor", "1.5", (), (), ()), given, tmp_path / "work")
+    path = write_site(Settings(tmp_path, "shop-floor", "1.5", (), ()), given, tmp_path / "work")
     assert path == (tmp_path / "work" / "site", tmp_path / "work" / "links", tmp_path)
     information = path[0] / "shop_floor-1.5.dist-info"
     assert (information / "METADATA").read_text() == "Name: shop-floor\n"

@@ -307,7 +307,7 @@ def test_a_ready_program_without_example_inputs() -> None:
         "the exported program has no example inputs, so what it is lowered to cannot be verified\n"
         "  where: model `net`, method `forward`\n"
         "  to do: export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
-        " the model and `check = false`"
+        " the model and `check-megabytes = 0`"
     )
     method = only(capture_model("net", {"forward": program}, NullReporter(), examples_needed=False))
     assert not method.has_examples

@@ -360,22 +360,18 @@ def test_a_difference_that_the_tolerance_allows(net: Mapping[str, bytes], tmp_pa
     metrics = next(row for row in rows_of(folder) if row["method"] == "embed")["outputs"]["output"]
     assert metrics["largest_error"] == pytest.approx(0.01, rel=1e-3)
     assert (metrics["argmax"], metrics["snr"] > 20, 0.99 < metrics["cosine"] < 1) == (1.0, True, True)
-    table = rows_of(folder, "--rtol", "float16=1e-2,float32=1e-3")[0]["tolerance"]
-    assert table == asdict(Tolerance(rtols={"float16": 1e-2, "float32": 1e-3}))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("flaot16=1", "`flaot16` is no dtype of numbers that may differ; did you mean `float16`?"),
-        ("int64=1", "`int64` is no dtype of numbers that may differ"),
-        ("float16=", "`` is not a number of at least 0"),
-        ("float16=-1", "`-1` is not a number of at least 0"),
-        ("1e-4,float16=1", "`1e-4` is no dtype"),
+        ("", "`` is not a number of at least 0"),
+        ("-1", "`-1` is not a number of at least 0"),
+        ("float16=1e-2", "`float16=1e-2` is not a number of at least 0"),
         ("nan", "`nan` is not a number of at least 0"),
     ],
 )
-def test_a_tolerance_is_a_number_or_numbers_by_dtype(given: str, said: str) -> None:
+def test_a_tolerance_is_a_number(given: str, said: str) -> None:
     result = CliRunner().invoke(main, ["check", "nothing", "--rtol", given])
     assert result.exit_code == 2
     assert said in " ".join(result.output.replace("│", "").split())
@@ -415,7 +411,7 @@ def test_a_model_without_check_inputs(shop: Workshop, tmp_path: Path, monkeypatc
     assert {(row["status"], row["detail"]) for row in rows_of(folder)} == {("skipped", "no packaged check inputs")}
     assert done.stdout.endswith(
         "\n0 methods compared, 0 faults\n"
-        "not a success: no recipe ran, or the wheel has no check data (`check`, `check-megabytes`)\n"
+        "not a success: no recipe ran, or the wheel has no check data (`check-megabytes`)\n"
     )
 
 

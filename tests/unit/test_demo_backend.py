@@ -112,7 +112,7 @@ def package(folder: Path, net: torch.nn.Module, given: torch.Tensor) -> LoadedMo
     source = capture_model("net", Model(net.eval(), {"forward": Method((given,))}), NullReporter())
     model = ModelSettings("net", "net:export", "net", ("default",))
     recipe = Recipe("default", (BackendChoice("demo", {}),))
-    settings = Settings(folder, "net", "1.0", (model,), (recipe,), ("default",))
+    settings = Settings(folder, "net", "1.0", (model,), (recipe,))
     store = open_store(os.environ, print)
     report = lower_model(start_build(settings, model, source, folder, NullReporter(), store))
     for each in report.files:

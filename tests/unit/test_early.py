@@ -16,7 +16,7 @@ from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 
 def settings_of(recipe: Recipe, dependencies: tuple[str, ...] = ()) -> Settings:
-    return Settings(Path("/project"), "net", "1", (), (recipe,), ("default",), dependencies=dependencies)
+    return Settings(Path("/project"), "net", "1", (), (recipe,), dependencies=dependencies)
 
 
 def early(recipe: Recipe, dependencies: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ def early(recipe: Recipe, dependencies: tuple[str, ...]) -> None:
 def test_a_backend_of_the_table_is_checked_before_torch_is_imported(backend: str) -> None:
     recipe = Recipe("default", (BackendChoice(backend),))
     early(recipe, ("hatch-lower>=0.1", "numpy", "openvino", "onnxruntime", "executorch", "torch"))
-    with pytest.raises(ConfigError, match="do not imply what its lowered programs need"):
+    with pytest.raises(ConfigError, match="do not imply the requirements of its lowered"):
         early(recipe, ("hatch-lower>=0.1", "pillow"))
     early(Recipe("default", (BackendChoice("somebodys"),)), ("hatch-lower>=0.1",))
 

@@ -293,11 +293,10 @@ KEY = {
     "eager": OLD,
     "sharing": OLD,
     "recipes": [RECIPE],
-    "order": ["default"],
     "inputs": ["weights/*"],
     "entry_points": OLD,
     "variables": [["CC", OLD]],
-    "seed": 0,
+    "check": 0,
     "weights": [["https://a/1", OLD]],
     "samples": [["forward", "a.safetensors", OLD]],
     "torch": "2.13.0",
@@ -326,7 +325,7 @@ KEY = {
         ({"recipes": [{**RECIPE, "backends": []}]}, ["recipe default, backend aoti removed"]),
         ({"recipes": [{**RECIPE, "verify": False}]}, ["recipe default: verify true → false"]),
         ({"recipes": [RECIPE, {"name": "portable", "backends": []}]}, ["recipe portable added"]),
-        ({"seed": 3}, ["seed 0 → 3"]),
+        ({"check": 3}, ["check 0 → 3"]),
         ({"weights": [["https://a/1", OLD], ["https://a/2", OLD]]}, ["weights in https://a/2"]),
         ({"weights": [["https://a/1", NEW]]}, ["other contents of https://a/1"]),
         ({"weights": (("file", ""),)}, ["weights no longer in https://a/1", "weights in a file beside the wheel"]),
@@ -354,8 +353,8 @@ KEY = {
         ({"schema": [1, 3]}, ["hatch-lower's stored form 1, 2 → 1, 3"]),
         ({"graphs": [NEW], "eager": NEW, "sharing": NEW}, []),
         (
-            {"code": NEW, "seed": 3, "torch": "2.14.0"},
-            ["seed 0 → 3", "torch 2.13.0 → 2.14.0", "hatch-lower's own code"],
+            {"code": NEW, "check": 3, "torch": "2.14.0"},
+            ["check 0 → 3", "torch 2.13.0 → 2.14.0", "hatch-lower's own code"],
         ),
     ],
 )
@@ -369,7 +368,7 @@ def test_the_order_of_backends_is_a_setting() -> None:
 
 
 def test_a_key_is_the_same_before_and_after_it_was_stored() -> None:
-    fresh = {**KEY, "variables": (("CC", OLD),), "entry_points": OLD, "order": ("default",), "recipes": (RECIPE,)}
+    fresh = {**KEY, "variables": (("CC", OLD),), "entry_points": OLD, "recipes": (RECIPE,)}
     assert key_changes(KEY, fresh) == []
 
 
@@ -421,9 +420,9 @@ def test_the_weightiest_component_comes_first() -> None:
     data = {"old": stored(clamp(6.0)), "new": stored(clamp(1.0))}
     old = record("1", form=sha256_bytes(data["old"]), names="1", examples="1", weight="1", bias="1")
     new = record("2", form=sha256_bytes(data["new"]), names="2", examples="2", weight="2", bias="1")
-    key = {**KEY, "torch": "2.14.0", "seed": 1}
+    key = {**KEY, "torch": "2.14.0", "check": 1}
     assert explained(build_of(forward=old), build_of(key, forward=new), "digits/model.py", **data) == (
-        "seed 0 → 1",
+        "check 0 → 1",
         "torch 2.13.0 → 2.14.0",
         "aten.clamp max 6.0 → 1.0 (net.py:5)",
         "weights: 1 of 2 tensors",
@@ -596,7 +595,7 @@ def test_explain_of_a_result_that_was_trimmed() -> None:
 def test_the_packages_of_the_last_build_are_compared_while_they_are_there(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     site.mkdir()
-    settings = Settings(tmp_path, "digits", "1", (), (), ())
+    settings = Settings(tmp_path, "digits", "1", (), ())
     view = ProjectView("", "", (), (), (), ())
     store = open_store({"HATCH_LOWER_CACHE_DIR": str(tmp_path / "cache")}, lambda line: None)
     here = build_context(settings, view, tmp_path, store, NullReporter())

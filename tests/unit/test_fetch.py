@@ -21,7 +21,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, InputError, LowerError, ProgramError
 from hatch_lower.runtime.obtain import Fetched, Progress
-from hatch_lower.runtime.origins import netrc_headers
+from hatch_lower.runtime.origins import Limits, netrc_headers
 from hatch_lower.runtime.sources import file_name
 
 FILE = checkpoint({"layer.weight": floats(1, 2, 3, 4), "layer.bias": floats(10, 20, 30, 40)})
@@ -35,10 +35,10 @@ HUB_URL = f"hf://org/name@{COMMIT}/model.safetensors"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the only folder of weights."""
-    for name in ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"):
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
-    monkeypatch.setenv("HATCH_LOWER_FETCH_TIMEOUT", "5")
+    monkeypatch.setattr("hatch_lower.runtime.obtain.LIMITS", Limits(silence=5.0))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no token"))
     monkeypatch.setenv("NETRC", str(tmp_path / "no netrc"))
@@ -243,7 +243,7 @@ def test_a_machine_that_is_offline_takes_files_alone(
     tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = lowered(tmp_path, f"{server.url}/model.safetensors")
-    monkeypatch.setenv("HATCH_LOWER_OFFLINE", "1")
+    monkeypatch.setenv("HATCH_LOWER_FETCH", "never")
     text = refused(lambda: hatch_lower.fetch(folder))
     assert text.endswith(
         "to do: fetch the weights on a machine with a network, `--to` a folder, and name a copy of the folder in"
@@ -338,11 +338,10 @@ def test_credentials_of_netrc_are_for_https(tmp_path: Path, monkeypatch: pytest.
     assert netrc_headers("http://example.org/model") == netrc_headers("https://example.com/model") == {}
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "1.5"])
-def test_the_patience_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("HATCH_LOWER_FETCH_TIMEOUT", text)
+def test_an_unknown_way_to_fetch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_FETCH", "1")
     folder = lowered(tmp_path, "https://example.org/model.safetensors")
-    assert f"found: `{text}`" in refused(lambda: hatch_lower.fetch(folder))
+    assert "to do: use one of `ask`, `always`, `never`" in refused(lambda: hatch_lower.fetch(folder))
 
 
 class Terminal:

@@ -166,21 +166,12 @@ EXPORT_CASES: dict[str, Case] = {
         lambda: quiet(Clamped()),
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, rtol=1.0), check=False)),
     ),
-    "order": two(
-        lambda: quiet(Clamped(), settings=settings_of(PORTABLE, replace(PORTABLE, name="b"), check=False)),
-        lambda: quiet(
-            Clamped(), settings=settings_of(PORTABLE, replace(PORTABLE, name="b"), check=False, order=("b", "portable"))
-        ),
-    ),
     "check": two(
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, verify=True))),
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, verify=True), check=False)),
     ),
     "weights": two(lambda: outside("a" * 64), lambda: outside("b" * 64)),
     "samples": two(lambda: real(0.5), lambda: real(0.25)),
-    "seed": two(
-        lambda: quiet(Clamped()), lambda: quiet(Clamped(), settings=settings_of(PORTABLE, check=False, seed=1))
-    ),
     "tools": keys_of_backends,
     "torch": patched(torch, "__version__", "2.99.0", lambda: quiet(Clamped())),
     "interpreter": patched(platform, "python_version", lambda: "3.99.0", lambda: quiet(Clamped())),
@@ -301,18 +292,10 @@ IN_KEY: dict[type, dict[str, str]] = {
         "dimensions": "names",
         "gradients": "eager",
     },
-    Recipe: dict.fromkeys(
-        ("name", "backends", "verify", "rtol", "atol", "rtols", "atols", "imports", "on_mismatch"), "recipes"
-    ),
+    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "imports", "on_mismatch"), "recipes"),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
-    Settings: {
-        "recipes": "recipes",
-        "recipe_order": "order",
-        "check": "check",
-        "check_megabytes": "check",
-        "seed": "seed",
-    },
+    Settings: {"recipes": "recipes", "check_bytes": "check"},
 }
 """Class to attribute to the field of the key that it is in."""
 
@@ -340,7 +323,6 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "cache": "where results are",
         "bench": "limits judge programs, and shape none",
         "keep_weights": "the parent packages them",
-        "localise": "seconds for looking into a build that fails; `on_mismatch` of recipes tells 0",
         "extras": "the parent compares requirements",
         "torch_free": "refuses programs, those of earlier builds too, and shapes none",
     },

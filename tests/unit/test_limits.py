@@ -147,7 +147,6 @@ def test_names_are_quoted_as_toml_does() -> None:
         ("max-instructions-ratio", 1.02, 1020, 1000, 1.02, 1.02, True),
         ("max-memory-ratio", 1.1, 0, 0, 1.0, 1.1, True),
         ("max-memory-ratio", 1.1, 1, 0, math.inf, 1.1, False),
-        ("max-eager-ratio", 0.5, 1.0, 4.0, 0.25, 0.5, True),
         ("max-delegated-loss", 0.05, 0.95, 1.0, 0.05, 0.05, True),
         ("max-delegated-loss", 0.05, 0.9, 1.0, 0.1, 0.05, False),
         ("max-delegated-loss", 0, 1.0, 0.5, -0.5, 0, True),
@@ -168,7 +167,7 @@ def test_a_limit_says_what_is_compared_and_whether_it_is_kept(
     assert subject.is_kept(judged, bound) == kept
 
 
-@pytest.mark.parametrize("name", ["max-call-ratio", "max-eager-ratio", "max-delegated-loss", "max-wheel-growth"])
+@pytest.mark.parametrize("name", ["max-call-ratio", "max-delegated-loss", "max-wheel-growth"])
 def test_nothing_is_judged_where_there_is_nothing_to_compare_with(name: str) -> None:
     about = LIMITS[name]
     assert Limit(name, about.metrics[0], about.kind, "5%", "default").judged(1.0, None) is None

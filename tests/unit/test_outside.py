@@ -36,7 +36,7 @@ HUB_URL = f"hf://org/name@{COMMIT}/model.safetensors"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the only folder of weights."""
-    for name in ("HATCH_LOWER_FETCH", "HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -152,7 +152,7 @@ def test_loading_fetches_when_it_is_told(
     with served({"/model.safetensors": FILE.data}) as server:
         folder = write_outside(tmp_path / "_lowered", {f"{server.url}/model.safetensors": FILE})
         if way == "variable":
-            monkeypatch.setenv("HATCH_LOWER_FETCH", "1")
+            monkeypatch.setenv("HATCH_LOWER_FETCH", "always")
         for _ in range(2):
             assert load(folder, fetch=way == "argument")(torch.zeros(4)).tolist() == [11, 22, 33, 44]
         assert server.asked() == [""]  # once
@@ -164,9 +164,9 @@ def test_an_offline_machine_fetches_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
 ) -> None:
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
-    for variable in ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE"):
+    for variable, value in (("HATCH_LOWER_FETCH", "never"), ("HF_HUB_OFFLINE", "1")):
         with monkeypatch.context() as context:
-            context.setenv(variable, "1")
+            context.setenv(variable, value)
             text = refused(lambda: load(folder, fetch=True), FetchError)
             assert "no connection is to be opened" in text
             assert f"the environment variable `{variable}`" in text

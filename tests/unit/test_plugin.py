@@ -187,7 +187,7 @@ def test_the_payload_goes_into_the_wheel(
     package: str,
     expected: str,
 ) -> None:
-    root = make_project("backends = []\nseed = 3", package=package)
+    root = make_project("backends = []\ntimeout = 3", package=package)
     before = tree(root)
 
     wheel = build_wheel(root)
@@ -205,7 +205,7 @@ def test_the_payload_goes_into_the_wheel(
         "digits-1.0.dist-info/RECORD",
     ]
     ((settings, view),) = lowering.calls
-    assert settings.seed == 3
+    assert settings.timeout == 3
     assert settings.root == root
     assert [(model.name, model.package) for model in settings.models] == [("digits", "digits")]
     assert (settings.name, settings.version) == ("digits", "1.0")
@@ -402,7 +402,7 @@ def test_a_source_distribution_requires_nothing_more(make_project: MakeProject) 
 
 
 INCOMPLETE = (
-    "hatch-lower: hatch-lower is installed without packages that it builds with\n"
+    "hatch-lower: hatch-lower is installed without packages that a build needs\n"
     "  found: `never-published>=2` is not installed\n"
     "  to do: install `hatch-lower[build]`; a build in an isolated environment does so by itself"
 )
@@ -476,11 +476,11 @@ def test_the_hook_can_be_enabled_by_environment_variable(
 
 def test_the_global_table_serves_too(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    root = make_project("seed = 4", start=start)
+    root = make_project("timeout = 4", start=start)
     list(SdistBuilder(str(root), plugin_manager=manager()).build())
     assert lowering.calls == []
     build_wheel(root)
-    assert lowering.calls[0][0].seed == 4
+    assert lowering.calls[0][0].timeout == 4
 
 
 @pytest.mark.parametrize("start", ["global", "sdist"])
@@ -699,17 +699,30 @@ def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lower
     }
 
 
+def test_a_card_that_is_not_valid_is_refused_before_a_model_is_exported(
+    make_project: MakeProject, lowering: Lowering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project('models.digits.card = "card.json"')
+    (root / "card.json").write_text('{"licence": "MIT"}')
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert lowering.calls == []
+    assert "`modelCard.licence` is not a field of a model's card" in capsys.readouterr().err
+
+
 def test_a_source_distribution_has_the_assets_and_real_inputs(make_project: MakeProject, lowering: Lowering) -> None:
     start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
-    samples = 'models.digits.methods.forward.verify-inputs = "words/a[1].safetensors"'
-    root = make_project(f'models.digits.assets = ["words/*.txt"]\n{samples}', start=start)
+    named = 'models.digits.verify-inputs = "words/a[1].safetensors"\nmodels.digits.card = "words/card.json"'
+    root = make_project(f'models.digits.assets = ["words/*.txt"]\n{named}', start=start)
     (root / "words").mkdir()
     (root / "words" / "labels.txt").write_text("zero\n")
     (root / "words" / "a[1].safetensors").write_bytes(b"")
+    (root / "words" / "card.json").write_text("{}")
     (root / ".gitignore").write_text("words/\n")
     (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
     with tarfile.open(sdist) as archive:
-        assert {"digits-1.0/words/labels.txt", "digits-1.0/words/a[1].safetensors"} <= set(archive.getnames())
+        names = {"labels.txt", "a[1].safetensors", "card.json"}
+        assert {f"digits-1.0/words/{name}" for name in names} <= set(archive.getnames())
 
 
 def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_a_build_with_timers_is_of_one_model_and_sets_the_option_where_there_is_
     choices = (BackendChoice("openvino", {}), BackendChoice("aoti", {"isa": "x86-64-v4"}))
     recipes = (Recipe("default", choices), Recipe("portable"), Recipe("other", (BackendChoice("aoti"),)))
     models = tuple(ModelSettings(name, "m:f", "m", ("default", "portable", "other")) for name in ("net", "far"))
-    settings = Settings(Path("/project"), "net", "1", models, recipes, ("default", "portable", "other"))
+    settings = Settings(Path("/project"), "net", "1", models, recipes)
     made = with_timer_settings(settings, "net", ["default"])
     assert [(model.name, model.recipes) for model in made.models] == [("net", ("default",))]
     (recipe,) = made.recipes

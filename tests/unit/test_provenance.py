@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,10 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from hatch_lower.build.sbom import Subject
+from hatch_lower.build.sbom.card import read_cards
 from hatch_lower.build.sbom.document import document_text
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.config.tables import Author, Card, Dataset
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.codec import encode
@@ -55,19 +57,38 @@ PORTABLE = Architecture("digits.model.Net", 1250, {"forward": ("float32[batch, 1
 NATIVE = BackendRecord(
     "aoti", "hatch-lower", "0.1.0", {"aoti": "1", "settings": "ab" * 32, "compiler": "g++ (Debian 12.2.0-14) 12.2.0"}
 )
-CARD = Card(
-    description="Tells digits apart, “ä” too.",
-    license="Apache-2.0 OR LicenseRef-Own",
-    authors=(Author("First team"), Author("Second team", "second@example.org")),
-    task="image-classification",
-    family="convolutional neural network",
-    approach="supervised",
-    datasets=(Dataset("digits"), Dataset("more", "half of it", "CC-BY-4.0", "https://example.org/a?b=c#d", "0f" * 32)),
-    intended_uses=("sorting letters",),
-    limitations=("handwriting of children",),
-    ethical_considerations=("none is known",),
-    references=("https://example.org/paper",),
-)
+CARD: dict[str, Any] = {
+    "modelParameters": {
+        "approach": {"type": "supervised"},
+        "task": "image-classification",
+        "datasets": [
+            {"type": "dataset", "name": "digits “ä”", "contents": {"url": "https://example.org/a?b=c#d"}},
+            {"type": "other", "governance": {"owners": [{"contact": {"name": "First", "email": "first@example.org"}}]}},
+        ],
+    },
+    "quantitativeAnalysis": {"performanceMetrics": [{"type": "accuracy", "value": "0.98", "slice": "test"}]},
+    "considerations": {
+        "useCases": ["sorting letters"],
+        "ethicalConsiderations": [{"name": "none is known"}],
+        "environmentalConsiderations": {
+            "energyConsumptions": [
+                {
+                    "activity": "training",
+                    "energyProviders": [
+                        {
+                            "organization": {"name": "Power", "url": ["https://example.org"]},
+                            "energySource": "wind",
+                            "energyProvided": {"value": 1.5, "unit": "kWh"},
+                            "externalReferences": [{"type": "website", "url": "https://example.org"}],
+                        }
+                    ],
+                    "activityEnergyCost": {"value": 1, "unit": "kWh"},
+                }
+            ]
+        },
+    },
+    "properties": [{"name": "license", "value": "Apache-2.0"}],
+}
 
 COMMIT = "0123456789" * 4
 OUTSIDE = Weights(
@@ -91,7 +112,7 @@ def make(tmp_path: Path) -> Make:
 
     def make(
         *names: str,
-        card: Card | None = None,
+        card: Mapping[str, Any] | None = None,
         architecture: Architecture = PORTABLE,
         backends: tuple[BackendRecord, ...] = (),
         weights: bytes = b"",
@@ -119,9 +140,7 @@ def make(tmp_path: Path) -> Make:
             check = file(f"{name}/check.safetensors", b"check", files)
             places = file(f"{name}/weights.json", write_weights(outside), files) if outside else None
             entry = ModelEntry(tuple(recipes), constants, check, recipes, weights=places)
-            settings.append(
-                ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes), card=card or Card())
-            )
+            settings.append(ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes)))
             origin = {"architecture": encode(architecture), "backends": encode(backends)}
             tools = {"g++": "12.2.0"} if backends else {}
             results.append(ModelResult(name, model_json(entry), tuple(files), (), (), tools, "2.13.0+cpu", origin))
@@ -129,11 +148,10 @@ def make(tmp_path: Path) -> Make:
             payload += [replace(each, path=f"{folder}/{each.path}") for each in files]
             if all(each.path != f"{folder}/manifest.json" for each in payload):
                 file(f"{folder}/manifest.json", b"manifest", payload)
-        project = Settings(
-            Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),), ("default",)
-        )
+        project = Settings(Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),))
         result = BuildResult(tuple(payload), (), {"default": ("hatch-lower>=0.1",)}, (), tuple(results))
-        return Subject(project, result, TOOLS, "3.11.7", timestamp)
+        cards = {} if card is None else dict.fromkeys(names or ("digits",), card)
+        return Subject(project, cards, result, TOOLS, "3.11.7", timestamp)
 
     return make
 
@@ -191,7 +209,7 @@ def test_the_document_of_each_kind_of_model_fits_the_schema(make: Make, kind: st
 def test_several_models_in_several_packages_have_components_of_their_own(make: Make) -> None:
     subject = make("digits", "letters", card=CARD, backends=(NATIVE,), package=lambda name: f"shop.{name}")
     components = by_ref(checked(subject))
-    assert {"model:digits", "model:letters", "dataset:digits/1", "dataset:letters/1"} <= components.keys()
+    assert {"model:digits", "model:letters"} <= components.keys()
     assert "file:shop/letters/_lowered/letters/default.json" in components
     assert "file:shop/letters/_lowered/manifest.json" in components
 
@@ -201,8 +219,6 @@ def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
     components = by_ref(document)
     model = components["model:digits"]
     assert model["type"] == "machine-learning-model"
-    assert model["licenses"] == [{"expression": "Apache-2.0 OR LicenseRef-Own"}]
-    assert model["authors"] == [{"name": "First team"}, {"name": "Second team", "email": "second@example.org"}]
     assert facts(model) == {
         "architecture": "digits.model.Net",
         "export": "digits.model:export",
@@ -218,25 +234,12 @@ def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
         "weights:sha256": hashlib.sha256(b"weights").hexdigest(),
         "weights:size": "7",
     }
-    assert model["modelCard"] == {
-        "modelParameters": {
-            "approach": {"type": "supervised"},
-            "architectureFamily": "convolutional neural network",
-            "datasets": [{"ref": "dataset:digits/0"}, {"ref": "dataset:digits/1"}],
-            "inputs": [{"format": "forward: image: float32[batch, 8]"}],
-            "modelArchitecture": "digits.model.Net",
-            "outputs": [{"format": "forward: {'logits': float32[batch, 10], 'again': int64[batch]}"}],
-            "task": "image-classification",
-        },
-        "considerations": {
-            "ethicalConsiderations": [{"name": "none is known"}],
-            "technicalLimitations": ["handwriting of children"],
-            "useCases": ["sorting letters"],
-        },
+    parameters = {
+        "inputs": [{"format": "forward: image: float32[batch, 8]"}],
+        "modelArchitecture": "digits.model.Net",
+        "outputs": [{"format": "forward: {'logits': float32[batch, 10], 'again': int64[batch]}"}],
     }
-    more = components["dataset:digits/1"]
-    assert more["licenses"] == [{"expression": "CC-BY-4.0"}]
-    assert more["hashes"] == [{"alg": "SHA-256", "content": "0f" * 32}]
+    assert model["modelCard"] == {**CARD, "modelParameters": {**CARD["modelParameters"], **parameters}}
     assert facts(components["file:digits/_lowered/digits/delegates/00.so"]) == {
         "recipe": "default",
         "role": "delegate",
@@ -283,7 +286,7 @@ def test_the_same_contents_give_the_same_bytes(make: Make, monkeypatch: pytest.M
     number = json.loads(first)["serialNumber"]
     others = [
         make(weights=b"others!", card=CARD, backends=(NATIVE,)),
-        make(weights=b"weights", card=replace(CARD, task="another"), backends=(NATIVE,)),
+        make(weights=b"weights", card={**CARD, "properties": []}, backends=(NATIVE,)),
         make(weights=b"weights", card=CARD, backends=(NATIVE,), timestamp=0),
     ]
     numbers = {json.loads(document_text(each))["serialNumber"] for each in others}
@@ -294,7 +297,7 @@ def test_whatever_shapes_the_document_is_in_its_key(make: Make) -> None:
     subject = make(weights=b"weights", card=CARD, backends=(NATIVE,))
     others = [
         make(weights=b"others!", card=CARD, backends=(NATIVE,)),
-        make(weights=b"weights", card=replace(CARD, license="MIT"), backends=(NATIVE,)),
+        make(weights=b"weights", card={"modelParameters": {"task": "another"}}, backends=(NATIVE,)),
         make(weights=b"weights", card=CARD, backends=(replace(NATIVE, version="0.2"),)),
         make(weights=b"weights", card=CARD, backends=(NATIVE,), architecture=replace(PORTABLE, parameters=3)),
         replace(subject, tools={**TOOLS, "hatchling": "1.29.0"}),
@@ -329,11 +332,92 @@ def test_a_known_document_is_taken_from_the_cache(make: Make, tmp_path: Path) ->
         work = tmp_path / str(number)
         work.mkdir()
         build_data: dict[str, Any] = {"sbom_files": []}
-        add_sbom(build_data, subject.settings, subject.result, work, store)
+        add_sbom(build_data, subject.settings, subject.cards, subject.result, work, store)
         assert build_data["sbom_files"] == [str(work / SBOM_FILE)]
         for file in subject.result.payload:  # a second time there is nothing to read
             file.source.unlink(missing_ok=True)
     assert (tmp_path / "0" / SBOM_FILE).read_bytes() == (tmp_path / "1" / SBOM_FILE).read_bytes()
+
+
+def read_one(root: Path, text: str | bytes) -> Mapping[str, Any]:
+    (root / "card.json").write_bytes(text.encode() if isinstance(text, str) else text)
+    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), card="card.json"),)
+    return read_cards(Settings(root, "digits", "1", models, (Recipe("default"),)))["digits"]
+
+
+def test_a_card_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert read_one(tmp_path, json.dumps(CARD)) == CARD
+
+
+def test_a_model_without_card_has_none(tmp_path: Path) -> None:
+    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",)),)
+    assert read_cards(Settings(tmp_path, "digits", "1", models, (Recipe("default"),))) == {}
+
+
+def edited(path: str, value: object) -> str:
+    """Return the card as JSON with one value replaced."""
+    card = json.loads(json.dumps(CARD))
+    *above, last = [int(part) if part.isdecimal() else part for part in path.split("/")]
+    place = card
+    for part in above:
+        place = place[part]
+    place[last] = value
+    return json.dumps(card)
+
+
+ENERGY = "considerations/environmentalConsiderations/energyConsumptions/0"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[]", "`modelCard` must be an object, found an array"),
+        ("{", "no JSON: Expecting property name"),
+        (b"\xff", "no JSON: 'utf-8' codec"),
+        ('{"properties": [{"name": NaN}]}', "no JSON"),
+        ('{"properties": [{"name": "\\ud800"}]}', "no JSON"),
+        ("[" * 100_000, "JSON that nests too deeply"),
+        (" " * ((1 << 20) + 1), "more than 1,048,576 bytes"),
+        (edited("modelParameter", {}), "`modelCard.modelParameter` is not a field of a model's card; did you mean"),
+        (edited("bom-ref", "model:digits"), "`modelCard.bom-ref` is not a field of a model's card"),
+        (edited("x" * 5000, 1), f"`modelCard.{'x' * 60}` is not a field"),
+        (edited("\x1b[2J", 1), '`modelCard."\\u001b[2J"` is not a field'),
+        (edited("modelParameters", 3), "`modelCard.modelParameters` must be an object, found the number 3"),
+        (edited("modelParameters/task", True), "`modelCard.modelParameters.task` must be a string, found the boolean"),
+        (edited("modelParameters/approach/type", "guessing"), "must be one of supervised, unsupervised, "),
+        (
+            edited("modelParameters/datasets/0", {"name": "a"}),
+            "`modelCard.modelParameters.datasets[0].type` is missing",
+        ),
+        (edited("modelParameters/datasets/0", {"ref": "a"}), "`modelCard.modelParameters.datasets[0].ref` is not a"),
+        (edited("modelParameters/datasets/0/contents/url", "a b"), "contents.url` must be a URL, found the string"),
+        (edited("modelParameters/datasets/1/governance/owners/0", {}), "must have one of `organization`, `contact`"),
+        (edited("modelParameters/datasets/1/governance/owners/0/contact/email", "x"), "must be an email address"),
+        (edited("considerations/useCases", "sorting"), "`modelCard.considerations.useCases` must be an array"),
+        (edited(f"{ENERGY}/activityEnergyCost/value", "much"), "activityEnergyCost.value` must be a number"),
+        (edited(f"{ENERGY}/energyProviders/0/externalReferences/0/url", {}), "url` must be a string, found a table"),
+    ],
+)
+def test_a_file_that_is_no_card_is_refused(tmp_path: Path, text: str | bytes, found: str) -> None:
+    with pytest.raises(ConfigError, match="a model's card is not valid") as caught:
+        read_one(tmp_path, text)
+    assert found in caught.value.found
+    assert caught.value.where == "model `digits`, card `card.json`"
+
+
+def test_a_card_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "card.json").mkdir()
+    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), card="card.json"),)
+    with pytest.raises(ConfigError, match="a model's card is not valid"):
+        read_cards(Settings(tmp_path, "digits", "1", models, (Recipe("default"),)))
+
+
+def test_the_schema_of_a_card_is_that_of_cyclonedx() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, root / "tools" / "model_card.py"], check=True, capture_output=True, text=True
+    )
+    assert (root / "hatch_lower" / "build" / "sbom" / "model-card.json").read_text() == done.stdout
 
 
 def test_what_a_build_of_the_known_imports_is_light(modules_after: Callable[[str], set[str]]) -> None:

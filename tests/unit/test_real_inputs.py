@@ -6,6 +6,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ def source() -> CapturedModel:
     return capture_model("net", Model(Net().eval(), {"forward": forward, "embed": embed}), NullReporter())
 
 
-def read(source: CapturedModel, root: Path, **verify_inputs: str) -> dict[str, RealInputs]:
-    """Return what is read for a setting; `general` is that of the model."""
-    given = {"" if name == "general" else name: text for name, text in verify_inputs.items()}
-    return read_real_inputs(ModelSettings("net", "net:export", "net", (), verify_inputs=given), source, root)
+def read(source: CapturedModel, root: Path, general: str = "", embed: str = "") -> dict[str, RealInputs]:
+    """Return the real inputs of all methods, or of a model that has the method `embed` alone."""
+    if embed:
+        source = replace(source, methods=tuple(method for method in source.methods if method.name == "embed"))
+    model = ModelSettings("net", "net:export", "net", (), verify_inputs=general or embed)
+    return read_real_inputs(model, source, root)
 
 
 @pytest.fixture
@@ -107,15 +110,6 @@ def test_a_function_may_use_the_memory_of_a_call_for_the_next(
     assert [int(case.args[0][0]) for case in cases] == [1, 2]  # type: ignore[index]
 
 
-def test_a_method_has_its_own_before_the_models(
-    source: CapturedModel, tmp_path: Path, function: Callable[[Any], str]
-) -> None:
-    file = write(tmp_path, tokens=torch.arange(4) * 3)
-    ones = torch.ones(2, 2)
-    found = read(source, tmp_path, general=function(lambda method: [((ones, ones),)]), embed=file)
-    assert {name: each.source for name, each in found.items()} == {"forward": "real_data:samples", "embed": file}
-
-
 def test_other_values_have_another_digest(source: CapturedModel, function: Callable[[Any], str]) -> None:
     def digest(*values: torch.Tensor) -> str:
         given = function(lambda method: [(value,) for value in values])
@@ -135,12 +129,6 @@ def test_nan_is_told(source: CapturedModel, tmp_path: Path) -> None:
     ]
 
 
-def test_a_method_that_is_not_there_is_refused(source: CapturedModel, tmp_path: Path) -> None:
-    text = refusal(lambda: read(source, tmp_path, embde="samples.safetensors"))
-    assert text.startswith("real inputs are given for a method that is not there")
-    assert "did you mean `embed`?" in text
-
-
 def test_a_file_that_is_not_there_is_refused(source: CapturedModel, tmp_path: Path) -> None:
     assert "the sample file does not exist" in refusal(lambda: read(source, tmp_path, general="samples.safetensors"))
 
@@ -150,13 +138,9 @@ def test_sizes_out_of_range_are_refused(source: CapturedModel, tmp_path: Path) -
     assert "rows must be at most 8" in refusal(lambda: read(source, tmp_path, general=file))
 
 
-def test_a_methods_own_source_that_has_none_for_it_is_refused(
-    source: CapturedModel, function: Callable[[Any], str]
-) -> None:
-    text = refusal(lambda: read(source, Path(), embed=function(lambda method: [])))
-    assert text.startswith(
-        "there are no real inputs for a method\n  where: model `net`, `verify-inputs`, method `embed`"
-    )
+def test_a_source_without_real_inputs_is_refused(source: CapturedModel, function: Callable[[Any], str]) -> None:
+    text = refusal(lambda: read(source, Path(), general=function(lambda method: [])))
+    assert text.startswith("there are no real inputs for any method\n  where: model `net`, `verify-inputs`")
 
 
 ONES = torch.ones(2, 2)
@@ -167,7 +151,7 @@ ONES = torch.ones(2, 2)
     [
         (lambda method: None, "a function of real inputs returned something else"),
         (lambda method: ONES, "a function of real inputs returned something else"),
-        (lambda method: [], "there are no real inputs for a method"),
+        (lambda method: [], "there are no real inputs for any method"),
         (lambda method: [ONES], "this is no call"),
         (lambda method: {"tokens": ONES}, "this is no call"),
         (lambda method: [()], "no `"),

@@ -120,7 +120,7 @@ def test_check_fails_with_the_lines_to_paste() -> None:
     with pytest.raises(ConfigError) as caught:
         requirements_to_add("check", {"default": REQUIRED}, ["torch<2.13"])
     assert str(caught.value) == (
-        "the project's dependencies do not imply what its lowered programs need at run time\n"
+        "the project's dependencies do not imply the requirements of its lowered programs\n"
         "  where: project.dependencies\n"
         "  found: `hatch-lower>=0.1`: not among the dependencies\n"
         "    `torch==2.13.*`: `torch<2.13` allows none of these versions\n"
@@ -208,7 +208,7 @@ def test_an_extra_that_does_not_suffice_is_refused(mode: str) -> None:
     with pytest.raises(ConfigError) as caught:
         requirements_to_add(mode, TWO, ["hatch-lower>=0.1", "numpy>=2"], {"portable": extra})
     assert str(caught.value) == (
-        "the project's extra `with-torch` does not imply what its recipe `portable` needs at run time\n"
+        "the project's extra `with-torch` does not imply the requirements of its recipe `portable`\n"
         "  where: project.optional-dependencies.with-torch\n"
         "  found: `torch>=2.13`: `torch<2.13` allows none of these versions\n"
         '  to do: let it contain "torch>=2.13"'

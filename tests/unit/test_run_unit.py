@@ -519,7 +519,7 @@ def test_an_unsigned_entry_is_refused_where_the_project_has_public_keys(
     answer = replace(MADE, entries=(KEY,))
     with pytest.raises(WrongAnswerError, match="is not taken: the entry is not trusted, and is not signed"):
         take_answer(context, answer, bundle(tmp_path / "worker", KEY))
-    unsigned = replace(context, environment={**context.environment, "HATCH_LOWER_REMOTE_UNSIGNED": "1"})
+    unsigned = replace(context, environment={**context.environment, "HATCH_LOWER_PUBLIC_KEYS": "any"})
     assert take_answer(unsigned, answer, bundle(tmp_path / "worker", KEY)) == (KEY,)
 
 

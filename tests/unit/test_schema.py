@@ -18,11 +18,8 @@ from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimit
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
-    Author,
     BackendChoice,
     CacheSettings,
-    Card,
-    Dataset,
     HookTable,
     ModelTable,
     RecipeTable,
@@ -39,7 +36,7 @@ def test_the_checked_in_reference_is_the_generated_one() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown()
 
 
-KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice, Card, Author, Dataset]
+KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice]
 KINDS += [BenchTable, MethodLimits, ModelLimits, RecipeLimits]
 
 
@@ -67,22 +64,21 @@ def is_valid(table: dict[str, Any]) -> bool:
     [
         ({}, True),
         ({"backends": ["aoti", {"name": "aoti", "isa": "x86-64-v4"}], "recipes": {"portable": {"backends": []}}}, True),
-        ({"models": {"a": {"export": "a:b", "recipes": ["default"], "package": "a"}}, "recipe-order": ["x"]}, True),
-        ({"verify": False, "rtol": 1, "atol": 0.5, "check": True, "jobs": 1, "timeout": 10, "seed": 3}, True),
+        ({"models": {"a": {"export": "a:b", "recipes": ["default"], "package": "a"}}}, True),
+        ({"verify": False, "rtol": 1, "atol": 0.5, "check-megabytes": 0, "jobs": 1, "timeout": 10}, True),
         ({"runtime-requirements": "add", "editable": "skip", "inputs": ["a"], "pass-env": ["B_*"]}, True),
         ({"dependencies": ["a"], "enable-by-default": False, "require-runtime-dependencies": True}, True),
-        ({"models": {"a": {"card": {"datasets": ["b", {"name": "c", "url": "https://d/e"}]}}}}, True),
-        ({"models": {"a": {"card": {"datasets": [{"url": "https://d/e"}]}}}}, False),
-        ({"models": {"a": {"card": {"references": ["d e"]}}}}, False),
-        ({"models": {"a": {"card": {"licence": "MIT"}}}}, False),
+        ({"models": {"a": {"card": "cards/a.json"}}}, True),
+        ({"models": {"a": {"card": "/card.json"}}}, False),
+        ({"models": {"a": {"card": "card.toml"}}}, False),
+        ({"models": {"a": {"card": {"task": "b"}}}}, False),
         ({"strict": True, "cache": {}}, True),
-        ({"cache": {"max-gigabytes": 0.5, "max-days": 1, "remote": "gs://a/b", "shareable-env": ["A_*"]}}, True),
+        ({"cache": {"remote": "gs://a/b"}}, True),
         ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]}}, True),
         ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh9="]}}, False),
         ({"cache": {"remote": "cache.example.org"}}, False),
         ({"cache": {"remote": "https://a:b@c"}}, False),
-        ({"cache": {"max-days": 0.5}}, False),
-        ({"cache": {"max-day": 1}}, False),
+        ({"cache": {"public-key": []}}, False),
         ({"cache": []}, False),
         ({"bench": {"sizes": [{"batch": 1}, {}], "threads": [1, 2], "max-wheel-growth": "1.5 MiB"}}, True),
         ({"bench": {"models": {"a": {"max-load-ratio": 2, "methods": {"b": {"max-kernels": 3}}}}}}, True),
@@ -106,18 +102,16 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"models": {"a": {"recipes": "b"}}}, False),
         ({"jobs": 0}, False),
         ({"rtol": -1}, False),
-        ({"rtol": {"float16": 1e-2, "float32": 1}, "recipes": {"a": {"atol": {"bfloat16": 0}}}}, True),
-        ({"rtol": {"float16": -1}}, False),
+        ({"rtol": {"float16": 1e-2}}, False),
         ({"models": {"a": {"verify-inputs": "data/samples.safetensors"}}}, True),
-        ({"models": {"a": {"methods": {"b": {"verify-inputs": "net.data:samples"}}}}}, True),
+        ({"models": {"a": {"verify-inputs": "net.data:samples"}}}, True),
         ({"models": {"a": {"verify-inputs": "data/../../samples.safetensors"}}}, False),
         ({"models": {"a": {"verify-inputs": "../samples.safetensors"}}}, False),
         ({"models": {"a": {"verify-inputs": "/samples.safetensors"}}}, False),
         ({"models": {"a": {"verify-inputs": "samples.npz"}}}, False),
         ({"models": {"a": {"verify-inputs": "net.data"}}}, False),
         ({"models": {"a": {"verify-inputs": ["samples.safetensors"]}}}, False),
-        ({"models": {"a": {"methods": {"b": {"verify": False}}}}}, False),
-        ({"rtol": {"int8": 1}}, False),
+        ({"models": {"a": {"methods": {}}}}, False),
         ({"atol": [1]}, False),
         ({"editable": "no"}, False),
         ({"executor": "dask:tcp://host:8786"}, True),

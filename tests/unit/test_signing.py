@@ -152,8 +152,6 @@ def test_no_remote_unless_it_is_named() -> None:
 
 ALL = {
     "HATCH_LOWER_REMOTE_TOKEN": "secret-token",
-    "HATCH_LOWER_REMOTE_USER": "user",
-    "HATCH_LOWER_REMOTE_PASSWORD": "secret-password",
     "HATCH_LOWER_SIGNING_KEY": PRIVATE,
     "HATCH_LOWER_REMOTE_PUSH": "1",
 }
@@ -169,34 +167,10 @@ def test_a_remote_that_only_the_project_names_is_told_nothing() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("host", "url", "named"),
-    [
-        ("cache.example.org", HTTPS, True),
-        ("CACHE.example.org", HTTPS, True),
-        ("cache.example.org:443", HTTPS, True),
-        ("cache.example.org", "https://cache.example.org:8443", False),
-        ("cache.example.org:8443", "https://cache.example.org:8443", True),
-        ("cache.example.org:8443", HTTPS, False),
-        ("example.org", HTTPS, False),
-        ("cache.example.org", "https://cache.example.org.evil.example", False),
-        ("cache.example.org", "https://evil.example/cache.example.org", False),
-        ("cache.example.org:x", HTTPS, False),
-        ("bucket", "s3://bucket", False),
-        ("", HTTPS, False),
-    ],
-)
-def test_the_environment_can_name_the_host_of_the_projects_remote(host: str, url: str, named: bool) -> None:
-    policy = policy_of({**ALL, "HATCH_LOWER_REMOTE_HOST": host}, url)
-    assert (policy.authorization, policy.push, policy.signing_key is not None) == (
-        ("Bearer secret-token", True, True) if named else ("", False, False)
-    )
-
-
 def test_a_remote_that_the_environment_names_gets_its_credentials() -> None:
     assert policy_of({**ALL, NAMES: HTTPS}).authorization == "Bearer secret-token"
-    basic = {name: value for name, value in ALL.items() if "TOKEN" not in name}
-    header = "Basic " + base64.b64encode(b"user:secret-password").decode()
+    basic = {**ALL, "HATCH_LOWER_REMOTE_TOKEN": "user:secret:password"}
+    header = "Basic " + base64.b64encode(b"user:secret:password").decode()
     assert policy_of({**basic, NAMES: HTTPS}).authorization == header
     assert "secret" not in repr(policy_of({**ALL, NAMES: HTTPS}))
 
@@ -267,11 +241,17 @@ def test_a_project_may_not_name_a_file_system_that_uses_my_credentials(url: str)
 def test_keys_of_the_environment_stand_in_the_place_of_the_projects() -> None:
     other = new_key_pair().public
     assert policy_of({}, HTTPS, (PUBLIC,)).trusted == VerifyingKeys((read_key(PUBLIC, ""),))
-    environment = {"HATCH_LOWER_PUBLIC_KEYS": f" {other}, ", "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
-    found = policy_of(environment, HTTPS, (PUBLIC,))
+    found = policy_of({"HATCH_LOWER_PUBLIC_KEYS": f" {other}, "}, HTTPS, (PUBLIC,))
     assert found.trusted == VerifyingKeys((read_key(other, ""),))
+    assert not found.unsigned
+
+
+def test_any_in_place_of_public_keys_takes_entries_without_a_signature() -> None:
+    found = policy_of({"HATCH_LOWER_PUBLIC_KEYS": "any"}, HTTPS, (PUBLIC,))
     assert found.unsigned
-    assert not policy_of({"HATCH_LOWER_REMOTE_UNSIGNED": "0"}, HTTPS).unsigned
+    assert found.trusted == VerifyingKeys((read_key(PUBLIC, ""),)), "a wrong signature by a known key is still refused"
+    with pytest.raises(CacheError, match="a key for signatures is not one"):
+        policy_of({}, HTTPS, ("any",))
 
 
 # recorded inputs

@@ -67,7 +67,7 @@ def write(root: Path) -> Path:
 
 def settings_of(root: Path) -> tuple[Settings, ProjectView]:
     model = ModelSettings("small", "shop.models:small", "shop", ("default",))
-    settings = Settings(root, "shop", "1", (model,), (Recipe("default"),), ("default",))
+    settings = Settings(root, "shop", "1", (model,), (Recipe("default"),))
     links = (("shop/helper.py", root.parent / "common" / "helper.py"),)
     return settings, ProjectView("", "", (root / "src", root), links, ("shop",), ())
 

@@ -47,9 +47,8 @@ def make_request(folder: Path, *inputs: str) -> Request:
     (folder / "work").mkdir()
     (folder / "work" / "made").write_text("")
     (folder / "elsewhere").write_text("")
-    given = {"": declared, "forward": "digits.data:samples"}
-    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), verify_inputs=given),)
-    settings = Settings(root, "digits", "1", models, (Recipe("default"),), ("default",), inputs=inputs, strict=True)
+    models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), verify_inputs=declared),)
+    settings = Settings(root, "digits", "1", models, (Recipe("default"),), inputs=inputs, strict=True)
     roots = (root / "src",)
     return Request(settings, "digits", folder / "work", "lower", roots, roots, (), 3, work=folder / "work")
 

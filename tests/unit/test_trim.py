@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,6 @@ from hatch_lower.cache.files import in_folder, remove_unused
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import Limits, Trimmed, clear, limits_of, maybe_trim, trim
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config.tables import CacheSettings
 
 NOW = time.time()
 HOUR = 3600.0
@@ -191,9 +191,13 @@ def test_a_store_that_is_not_written_is_not_trimmed(store: Store, mode: str) -> 
     assert sorted(store.directory.rglob("*")) == before
 
 
-def test_limits_of_a_project() -> None:
-    assert limits_of(CacheSettings()) == Limits(10_000_000_000, 60 * DAY)
-    assert limits_of(CacheSettings(max_gigabytes=0.5, max_days=1)) == Limits(500_000_000, DAY)
+@pytest.mark.parametrize(("disk", "size"), [(5 * 10**9, 10**10), (4 * 10**12, 4 * 10**11), (None, 10**10)])
+def test_limits_follow_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int | None, size: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=disk))
+    folder = tmp_path if disk is not None else tmp_path / "missing"
+    if disk is None:
+        monkeypatch.undo()
+    assert limits_of(folder) == Limits(size, 60 * DAY)
 
 
 def test_a_file_that_is_used_after_it_was_looked_at_is_not_removed(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ WORDS = "no connection is opened"
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fsspec, huggingface's library and sockets fail the test that reaches them."""
-    for name in ("HATCH_LOWER_FETCH", "HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE", "HF_ENDPOINT"):
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
     for name in ("fsspec.core.url_to_fs", "huggingface_hub.hf_hub_download", "socket.getaddrinfo"):
@@ -284,7 +284,7 @@ def test_a_hostile_url_in_a_folder_or_wheel_reaches_no_library(package: Package)
 def test_a_hostile_url_reaches_no_library_where_load_may_fetch(
     package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HATCH_LOWER_FETCH", "1")
+    monkeypatch.setenv("HATCH_LOWER_FETCH", "always")
     assert accepted([*CHAINS, *LOCAL], package.load, ProgramError, "instead of a URL of weights") == []
 
 

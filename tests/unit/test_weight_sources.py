@@ -52,7 +52,7 @@ class Builder:
 @pytest.fixture
 def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "weights"))
-    for name in ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"):
+    for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return Builder(tmp_path)
 
@@ -112,7 +112,7 @@ def test_a_server_that_cannot_be_asked_is_believed_and_that_is_said(
         url = running.url + PATH
         source = builder.obtain(url)
         if offline:
-            monkeypatch.setenv("HATCH_LOWER_OFFLINE", "1")
+            monkeypatch.setenv("HATCH_LOWER_FETCH", "never")
             assert builder.obtain(url) == source
             assert running.asked() == [""]
     if not offline:

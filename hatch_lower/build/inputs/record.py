@@ -3,8 +3,8 @@
 Paths are located (`roots`), so that a checkout in another folder, or a fresh environment, has the same inputs.
 
 A record may go to other machines. The values of environment variables are stored as digests, keyed with a secret of
-this machine's cache. A shared record names only variables that were not set, and variables that the project declares:
-their digests are plain, and a reader of the record can compare the digests with guesses. A record never has variables
+this machine's cache. A shared record names only variables that were not set, and variables that `pass-env` names: their
+digests are plain, and a reader of the record can compare the digests with guesses. A shared record never has variables
 that look like credentials.
 """
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from hatch_lower.build.inputs.log import read_log
 from hatch_lower.build.protocol import Request
+from hatch_lower.config.settings import is_sample_file
 from hatch_lower.errors import EntryPointError, ProcessError
 
 MODULES = (".py", *EXTENSION_SUFFIXES)
@@ -96,7 +97,8 @@ def source_files(request: Request) -> Iterator[Path]:
 
 def sample_files(request: Request) -> Iterator[Path]:
     (model,) = (model for model in request.settings.models if model.name == request.model)
-    yield from (request.settings.root / path for path in model.sample_files)
+    if is_sample_file(model.verify_inputs):
+        yield request.settings.root / model.verify_inputs
 
 
 def is_available() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any, TypeAlias
 
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
@@ -11,12 +12,16 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
-SCHEMA = 2  # version of this code's document, not of CycloneDX
+SCHEMA = 3  # version of this code's document, not of CycloneDX
 FOLDER = "sboms"  # folder in `.dist-info`, by PEP 770
 
 
+Cards: TypeAlias = Mapping[str, Mapping[str, Any]]  # model to CycloneDX's `modelCard`
+
+
 class Subject(Frozen):
-    settings: Settings  # of the build, with the models' cards
+    settings: Settings  # of the build
+    cards: Cards
     result: BuildResult  # of the build: the models and their files
     # name to version of Python distributions, with `hatchling` and the SBOM library;
     # hatch-lower and torch are known otherwise
@@ -29,7 +34,7 @@ class Subject(Frozen):
         """Return the sha256 over all inputs of the document; paths on this machine are no inputs."""
         settings = self.settings
         models = [
-            [asdict(model), result.entry, result.origin, dict(result.tools), result.torch]
+            [asdict(model), self.cards.get(model.name), result.entry, result.origin, dict(result.tools), result.torch]
             for model, result in zip(settings.models, self.result.models, strict=True)
         ]
         files = [[file.path, file.size, file.sha256] for file in self.result.payload]

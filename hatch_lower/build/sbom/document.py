@@ -2,7 +2,7 @@
 
 ```text
 metadata    the wheel's distribution, and the tools: hatch-lower, torch, backends, compilers, hatchling, Python
-components  each model, its files nested in it; its datasets; each package's manifest; requirements at run time
+components  each model, its files nested in it; each package's manifest; requirements at run time
 ```
 
 Serial number and time do not depend on the machine: the number is a hash of the contents, the time is fixed or absent.
@@ -19,8 +19,6 @@ from typing import Any
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentScope, ComponentType
-from cyclonedx.model.contact import OrganizationalContact
-from cyclonedx.model.license import LicenseExpression
 from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
@@ -31,7 +29,6 @@ from hatch_lower import __version__
 from hatch_lower.build.sbom import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.config.tables import Card, Dataset
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile, payload_folder
 from hatch_lower.format.tree import tree_text
@@ -56,19 +53,18 @@ def document_text(subject: Subject) -> str:
         own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
         plan = first_plan(result.entry, own)
         model = model_component(subject, settings, result, own, plan)
-        datasets = [dataset_component(settings.name, i, dataset) for i, dataset in enumerate(settings.card.datasets)]
         texts = sorted({text for recipe in result.entry["recipes"].values() for text in recipe["requirements"]})
         requirements = [needed.setdefault(text, requirement_component(text)) for text in texts]
         outside = [
             sources.setdefault((source.url, source.sha256), source_component(source))
             for source in weights_outside(result.entry, own)
         ]
-        bom.components.update([model, *datasets])
-        bom.register_dependency(model, [*datasets, *outside, *requirements])
+        bom.components.add(model)
+        bom.register_dependency(model, [*outside, *requirements])
         parts.append(model)
         architecture = result.origin["architecture"]
         cards[f"model:{settings.name}"] = model_card(
-            settings.name, settings.card, architecture["name"], plan.methods, architecture["outputs"]
+            subject.cards.get(settings.name, {}), architecture["name"], plan.methods, architecture["outputs"]
         )
     manifests = [file_component(file, "manifest", ()) for file in files.values()]
     bom.components.update([*manifests, *sources.values(), *needed.values()])
@@ -130,7 +126,7 @@ def tool_components(subject: Subject) -> Iterator[Component]:
 def model_component(
     subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
 ) -> Component:
-    card, entry, architecture = settings.card, result.entry, result.origin["architecture"]
+    entry, architecture = result.entry, result.origin["architecture"]
     facts = {
         "architecture": [architecture["name"]] if architecture["name"] else [],
         "parameters": [str(architecture["parameters"])],
@@ -154,10 +150,6 @@ def model_component(
         name=settings.name,
         version=subject.settings.version,
         bom_ref=f"model:{settings.name}",
-        description=card.description,
-        licenses=licenses(card.license),
-        authors=[OrganizationalContact(name=author.name, email=author.email) for author in card.authors],
-        external_references=[documentation(url) for url in card.references],
         properties=properties(facts),
         components=[file_component(file, *roles.get(path, ("", ()))) for path, file in files.items()],
     )
@@ -186,19 +178,6 @@ def file_component(file: PayloadFile, role: str, recipes: Iterable[str]) -> Comp
         bom_ref=f"file:{file.path}",
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file.sha256)],
         properties=properties({"role": [role] if role else [], "size": [str(file.size)], "recipe": list(recipes)}),
-    )
-
-
-def dataset_component(model: str, position: int, dataset: Dataset) -> Component:
-    return Component(
-        type=ComponentType.DATA,
-        name=dataset.name,
-        bom_ref=dataset_ref(model, position),
-        description=dataset.description,
-        licenses=licenses(dataset.license),
-        external_references=[documentation(dataset.url)] if dataset.url else (),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=dataset.sha256)] if dataset.sha256 else (),
-        scope=ComponentScope.EXCLUDED,
     )
 
 
@@ -249,31 +228,16 @@ def package_url(name: str, version: str | None) -> PackageURL:
     return PackageURL("pypi", name=canonicalize_name(name), version=version)
 
 
-def licenses(expression: str | None) -> list[LicenseExpression]:
-    return [LicenseExpression(expression)] if expression else []
-
-
-def documentation(url: str) -> ExternalReference:
-    return ExternalReference(type=ExternalReferenceType.DOCUMENTATION, url=XsUri(url))
-
-
 def properties(facts: Mapping[str, Iterable[str]]) -> list[Property]:
     return [Property(name=f"{PREFIX}:{name}", value=value) for name, values in facts.items() for value in values]
 
 
-def dataset_ref(model: str, position: int) -> str:
-    return f"dataset:{model}/{position}"
-
-
 def model_card(
-    model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, object]
+    card: Mapping[str, Any], architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, object]
 ) -> dict[str, object]:
-    parameters = {
-        "approach": {"type": card.approach} if card.approach else None,
-        "task": card.task,
-        "architectureFamily": card.family,
+    """Return a model's card, with facts of the export where the project's own card has none."""
+    facts = {
         "modelArchitecture": architecture,
-        "datasets": [{"ref": dataset_ref(model, position)} for position in range(len(card.datasets))],
         "inputs": [
             {"format": f"{name}: {path}: {text}"}
             for name, plan in methods.items()
@@ -281,16 +245,8 @@ def model_card(
         ],
         "outputs": [{"format": output_format(name, plan, outputs.get(name))} for name, plan in methods.items()],
     }
-    considerations = {
-        "useCases": list(card.intended_uses),
-        "technicalLimitations": list(card.limitations),
-        "ethicalConsiderations": [{"name": text} for text in card.ethical_considerations],
-    }
-    return given({"modelParameters": given(parameters), "considerations": given(considerations)})
-
-
-def given(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value}
+    known = {name: value for name, value in facts.items() if value}
+    return {**card, "modelParameters": {**known, **card.get("modelParameters", {})}}
 
 
 def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:

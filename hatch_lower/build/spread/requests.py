@@ -17,7 +17,7 @@ from hatch_lower.build.spread.protocol import Facts, UnitAnswer, UnitBody, UnitR
 from hatch_lower.build.spread.snapshot import Snapshot
 from hatch_lower.build.spread.workplace import sent_variables
 from hatch_lower.build.units import Unit
-from hatch_lower.cache.remote.policy import UNSIGNED, trusted_keys
+from hatch_lower.cache.remote.policy import takes_unsigned, trusted_keys
 from hatch_lower.cache.remote.signing import VerifyingKeys
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import CacheError, LowerError, ProcessError, error_from_json
@@ -92,7 +92,7 @@ def take_answer(context: BuildContext, answer: UnitAnswer, entries: Entries) -> 
 def signers_of(context: BuildContext) -> VerifyingKeys:
     """Return the keys that must sign entries; empty if no signature is needed."""
     environment = context.environment
-    if environment.get(UNSIGNED, "") == "1":
+    if takes_unsigned(environment):
         return VerifyingKeys()
     return trusted_keys(environment, context.settings.cache.public_keys)
 

@@ -18,14 +18,13 @@ from hatch_lower.errors import CacheError, ConfigError, LowerError
 from hatch_lower.frozen import Frozen
 from hatch_lower.urls import folder_fault, open_fault
 
-CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATCH_LOWER_REMOTE_PUSH"
-TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
+CACHE, PUSH, TOKEN = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_PUSH", "HATCH_LOWER_REMOTE_TOKEN"
 SIGNING_KEY, PUBLIC_KEYS = "HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_PUBLIC_KEYS"
-UNSIGNED = "HATCH_LOWER_REMOTE_UNSIGNED"
-SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)  # variables that the code of a model has no use for
+ANY_KEY = "any"  # in place of keys: entries need no signature
+SECRETS = (TOKEN, SIGNING_KEY)  # variables that the code of a model has no use for
 
 PROJECT_KEY = "tool.hatch.build.hooks.lower.cache"
-PORTS = {"http": 80, "https": 443}
+WEB = ("http", "https")
 # fsspec's schemes, and the options with which fsspec leaves this user's credentials alone
 ANONYMOUS: Mapping[str, Mapping[str, object]] = {
     **{scheme: {"anon": True} for scheme in ("s3", "az", "abfs", "abfss")},
@@ -48,7 +47,7 @@ class RemotePolicy(Frozen):
 
     @property
     def is_http(self) -> bool:
-        return urlsplit(self.url).scheme in PORTS
+        return urlsplit(self.url).scheme in WEB
 
     def known_keys(self) -> VerifyingKeys:
         own = () if self.signing_key is None else (self.signing_key.public(),)
@@ -69,16 +68,16 @@ def read_policy(
         return None
     where = f"environment variable `{CACHE}`" if from_environment else f"`{PROJECT_KEY}.remote`"
     parts = check_url(url, where, ConfigError if not from_environment else CacheError)
-    named = bool(from_environment) or names_host(environment.get(HOST, "").strip(), parts)
+    named = bool(from_environment)
     wants_push = environment.get(PUSH, "") == "1"
     policy = RemotePolicy(
         url=url,
         push=wants_push and named,
-        authorization=authorization_of(environment, parts) if named and parts.scheme in PORTS else "",
-        options=None if parts.scheme in PORTS else {} if named else ANONYMOUS[parts.scheme],
+        authorization=authorization_of(environment, parts) if named and parts.scheme in WEB else "",
+        options=None if parts.scheme in WEB else {} if named else ANONYMOUS[parts.scheme],
         signing_key=own_key(environment) if wants_push and named else None,
         trusted=trusted_keys(environment, public_keys),
-        unsigned=environment.get(UNSIGNED, "") == "1",
+        unsigned=takes_unsigned(environment),
     )
     if wants_push and not named:
         place = parts.netloc or url
@@ -86,9 +85,14 @@ def read_policy(
     return policy
 
 
+def takes_unsigned(environment: Mapping[str, str]) -> bool:
+    """Return whether entries need no signature by a known key."""
+    return environment.get(PUBLIC_KEYS, "").strip() == ANY_KEY
+
+
 def trusted_keys(environment: Mapping[str, str], public_keys: Sequence[str]) -> VerifyingKeys:
     """Return the public keys of accepted signers; keys in the environment replace the project's keys."""
-    keys = environment.get(PUBLIC_KEYS, "")
+    keys = "" if takes_unsigned(environment) else environment.get(PUBLIC_KEYS, "")
     named = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
     return named if named.keys else read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
 
@@ -108,14 +112,14 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
         port_is_good = parts.port is None or parts.port > 0
     except ValueError:
         parts, port_is_good = SplitResult(url.partition(":")[0], "", "", "", ""), False
-    if parts.password is not None or (parts.scheme in PORTS and parts.username is not None):
+    if parts.password is not None or (parts.scheme in WEB and parts.username is not None):
         raise kind(
             "a remote cache's URL holds credentials",
             where=where,
             found=f"`{parts.scheme}://…@{parts.hostname}`",
-            hint=f"set `{TOKEN}`, or `{USER}` and `{PASSWORD}`",
+            hint=f"write a token, or `user:password`, into the environment variable `{TOKEN}`",
         )
-    fault = open_fault(url) if parts.scheme in PORTS else folder_fault(url)
+    fault = open_fault(url) if parts.scheme in WEB else folder_fault(url)
     if not fault and parts.query:
         fault = "the URL has options"
     if fault or not port_is_good:
@@ -129,32 +133,18 @@ def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
     return parts
 
 
-def names_host(host: str, parts: SplitResult) -> bool:
-    """Return whether `HATCH_LOWER_REMOTE_HOST` (`host` or `host:port`) names the host of a URL of the project."""
-    if not host or parts.scheme not in PORTS:
-        return False
-    standard = PORTS[parts.scheme]
-    try:
-        named = urlsplit(f"//{host}")
-        return (named.hostname, named.port or standard) == (parts.hostname, parts.port or standard)
-    except ValueError:
-        return False
-
-
 def authorization_of(environment: Mapping[str, str], parts: SplitResult) -> str:
-    token, user = environment.get(TOKEN, "").strip(), environment.get(USER, "")
-    if token:
-        header = f"Bearer {token}"
-    elif user:
-        header = "Basic " + base64.b64encode(f"{user}:{environment.get(PASSWORD, '')}".encode()).decode()
-    else:
+    token = environment.get(TOKEN, "").strip()
+    if not token:
         return ""
+    # no token of a bearer has a colon (RFC 6750), and no user's name (RFC 7617)
+    header = f"Basic {base64.b64encode(token.encode()).decode()}" if ":" in token else f"Bearer {token}"
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise CacheError(
             "credentials are not sent over a connection that anyone can read",
             where="the remote cache",
             found=f"`http://{parts.netloc}`",
-            hint=f"use `https://`, or leave out `{TOKEN}` and `{USER}`",
+            hint=f"use `https://`, or leave out `{TOKEN}`",
         )
     if not re.fullmatch(r"[ -~]+", header):
         raise CacheError(

@@ -17,7 +17,6 @@ from hatch_lower.cli.measure.limits import Limit, Names, check_names, dimensions
 from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, run_digests
 from hatch_lower.cli.measure.statistics import interval_of
 from hatch_lower.cli.measure.timed import (
-    BUILD_METRICS,
     SHORTEST,
     Eager,
     Measured,
@@ -32,7 +31,7 @@ from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
 
-OWN = ("greatest", "least", "ratio to eager")  # kinds of limits that need no B
+OWN = ("greatest", "least")  # kinds of limits that need no B
 OF_INPUTS = ("error", "call-instructions")  # metrics that depend on the packaged check inputs
 OTHER_INPUTS = "both sides are timed with those of A, and errors and instructions are not compared"
 
@@ -116,7 +115,7 @@ def run(task: Task, tell: Tell) -> Result:
     if task.builds:
         measured |= time_builds(task, notes, tell)
     rows += [timed_row(*key, found, task.limits(*key)) for key, found in measured.items()]
-    unjudged = [*refused, *unjudged_limits(task, methods, rows, notes)]
+    unjudged = [*refused, *unjudged_limits(task, methods, rows)]
     return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
 
 
@@ -211,17 +210,14 @@ def names_of(side: Side) -> dict[str, Names]:
     return found
 
 
-def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row], notes: list[str]) -> Iterator[str]:
+def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each configured limit without a figure to compare."""
     judged = {limit.setting for row in rows for limit in row.judged}
     for subject in sorted({part for method in methods for part in method.parts()}):
         for limit in limits_for(task.table, subject):
             if limit.setting == "default" or limit.setting in judged or not concerns(task, methods, limit):
                 continue
-            if limit.metric in BUILD_METRICS and not task.builds:
-                notes.append(f"{limit.setting} is judged with `--builds` only")
-            else:
-                yield f"{limit.setting} = {limit.value}: no figure to compare"
+            yield f"{limit.setting} = {limit.value}: no figure to compare"
 
 
 def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
@@ -234,7 +230,5 @@ def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
 
 
 def is_timed(task: Task, subject: Subject) -> bool:
-    """Return whether calls and loads of a method are measured: if the sides differ, or a limit concerns A alone."""
-    limits = [limit for part in subject.parts()[:2] for limit in limits_for(task.table, part)]
-    own = any(limit.kind in OWN and METRICS[limit.metric].tier == "timed" for limit in limits)
-    return own or not task.is_equal(subject)
+    """Return whether calls and loads of a method are measured: if the sides differ."""
+    return not task.is_equal(subject)

@@ -19,7 +19,7 @@ from hatch_lower.format.inputs import Symbol, TensorInput, expressions_in
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
 
-Kind: TypeAlias = Literal["ratio to B", "ratio to eager", "loss against B", "growth against B", "greatest", "least"]
+Kind: TypeAlias = Literal["ratio to B", "loss against B", "growth against B", "greatest", "least"]
 Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific table first, each with its dotted name
 
 SIZE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -34,21 +34,14 @@ class Judged(Frozen):
 
 LIMITS: Mapping[str, Judged] = {
     "max-call-ratio": Judged("ratio to B", ("call-seconds",)),
-    "max-eager-ratio": Judged("ratio to eager", ("call-seconds",)),
     "max-load-ratio": Judged("ratio to B", ("load-seconds",)),
     "max-memory-ratio": Judged("ratio to B", ("memory-bytes",)),
     "max-instructions-ratio": Judged("ratio to B", ("call-instructions", "load-instructions")),
-    "max-cold-build-ratio": Judged("ratio to B", ("cold-build-seconds",)),
-    "max-warm-build-ratio": Judged("ratio to B", ("warm-build-seconds",)),
     "max-wheel-growth": Judged("growth against B", ("wheel-bytes",)),
     "max-delegated-loss": Judged("loss against B", ("delegated",)),
     "min-delegated": Judged("least", ("delegated",)),
     "max-kernels": Judged("greatest", ("kernels",)),
-    "max-native-bytes": Judged("greatest", ("native-bytes",)),
     "max-error": Judged("greatest", ("error",)),
-    "max-call-seconds": Judged("greatest", ("call-seconds",)),
-    "max-load-seconds": Judged("greatest", ("load-seconds",)),
-    "max-memory-bytes": Judged("greatest", ("memory-bytes",)),
 }
 
 
@@ -62,7 +55,7 @@ class Limit(Frozen):
     setting: str  # `bench.models.digits.max-call-ratio`, or `default`
 
     def bound(self, other: float | None) -> float | None:
-        """Return the bound for `judged`; `other` is the figure of B or of eager."""
+        """Return the bound for `judged`; `other` is the figure of B."""
         if not isinstance(self.value, str):
             return self.value
         return None if other is None else growth_limit(self.value, int(other))

@@ -27,8 +27,8 @@ MARKER = "lowered_limits"
 FIXTURE = "lowered_model"
 NODE = "hatch-lower"
 MARKER_HELP = (
-    f"{MARKER}(max_call_seconds, max_error, max_kernels, max_native_bytes, min_delegated): fail the test if its "
-    "lowered model breaks a limit of the marker, or of the project's table `bench`"
+    f"{MARKER}(max_error, max_kernels, min_delegated): fail the test if its lowered model breaks a limit of the "
+    "marker, or of the project's table `bench`"
 )
 TIMERS = ("benchmark", "codspeed")  # plugins with a fixture `benchmark`
 # calls that change their inputs are timed separately
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def check_marker(item: pytest.Item) -> dict[str, float]:
     """Return the limits of an item's markers; the closest marker wins. Refuse limits without a figure."""
-    from hatch_lower.cli.measure.tested import CALL, check_limits
+    from hatch_lower.cli.measure.tested import check_limits
 
     where = f"{item.nodeid}, marker `{MARKER}`"
     limits: dict[str, float] = {}
@@ -103,9 +103,8 @@ def check_marker(item: pytest.Item) -> dict[str, float]:
     names = getattr(item, "fixturenames", ())
     if isinstance(item, LoweredMethod):
         return limits
-    for fixture in (FIXTURE, *(["benchmark"] if CALL in limits else [])):
-        if fixture not in names:
-            raise ConfigError(f"no figure to judge: the test does not use the fixture `{fixture}`", where=where)
+    if FIXTURE not in names:
+        raise ConfigError(f"no figure to judge: the test does not use the fixture `{FIXTURE}`", where=where)
     return limits
 
 
@@ -117,9 +116,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     with failures_in_words():
         limits = check_marker(item)
         case = item.case if isinstance(item, LoweredMethod) else run.find(item)
-        # with another timing plugin, or without a plugin, there are no times
-        timed = getattr(getattr(item, "funcargs", {}).get("benchmark"), "stats", None)
-        broken = run.models().broken_limits(case, limits, timed.stats.data if timed else None)
+        broken = run.models().broken_limits(case, limits)
     if broken:
         pytest.fail("\n".join(broken), pytrace=False)
 

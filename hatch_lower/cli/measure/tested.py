@@ -16,14 +16,14 @@ from hatch_lower.build.contents import find_contents
 from hatch_lower.build.unpack import unpack
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, Figures, Found, Subject
+from hatch_lower.cli.measure.figures import Figures, Found, Subject
 from hatch_lower.cli.measure.gate import names_of, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
 from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
 from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
 from hatch_lower.cli.measure.side import Side, comparable, side_of
 from hatch_lower.cli.measure.temporary import shared_folder
-from hatch_lower.cli.measure.timed import SHORTEST, undisturbed
+from hatch_lower.cli.measure.timed import SHORTEST
 from hatch_lower.cli.measure.verdict import breach_text, exact_row
 from hatch_lower.cli.wheels import newest, wheels_in
 from hatch_lower.config.bench_tables import BenchTable
@@ -39,13 +39,8 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.loaded import LoadedModel
 
 MARKER = "lowered_limits"
-CALL = "max-call-seconds"
-# limits for a single side, and for calls in a single process
-JUDGED = {
-    name: judged.metrics[0]
-    for name, judged in LIMITS.items()
-    if judged.kind in ("greatest", "least") and (METRICS[judged.metrics[0]].tier == "exact" or name == CALL)
-}
+# limits that need no other side
+JUDGED = {name: judged.metrics[0] for name, judged in LIMITS.items() if judged.kind in ("greatest", "least")}
 
 
 class Case(Frozen):
@@ -157,11 +152,8 @@ class LoweredModels:
             self._last = key, Loaded(opened, load(opened, request))
         return self._last[1]
 
-    def broken_limits(self, case: Case, marked: Mapping[str, float], rounds: Sequence[float] | None) -> list[str]:
-        """Return a sentence for each broken limit of a method; a marker's limits override the table's.
-
-        `rounds` are the seconds of a call in each round, if calls were timed.
-        """
+    def broken_limits(self, case: Case, marked: Mapping[str, float]) -> list[str]:
+        """Return a sentence for each broken limit of a method; a marker's limits override the table's."""
         limits = {limit.name: limit for limit in limits_for(self._table, case.subject) if limit.name in JUDGED}
         limits |= {
             name: Limit(name, JUDGED[name], LIMITS[name].kind, value, f"{MARKER}.{name}")
@@ -171,8 +163,6 @@ class LoweredModels:
         found = {part: dict(self._figures.get(part, {})) for part in parts}
         if any(limit.metric == "error" and limit.setting != "default" for limit in limits.values()):
             found[method] |= self._errors.figures.get(method, {})
-        if rounds:
-            found[case.subject] = {"call-seconds": undisturbed(rounds)}
         rows = [
             exact_row(subject, limit.metric, figures[limit.metric], None, [limit])
             for limit in limits.values()

@@ -82,25 +82,20 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None
     second, eager = (means[side].value if side in means else None for side in ("B", "eager"))
-    judged = {"greatest": means["A"], "ratio to B": ratio, "ratio to eager": eager_ratio}
-    breaches, used = [], []
-    for limit in limits:
-        interval = judged.get(limit.kind)
-        if interval is None:
-            continue
-        used.append(limit)
-        bound = bound_of(limit, metric, second)
-        if not has_enough(found) or interval.low <= bound < interval.high:
-            breaches.append(Breach(limit, bound, interval, is_certain=False))
-        elif interval.low > bound:
-            breaches.append(Breach(limit, bound, interval, is_certain=True))
+    first, breaches = means["A"].value, []
     outcome: Outcome = ""
-    if ratio is not None and (limits or has_enough(found)):
-        bounds = [bound_of(limit, metric, second) for limit in used if limit.kind == "ratio to B"]
-        undecided = any(each.limit.kind == "ratio to B" and not each.is_certain for each in breaches)
+    if ratio is None:  # all limits of times and of memory are ratios to B
+        return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, (), ())
+    bounds = [bound_of(limit, metric, second) for limit in limits]
+    for limit, bound in zip(limits, bounds, strict=True):
+        if not has_enough(found) or ratio.low <= bound < ratio.high:
+            breaches.append(Breach(limit, bound, ratio, is_certain=False))
+        elif ratio.low > bound:
+            breaches.append(Breach(limit, bound, ratio, is_certain=True))
+    if limits or has_enough(found):
+        undecided = any(not each.is_certain for each in breaches)
         outcome = "not decided" if undecided else timed_outcome(ratio, metric, bounds)
-    first = means["A"].value
-    return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, tuple(breaches), tuple(used))
+    return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, tuple(breaches), tuple(limits))
 
 
 def bound_of(limit: Limit, metric: str, second: float | None) -> float:
@@ -138,15 +133,13 @@ def found_text(row: Row, breach: Breach) -> str:
     found = breach.found
     is_open = math.isinf(found.high) and found.low < found.high
     match breach.limit.kind:
-        case "ratio to B" | "ratio to eager":
-            ratio = f"{found.value:.3f}" if is_open else ratio_text(found)
-            text = f"{ratio} times {breach.limit.kind.removeprefix('ratio to ')}'s"
+        case "ratio to B":
+            text = f"{found.value:.3f}" if is_open else ratio_text(found)
+            text += " times B's"
         case "loss against B":
             text = f"{100 * found.value:.4g} percentage points less than B's"
         case _:
             text = "infinite" if math.isinf(found.value) else value_text(row.metric, found.value)
-            if found.low != found.high and not is_open:
-                text += f" ({value_text(row.metric, found.low)} to {value_text(row.metric, found.high)})"
     setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
     if is_open:
         text += f", from {found.too_few} of {FEWEST} pairs: raise `--budget`"

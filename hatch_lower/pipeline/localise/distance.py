@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -44,8 +45,7 @@ class Measure(Frozen):
         if not self.strict and expected.dtype.is_floating_point and expected.numel():
             finite = widest(expected)[expected.isfinite()]
             greatest = float(finite.abs().max()) if finite.numel() else 0.0
-            rtol, atol = tolerance.of(expected.dtype)
-            tolerance = Tolerance(rtol, atol + rtol * greatest, tolerance.quantised)
+            tolerance = replace(tolerance, atol=tolerance.atol + tolerance.rtol * greatest)
         if self.tolerance.quantised and expected.dtype in (torch.int8, torch.uint8):
             steps = (expected.to(torch.int16) - given.to(torch.int16)).abs()
             most = float(steps.max()) if expected.numel() else 0.0

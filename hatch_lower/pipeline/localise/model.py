@@ -29,6 +29,8 @@ from hatch_lower.pipeline.real_inputs import file_cases
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.verify import tolerance_in
 
+SECONDS = 120.0  # of a build's search for the operation that an error names
+
 
 def localise_model(
     build: ModelBuild, wanted: Localisation, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
@@ -113,8 +115,7 @@ def usable_cases(
     if inputs is not None:
         given = list(file_cases(inputs, [method])[method.name])
     elif method.has_examples:
-        seed = build.settings.seed + 1
-        maker = InputMaker(method, seed)
+        maker = InputMaker(method)
         real = build.real[method.name].cases if method.name in build.real else ()
         generated = [*maker.sized(), *maker.constant(has_equal=False), *maker.limits()]
         others = [tried for each in generated for tried in (each, *each.apart)]
@@ -159,12 +160,13 @@ def search_wrong(
 ) -> tuple[Finding | None, list[str]]:
     """Return the first operation that is wrong where a comparison failed, and the same in words, if it can be found.
 
-    The search ends after so many `lowerings` of parts; without a number, when the build's time for a search is over.
+    The search ends after so many `lowerings` of parts, without a number after `SECONDS`: an operation is left out by
+    the first kind, for a build's outcome may not depend on the machine's speed.
     """
     method = getattr(error, "method", None)
-    if not build.settings.localise or method is None or (method == "" and not lowerings):
+    if method is None or (method == "" and not lowerings):
         return None, []
-    wanted = Localisation(math.inf if lowerings else float(build.settings.localise))
+    wanted = Localisation(math.inf if lowerings else SECONDS)
     finding, lines = None, []
     try:
         for each in build.source.methods:

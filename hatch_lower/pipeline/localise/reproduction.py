@@ -145,8 +145,8 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
             "backend": module.backend_id,
             "compile_specs": [[spec.key, spec.value.hex()] for spec in module.compile_specs],
             "inputs": [list(value.stride()) if isinstance(value, torch.Tensor) else None for value in inputs],
-            "rtol": allowed.of("float32")[0],
-            "atol": allowed.of("float32")[1],
+            "rtol": allowed.rtol,
+            "atol": allowed.atol,
         }
         (folder / OPTIONS).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
         (folder / TEST).write_text(SOURCE, encoding="utf-8")

@@ -77,7 +77,7 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
 def with_timers(settings: Settings, model: str, recipes: Sequence[str]) -> Settings:
     kept = tuple(timed(recipe) for recipe in settings.recipes if recipe.name in recipes)
     models = [replace(each, recipes=tuple(recipes), assets=()) for each in settings.models if each.name == model]
-    return replace(settings, models=tuple(models), recipes=kept, recipe_order=tuple(recipes))
+    return replace(settings, models=tuple(models), recipes=kept)
 
 
 def timed(recipe: Recipe) -> Recipe:
