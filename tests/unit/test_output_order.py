@@ -64,7 +64,7 @@ def captured(module: nn.Module, tokens: Tensor, sizes: Any = None) -> CapturedMo
 def ordered(module: nn.Module, tokens: Tensor, sizes: Any = None) -> tuple[CapturedModel, CapturedModel]:
     """Return a captured model, and the same as a build has it."""
     source = captured(module, tokens, sizes)
-    return source, in_eagers_order(source, {"forward": layouts_of(module(tokens))}, 0)
+    return source, in_eagers_order(source, {"forward": layouts_of(module(tokens))})
 
 
 def build(
@@ -131,7 +131,7 @@ def test_an_order_that_depends_on_a_size_is_left_alone() -> None:
     # eager gives one image contiguous, and the channels of several innermost
     source = captured(Tokens(), torch.randn(2, 24, 8), {"tokens": {0: Dim("images", max=8)}})
     eager = {"forward": [Layout((2, 5, 4, 6), (120, 24, 6, 1))]}
-    assert in_eagers_order(source, eager, 0).methods[0].program is source.methods[0].program
+    assert in_eagers_order(source, eager).methods[0].program is source.methods[0].program
 
 
 def test_the_key_says_which_outputs_are_copied() -> None:
