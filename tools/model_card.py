@@ -1,4 +1,4 @@
-"""Print the part of CycloneDX's schema that describes a model's card, as `hatch_lower/build/sbom/model-card.json` has it."""
+"""Print CycloneDX's schema of a model's card, which is `hatch_lower/build/sbom/model-card.json`."""
 
 from __future__ import annotations
 
