@@ -177,7 +177,7 @@ def test_one_name_for_two_tensors_is_refused() -> None:
         )
     assert str(caught.value) == (
         "two methods have different tensors under the name `weight`\n  where: method `embed`\n"
-        "  to do: export all methods of a model from one module"
+        "  to do: export all methods of a model from the same module"
     )
 
 
@@ -194,7 +194,7 @@ def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, found: s
     assert str(caught.value) == (
         "a constant is not a plain tensor on the CPU, and cannot be packaged\n  where: `net.weight`\n"
         f"  found: {found}\n"
-        "  to do: move the module to the CPU, and make it of dense tensors, before it is exported"
+        "  to do: move the module to the CPU, and use dense tensors, before the export"
     )
 
 

@@ -218,7 +218,7 @@ def test_the_build_says_how_many_bytes_only_one_backend_reads() -> None:
     assert constants_text(file, {}, None) == "1,234,567 bytes"
     assert constants_text(None, {}, None) == "none"
     assert constants_text(file, {"executorch": 2048}, None) == (
-        "1,234,567 bytes; 2,048 only for `executorch`, which lays them out its own way"
+        "1,234,567 bytes; 2,048 only for `executorch`, which has a layout of its own"
     )
 
 
@@ -260,8 +260,8 @@ def test_one_name_for_two_contents_in_two_recipes_is_refused() -> None:
     with pytest.raises(BackendError) as caught:
         names_in_constants((each.plan, each.storages) for each in emitted)
     assert str(caught.value) == (
-        "one name stands for different weights in two recipes\n  where: backend `TableBackend`, named data `w`\n"
-        "  to do: name weights by their contents: a model has one constants file"
+        "the same name stands for different weights in two recipes\n  where: backend `TableBackend`, named data `w`\n"
+        "  to do: name weights by their contents: a model has a single constants file"
     )
 
 
@@ -348,9 +348,9 @@ def test_one_name_for_a_tensor_and_for_bytes_is_refused() -> None:
             forward=lower(Scaled(tables), {"name": b"table"}),
             other=lower(Scaled(tables), {"name": b"table", "plain": b""}),
         )
-    assert caught.value.what == "named data are a tensor or a weight for one partition, and not for another"
+    assert caught.value.what == "two partitions disagree on the layout or tag of named data"
     assert caught.value.where == "backend `TableBackend`, named data `table`"
-    assert caught.value.hint == "give equal data one layout and one tag in all partitions, or different names"
+    assert caught.value.hint == "give equal data the same layout and tag in all partitions, or different names"
 
 
 def test_an_alignment_that_a_mapping_does_not_have_is_refused() -> None:
@@ -386,15 +386,15 @@ class OddData(BackendDetails):
     [
         (
             "kind",
-            "a backend returned something else than named data beside its blob\n"
+            "a backend returned an invalid value as named data beside its blob\n"
             "  where: backend `OddData`, `PreprocessResult.data_store_output`\n  found: dict\n"
             "  to do: return `NamedDataStore.get_named_data_store_output()`",
         ),
-        ("name", "named data needs a name\n  where: backend `OddData`\n  found: ''\n  to do: name it without NUL"),
+        ("name", "named data needs a name\n  where: backend `OddData`\n  found: ''\n  to do: give a name without NUL"),
         *(
             (
                 option,
-                "the layout of named data is not that of a tensor of its size\n"
+                "the layout of named data does not fit the size\n"
                 "  where: backend `OddData`, named data `table`\n"
                 f"  found: DataLayout(dtype='{dtype}', sizes=({size},), dim_order=({order},)) for 4 bytes\n"
                 "  to do: use torch's name of the dtype, `float32`, and each dimension once",

@@ -726,7 +726,7 @@ def test_facts_that_cannot_be_packaged() -> None:
     with pytest.raises(BackendError) as caught:
         emit(method(to_backend(program, TagBy(everything, "BadFacts"))))
     assert str(caught.value).replace(": nan", "") == (
-        "a backend returned facts for its run half that are no JSON\n"
+        "a backend returned facts for its run half that are not JSON\n"
         "  where: backend `BadFacts`, `PreprocessResult.info`\n"
         "  found: Out of range float values are not JSON compliant\n"
         "  to do: use strings, finite numbers, booleans, None, lists and dictionaries with string keys"

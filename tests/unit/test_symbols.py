@@ -124,7 +124,7 @@ def test_other_expressions_are_refused(expression: Any) -> None:
         symbols().expr(expression)
     assert caught.value.where == "model.forward"
     assert caught.value.hint == (
-        "compute it from sizes by Python's arithmetic, `min`, `max`, `round`, and functions of `math`"
+        "compute the size from sizes with Python's arithmetic, `min`, `max`, `round`, and functions of `math`"
     )
 
 

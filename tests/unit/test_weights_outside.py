@@ -189,7 +189,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, data: bytes, fou
     path.write_bytes(data)
     with pytest.raises(PackageError) as caught:
         read_checkpoint(LocalSource(URL, len(data), sha256_bytes(data), path))
-    assert (caught.value.what, caught.value.where) == ("a source of weights is no safetensors file", URL)
+    assert (caught.value.what, caught.value.where) == ("a source of weights is not a safetensors file", URL)
     assert caught.value.found.startswith(found)
 
 
@@ -204,11 +204,11 @@ def test_weights_of_a_published_checkpoint_are_left_out_and_verified(
     assert sorted(span.end - span.begin for span in weights.spans.values()) == [4, 16, 64]
     assert report.outside is not None
     assert (report.outside.files, report.outside.outside, report.outside.copied) == (1, 84, 0)
-    assert report.outside.kept == {"not there: folded, or made by the export": 32}
+    assert report.outside.kept == {"absent from the files: folded, or made by the export": 32}
     inside = {tensor.name for tensor in read_checkpoint(constants_of(report)).tensors}
     assert len(inside) == 2
     assert not inside & weights.spans.keys()
-    assert "verify" in {event.stage for event in events.seen}
+    assert "compare" in {event.stage for event in events.seen}
 
 
 def test_what_is_verified_are_the_bytes_of_the_source(
@@ -235,9 +235,9 @@ def test_a_checkpoint_of_another_training_leaves_the_weights_in_the_wheel(
     assert report.manifest.weights is None
     assert report.outside is not None
     assert report.outside.kept == {
-        "of another dtype there": 64,
-        "not there: folded, or made by the export": 32,
-        "with other values there": 20,
+        "of another dtype in the files": 64,
+        "absent from the files: folded, or made by the export": 32,
+        "with other values in the files": 20,
     }
 
 
@@ -270,7 +270,7 @@ def test_what_executorch_reads_by_name_stays_in_its_file(
     assert report.outside is not None
     assert report.outside.outside == 640 * 4
     (reason,) = report.outside.kept
-    assert reason == "`executorch` reads them from its own file"
+    assert reason == "read by `executorch` from its own file"
     assert report.outside.kept[reason] >= 64 * 64 * 4
 
 

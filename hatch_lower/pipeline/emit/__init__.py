@@ -1,1 +1,1 @@
-"""From lowered graphs to what is packaged: the plan, delegate blobs, constants and the debug map."""
+"""Turn lowered graphs into a package's parts: the plan, delegate blobs, constants and the debug map."""

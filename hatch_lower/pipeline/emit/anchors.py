@@ -1,7 +1,7 @@
-"""From debug handles to nodes of the export, so that a stored debug map gets the source lines of a later export.
+"""Anchors: from debug handles to exported nodes, so that a stored debug map gets the source lines of a later export.
 
-Two exports with one canonical form have the same nodes in the same order, so a position says which node is meant. An
-anchor is the position of the exported node that an edge node was made of, counted over the graph and all nested ones.
+Exports with equal canonical forms have the same nodes in the same order, so a position identifies a node. An anchor is
+the position of the exported node that became an edge node, counted over the graph and all nested graphs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
 from hatch_lower.pipeline.emit.sources import SourceRoots, module_path
 
-# method name to debug handle to the exported node's position; `None` where a node was made of none
+# method name to debug handle to the exported node's position; `None` for a node without an exported ancestor
 Anchors = Mapping[str, Mapping[int, int | None]]
 
 
 def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, ExportedProgram]) -> Anchors:
-    """Return the anchors of a debug map's handles; `exported` must be the very programs that were lowered."""
+    """Return the anchors of a debug map's handles; `exported` must be the same objects that were lowered."""
     anchors: dict[str, Mapping[int, int | None]] = {}
     for method, handles in nodes.items():
         positions: dict[tuple[str, int], int] = {}
@@ -30,7 +30,7 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
             positions[node.name, id(node.graph)] = position
             places.setdefault(place_of(node), position)
         anchors[method] = {
-            # torch gives a check of a size no ancestor, but the place of the operation that made the size
+            # checks of sizes have no ancestor, but have the source line of the operation that made the size
             handle: position_of(node, positions) if node.meta.get("from_node") else places.get(place_of(node))
             for handle, node in handles.items()
         }
@@ -38,7 +38,7 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
 
 
 def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | None:
-    # the latest ancestor that is in the exported graph; a node may have older ones in graphs before it
+    # the latest ancestor that is in the exported graph; older ancestors are in earlier graphs
     sources = node.meta.get("from_node")
     while sources:
         if (position := positions.get((sources[-1].name, sources[-1].graph_id))) is not None:

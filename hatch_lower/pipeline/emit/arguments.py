@@ -1,4 +1,4 @@
-"""Arguments of graph nodes as arguments of plan instructions, and the names of what nodes call."""
+"""Arguments of graph nodes as arguments of plan instructions, and the names of called operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 def overload_of(target: object) -> OpOverload | None:
-    """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""
+    """Return the torch overload that a node calls, of the edge dialect or plain; None for other targets."""
     operator = torch_operator(target)
     return operator if isinstance(operator, OpOverload) else None
 
@@ -25,12 +25,12 @@ def overload_of(target: object) -> OpOverload | None:
 def name_of(node: Node) -> str:
     if (overload := overload_of(node.target)) is not None:
         return dotted_name(overload)
-    # torch calls the operation behind `map` `map_impl`
+    # torch's operation behind `map` is named `map_impl`
     return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target)).removesuffix("_impl")
 
 
 def number_conversion(value: object) -> str | None:
-    # a delegate may return a 0-d tensor for what is a Python number in torch's graph
+    # a delegate may return a 0-d tensor for a Python number of torch's graph
     if isinstance(value, (bool, torch.SymBool)):
         return "item_bool"
     if isinstance(value, (int, torch.SymInt)):

@@ -1,8 +1,8 @@
-"""Constants of programs: which tensors share memory, which hold the same bytes, and the one file that has them all.
+"""Constants of programs: shared memory, equal bytes, and the storages of the constants file.
 
-A constant lies in a storage: the dense run of memory that it, and every constant that overlaps it, spans. So ties,
-views, transposed and expanded tensors stay what they are when the file is mapped. Storages are named by their content,
-so methods, recipes and equal tensors of one model share them without knowing of each other.
+A constant lies in a storage: the dense run of memory that a group of overlapping constants spans. So ties, views,
+transposed and expanded tensors keep their structure when the file is mapped. A storage is named by its content, so that
+methods, recipes and equal tensors of a model share storages.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from hatch_lower.format.values import DTYPES
 @dataclass(frozen=True, slots=True)
 class ConstantUse:
     method: str
-    name: str  # the parameter's or buffer's dotted name, or the lifted tensor's
+    name: str  # dotted name of the parameter or buffer, or name of the lifted tensor
     tensor: torch.Tensor
-    mutated: bool = False  # whether the method changes it
-    lifted: bool = False  # whether it is no part of the module
+    mutated: bool = False  # whether the method changes the constant
+    lifted: bool = False  # whether the constant is outside of the module's state
 
     @property
     def plan_name(self) -> str:
-        # a lifted tensor's name means something in its method only
+        # a lifted tensor's name is unique within its method only
         return f"{self.method}:{self.name}" if self.lifted else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    storages: tuple[Storage, ...]  # as the plan lists them
+    storages: tuple[Storage, ...]  # in the plan's order
     constants: Mapping[str, Constant]  # plan name to the constant's place
-    data: Mapping[str, torch.Tensor]  # storage key to the 1-D tensor to write under it
+    data: Mapping[str, torch.Tensor]  # storage key to its 1-D tensor
 
 
 class SpanDigests:
-    """Digests of memory, each hashed once for all programs of one model; its contents must not change."""
+    """Digests of memory, each span hashed once for all programs of a model; contents must not change."""
 
     def __init__(self) -> None:
-        # the tensors are kept alive, so that their addresses are not used again
+        # keep the tensors alive, so that addresses are not reused
         self._known: dict[tuple[int, int], tuple[Future[str], torch.Tensor]] = {}
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="digests")
 
     def start(self, tensors: Iterable[torch.Tensor]) -> list[Future[str]]:
-        # hashing leaves the interpreter to other threads
+        # hashing releases the interpreter's lock
         pending = []
         for tensor in tensors:
             place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
@@ -65,7 +65,7 @@ class SpanDigests:
 
 
 def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
-    """Return the tensors of a model by plan name, and the names of those that a method changes."""
+    """Return the tensors of a model by plan name, and the names of tensors that a method changes."""
     tensors: dict[str, torch.Tensor] = {}
     mutable = set()
     for use in uses:
@@ -74,7 +74,7 @@ def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor]
             raise EdgeError(
                 f"two methods have different tensors under the name `{use.name}`",
                 where=f"method `{use.method}`",
-                hint="export all methods of a model from one module",
+                hint="export all methods of a model from the same module",
             )
         if use.mutated:
             mutable.add(use.plan_name)
@@ -94,8 +94,8 @@ def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[str], digests: SpanDigests) -> Constants:
     """Return a program's storages and constants from tensors on the CPU, by plan name."""
-    # All constants that overlap a mutable one are mutable too, and none of them is merged with others by content: what
-    # one method writes would show in both.
+    # Constants that overlap a mutable constant are mutable, too, and are not merged with other constants by content:
+    # a write to either would appear in both.
     plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     groups: dict[int, list[str]] = {}
     for name, layout in zip(plain, layouts(list(plain.values())), strict=True):
@@ -135,15 +135,15 @@ def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
             "a constant is not a plain tensor on the CPU, and cannot be packaged",
             where=f"`{name}`",
             found=f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}",
-            hint="move the module to the CPU, and make it of dense tensors, before it is exported",
+            hint="move the module to the CPU, and use dense tensors, before the export",
         )
     return value.resolve_conj().resolve_neg()
 
 
 def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Return the 1-D tensor over all memory that overlapping tensors span, and where it begins in bytes."""
-    # It has their dtype, or `uint8` where they differ or safetensors has no word for it; then it begins and ends where
-    # each of the dtypes may.
+    """Return the 1-D tensor over the memory that overlapping tensors span, and its begin in bytes."""
+    # The dtype is the tensors', or `uint8` if dtypes differ or safetensors lacks the dtype; a span of `uint8` begins
+    # and ends at multiples of every dtype's size.
     sizes = [member.element_size() for member in members]
     begins = [int(member.storage_offset()) * size for member, size in zip(members, sizes, strict=True)]
     ends = [begin + span_length(member) * size for member, begin, size in zip(members, begins, sizes, strict=True)]

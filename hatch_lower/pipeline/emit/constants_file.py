@@ -1,4 +1,4 @@
-"""The constants file: safetensors, written in one pass that also digests it; perhaps behind ExecuTorch's head."""
+"""The constants file: safetensors, written and hashed in a single pass; optionally behind the head of a `.ptd` file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.data_map import NamedPlace, data_map_head
 
-# bytes: the data begin at a multiple of this, and in them each tensor at a multiple of the greatest power of two, up to
-# this, that divides its size
+# bytes: the data begin at a multiple of `ALIGNMENT`; each tensor begins at a multiple of the greatest power of two, up
+# to `ALIGNMENT`, that divides the tensor's size
 ALIGNMENT = 64
 
 PIECE = 1 << 22
 
 
 class WrittenConstants(Frozen):
-    """What the manifest says of the constants file: bytes, sha256 of all and of the part before the data."""
+    """The manifest's facts about the constants file: size in bytes, sha256 of the file, sha256 before the data."""
 
     size: int
     sha256: str
@@ -34,7 +34,7 @@ class WrittenConstants(Frozen):
 
 
 class NamedStorage(Frozen):
-    """A storage that delegates find by a name."""
+    """A storage that delegates find by name."""
 
     key: str
     layout: DataLayout
@@ -43,9 +43,9 @@ class NamedStorage(Frozen):
 def write_constants(
     path: Path, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
 ) -> WrittenConstants:
-    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied."""
-    # delegates find some of them by `names`
-    # the bytes depend on nothing but names, keys, dtypes, lengths and contents
+    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file, without copies."""
+    # `names` are the names by which delegates find storages
+    # the bytes depend only on names, keys, dtypes, lengths and contents
     keys = keys_in_order(storages)
     header = make_header(keys, storages)
     if names:
@@ -68,7 +68,7 @@ def write_constants(
 
 
 def keys_in_order(storages: Mapping[str, torch.Tensor]) -> list[str]:
-    # each tensor is aligned, for its dtype at least, without gaps, which the format forbids
+    # an order that aligns each tensor, at least for its dtype, without gaps, which the format forbids
     return sorted(storages, key=lambda key: (-math.gcd(ALIGNMENT, storages[key].nbytes), key))
 
 
@@ -87,6 +87,6 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the same file in memory, for a blob that holds its weights, or for tensors of any shape to check with."""
+    """Return the file's bytes, for a blob with weights inside, or for check data, whose tensors have any shape."""
     keys = keys_in_order(storages)
     return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

@@ -1,7 +1,7 @@
-"""The head of a constants file that makes it one of ExecuTorch's `.ptd` files, which its runtime maps by itself.
+"""The head that makes a constants file a `.ptd` file of ExecuTorch, which ExecuTorch's runtime maps by itself.
 
-The format is `extension/flat_tensor` of ExecuTorch: a flatbuffer with a header inside, and segments behind it. Here the
-only thing behind it is a safetensors file, in which the segments lie.
+The format is `extension/flat_tensor` of ExecuTorch: a flatbuffer with a header inside, followed by segments. Here a
+safetensors file follows, and the segments lie inside.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HEADER_BYTES = 48  # of ExecuTorch's header inside the flatbuffer, with its padd
 
 
 class NamedPlace(Frozen):
-    """A name for bytes of a file, and how they are a tensor."""
+    """A name for bytes of a file, and the layout of the bytes as a tensor."""
 
     name: str
-    begin: int  # bytes behind the head
+    begin: int  # in bytes from the end of the head
     end: int
     layout: DataLayout
 
 
 def data_map_head(places: Sequence[NamedPlace], size: int, alignment: int) -> bytes:
-    """Return the head for `size` bytes that follow it; its length is a multiple of `alignment`."""
+    """Return the head for `size` bytes of data; its length is a multiple of `alignment`."""
     flatbuffer = write_flatbuffer(sorted(places, key=lambda place: (place.begin, place.end, place.name)))
     begin = -(-(len(flatbuffer) + HEADER_BYTES) // alignment) * alignment
     root = int.from_bytes(flatbuffer[:4], "little") + HEADER_BYTES
@@ -46,7 +46,7 @@ def write_flatbuffer(places: Sequence[NamedPlace]) -> bytes:
         raise BackendError(
             "named data in the constants file needs the package `flatbuffers`, which is not installed",
             found=str(error),
-            hint="add it to `[build-system] requires`; the extra of `executorch` brings it",
+            hint="add the package to `[build-system] requires`, or use the extra `executorch`",
         ) from error
     builder = Builder()
     spans = list(dict.fromkeys((place.begin, place.end) for place in places))
@@ -72,7 +72,7 @@ def write_flatbuffer(places: Sequence[NamedPlace]) -> bytes:
 
 def write_layout(builder: object, layout: DataLayout) -> tuple[str, int] | None:
     number = next((kind for kind in ScalarType if kind.dtype == getattr(torch, layout.dtype)), None)
-    if number is None:  # ExecuTorch has none for some dtypes
+    if number is None:  # ExecuTorch lacks some dtypes
         return None
     written = table(
         builder,
@@ -84,7 +84,7 @@ def write_layout(builder: object, layout: DataLayout) -> tuple[str, int] | None:
 
 
 def table(builder: Any, **fields: tuple[str, int] | None) -> int:
-    # fields in the order of the schema; one that is `None` has its default
+    # fields in the order of the schema; a field that is `None` has its default
     builder.StartObject(len(fields))
     for slot, value in enumerate(fields.values()):
         if value is not None:

@@ -1,4 +1,4 @@
-"""The delegates of a plan: each distinct one once, with its blob, and the named data of all of them."""
+"""The delegates of a plan, without duplicates, with blobs and named data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hatch_lower.pipeline.emit.constants_file import ALIGNMENT, NamedStorage
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The bytes of one or more delegates, to be written to `delegate_file`."""
+    """The bytes of a delegate, or of several delegates, to be written to `delegate_file`."""
 
     data: bytes
     suffix: str
@@ -46,15 +46,14 @@ class Blob:
 
 
 def delegate_file(digest: str, suffix: str) -> str:
-    # The name begins with a letter because a `.so` counts as a module for tools that check wheels, and a module's name
-    # has to be one that can be imported.
+    # The name begins with a letter: tools that check wheels treat a `.so` as a module, whose name must be importable.
     return f"delegates/sha256_{digest}.{suffix}"
 
 
 class DelegateTable:
-    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data."""
+    """The delegates of a plan, their blobs by sha256, and the contents of their named data by sha256."""
 
-    # what of these lies in the constants file is added to the storages of the plan's constants
+    # named data in the constants file are added to the storages of the plan's constants
 
     def __init__(self, model: str, constants: Constants) -> None:
         self._model = model
@@ -74,7 +73,7 @@ class DelegateTable:
         self.data: dict[str, bytes] = {}
 
     def add(self, module: LoweredBackendModule, constants: tuple[str, ...]) -> int:
-        """Return the number of a lowered module's delegate; a `BackendError` if it cannot be packaged."""
+        """Return the number of a lowered module's delegate; raise `BackendError` if the delegate cannot be packaged."""
         result = module.result
         digest = sha256_bytes(result.processed_bytes)
         blob = self._join_blobs(digest, result)
@@ -86,33 +85,33 @@ class DelegateTable:
             key = digest_of([entry.backend, file, constants, entry.info, repr((needs, data, named))])
         except (TypeError, ValueError) as error:
             raise BackendError(
-                "a backend returned facts for its run half that are no JSON",
+                "a backend returned facts for its run half that are not JSON",
                 where=f"backend `{module.backend_id}`, `PreprocessResult.info`",
                 found=str(error),
                 hint="use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
             ) from error
         self.blobs[digest] = blob
-        # a delegate that holds state of its own belongs to one partition, whatever other one is equal to it
+        # a delegate with state of its own belongs to a single partition, even if another delegate is equal
         if entry.info.get("stateful") is True or key not in self._numbers:
             self._numbers[key] = len(self.entries)
             self.entries.append(entry)
         return self._numbers[key]
 
     def _join_blobs(self, digest: str, result: PreprocessResult) -> Blob:
-        # equal bytes are one file, whichever backends they come from
+        # equal bytes share a file, across backends
         blob = self.blobs.get(digest) or Blob(result.processed_bytes, result.suffix, result.target, ())
         requirements = sorted({*blob.requirements, *result.requirements})
         return replace(blob, target=blob.target or result.target, requirements=tuple(requirements))
 
     def _add_data(self, module: LoweredBackendModule) -> NamedData:
-        # sorted by name; many partitions may share one output, which is looked at once
+        # sorted by name; many partitions may share an output, which is processed once
         output = module.named_data_store_output
         if output is None:
             return {}, {}
         where = f"backend `{module.backend_id}`"
         if not isinstance(output, NamedDataStoreOutput):
             raise BackendError(
-                "a backend returned something else than named data beside its blob",
+                "a backend returned an invalid value as named data beside its blob",
                 where=f"{where}, `PreprocessResult.data_store_output`",
                 found=type(output).__name__,
                 hint="return `NamedDataStore.get_named_data_store_output()`",
@@ -138,11 +137,11 @@ class DelegateTable:
 
     def _named_constant(self, name: str, entry: DataEntry, digest: str, content: bytes, where: str) -> NamedConstant:
         if name in self._named:
-            # of the same bytes, perhaps as another tensor: who reads them knows which
+            # same bytes, possibly as another tensor: the reader knows the layout
             return self._named[name]
         layout = layout_of(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
         check_entry(name, entry, math.gcd(ALIGNMENT, len(content)), where)
-        # like a constant of the model, for then its bytes lie there once
+        # keyed like a constant of the model, so that equal bytes are stored once
         dtype = layout.dtype if DTYPES[layout.dtype].safetensors is not None else "uint8"
         storage = Storage(content_key(dtype, digest), dtype, len(content) // DTYPES[dtype].size)
         number = self._storage_numbers.setdefault(storage.key, len(self.storages))
@@ -153,7 +152,7 @@ class DelegateTable:
 
 
 def without_layouts(output: NamedDataStoreOutput) -> NamedDataStoreOutput:
-    # of what lies in the constants file: a name stands for bytes there
+    # for data in the constants file, where a name stands for bytes
     entries = output.external_data.get(CONSTANTS_TAG, {})
     plain = {name: replace(entry, tensor_layout=None) for name, entry in entries.items()}
     return replace(output, external_data={**output.external_data, **({CONSTANTS_TAG: plain} if plain else {})})
@@ -166,7 +165,7 @@ def tensor_of(content: bytes, dtype: str) -> torch.Tensor:
     if not content:
         return torch.empty(0, dtype=getattr(torch, dtype))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written, which nobody wants
+        warnings.simplefilter("ignore")  # about read-only memory; the tensor is never written
         return torch.frombuffer(content, dtype=getattr(torch, dtype))
 
 
@@ -178,7 +177,7 @@ def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> 
 
 def check_entry(name: str, entry: DataEntry, limit: int, where: str) -> None:
     if not name or "\0" in name:
-        raise BackendError("named data needs a name", where=where, found=repr(name), hint="name it without NUL")
+        raise BackendError("named data needs a name", where=where, found=repr(name), hint="give a name without NUL")
     if limit % entry.alignment:
         raise BackendError(
             "named data asks for an alignment that a mapped file does not have",
@@ -191,10 +190,10 @@ def check_entry(name: str, entry: DataEntry, limit: int, where: str) -> None:
 def refuse_other(name: str, first: DataFile | NamedConstant, second: DataFile | NamedConstant, where: str) -> None:
     if second != first:
         raise BackendError(
-            "named data are a tensor or a weight for one partition, and not for another",
+            "two partitions disagree on the layout or tag of named data",
             where=f"{where}, named data `{name}`",
             found=f"{first}, then {second}",
-            hint="give equal data one layout and one tag in all partitions, or different names",
+            hint="give equal data the same layout and tag in all partitions, or different names",
         )
 
 
@@ -202,7 +201,7 @@ def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayo
     layout = DataLayout(given.scalar_type, tuple(given.sizes), tuple(given.dim_order))
     if not is_whole(layout, size):
         raise BackendError(
-            "the layout of named data is not that of a tensor of its size",
+            "the layout of named data does not fit the size",
             where=f"{where}, named data `{name}`",
             found=f"{layout} for {size} bytes",
             hint="use torch's name of the dtype, `float32`, and each dimension once",
@@ -211,7 +210,7 @@ def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayo
 
 
 def names_in_constants(programs: Iterable[tuple[Plan, Mapping[str, torch.Tensor]]]) -> dict[str, NamedStorage]:
-    """Return the names of a model's recipes for storages of the one constants file, given plans and contents by key."""
+    """Return all recipes' names for storages of the constants file, given plans and contents by storage key."""
     found: dict[str, NamedStorage] = {}
     contents: dict[str, torch.Tensor] = {}
     for plan, storages in programs:
@@ -222,15 +221,15 @@ def names_in_constants(programs: Iterable[tuple[Plan, Mapping[str, torch.Tensor]
                 first = found.setdefault(name, named)
                 if first.key != named.key and span_bytes(contents[first.key]) != span_bytes(contents[named.key]):
                     raise BackendError(
-                        "one name stands for different weights in two recipes",
+                        "the same name stands for different weights in two recipes",
                         where=f"backend `{entry.backend}`, named data `{name}`",
-                        hint="name weights by their contents: a model has one constants file",
+                        hint="name weights by their contents: a model has a single constants file",
                     )
     return {name: found[name] for name in sorted(found)}
 
 
 def bytes_in_own_layout(plans: Iterable[Plan]) -> dict[str, int]:
-    """Return how many bytes of weights each backend has otherwise than the model, folded or in another layout."""
+    """Return, by backend, the bytes of weights that differ from the model's: folded, or in another layout."""
     found: dict[str, dict[str, int]] = {}
     for plan in plans:
         own = {plan.storages[constant.storage].key for constant in plan.constants.values()}

@@ -1,4 +1,4 @@
-"""Results and arguments of the exported operations behind debug handles, as texts for readers of a debug map."""
+"""Results and arguments of exported operations as text, by debug handle, for readers of a debug map."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hatch_lower.pipeline.emit.arguments import overload_of
 from hatch_lower.runtime.torch_private.operators import schema_of
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
-LONGEST = 160  # letters of an argument; a list of a thousand numbers tells a reader no more than its beginning
+LONGEST = 160  # characters of an argument; the beginning of a long list is enough for a reader
 
 
 class Describer:
-    """Texts for the nodes of one exported method; `labels` are the names of dimensions by torch's symbols."""
+    """Texts for the nodes of an exported method; `labels` are the names of dimensions by torch's symbols."""
 
     def __init__(self, program: ExportedProgram, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self._symbols: dict[str, str] = {}  # torch's to the numbered ones of a plan, in order of appearance
+        self._symbols: dict[str, str] = {}  # torch's symbol to the plan's numbered symbol, in order of appearance
         self._constants = {node.name: str(spec.target) for node, spec in constant_placeholders(program).items()}
         self.nodes = list(all_nodes(program.graph_module))
         for node in self.nodes:
@@ -38,7 +38,7 @@ class Describer:
         return Detail(self.value(node.meta.get("val")), tuple(self._arguments(node)))
 
     def value(self, value: object) -> str:
-        """Return `float32[batch, 10]` for a tensor, the texts of several results, or empty text."""
+        """Format a tensor as `float32[batch, 10]`, a sequence by its members, and other values as empty text."""
         if isinstance(value, torch.Tensor):
             return f"{dtype_name(value.dtype)}[{', '.join(map(self._size, value.shape))}]"
         if isinstance(value, list | tuple):
@@ -84,7 +84,7 @@ def with_details(
     exported: Mapping[str, ExportedProgram],
     labels: Mapping[str, Mapping[str, str]],
 ) -> DebugMap:
-    """Return a debug map that tells results and arguments; a handle without an exported node has none."""
+    """Return a debug map with results and arguments, for handles with an exported node."""
     methods = {
         name: replace(method, details=details_of(anchors[name], Describer(exported[name], labels[name])))
         for name, method in debug.methods.items()

@@ -1,4 +1,4 @@
-"""Lowered programs of one model and recipe as what is packaged: plan, delegate blobs, constants and debug map."""
+"""Turn the lowered programs of a model and recipe into a plan, delegate blobs, constants and a debug map."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LoweredMethod(Frozen):
     name: str
     program: ExportedProgram
     parameters: tuple[str, ...]  # Python names of the positional arguments
-    reasons: Mapping[str, str] = field(default_factory=dict)  # node name to the reason why no backend took it
+    reasons: Mapping[str, str] = field(default_factory=dict)  # node name to the reason why no backend took the node
     # torch's name of a symbol to the name of its `torch.export.Dim`
     dimensions: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class EmittedProgram(Frozen):
     plan: Plan
     blobs: Mapping[str, Blob]
     debug: DebugMap
-    # storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes
+    # storage key to its 1-D tensor; `merge_storages` joins the storages of several recipes
     storages: Mapping[str, torch.Tensor]
     data: Mapping[str, bytes]  # sha256 to named data of delegates, to be written to `<model>/data/<sha256>.blob`
     # method name to debug handle to the node that the debug map describes there
@@ -63,7 +63,7 @@ class EmittedProgram(Frozen):
 def emit_program(
     model: str, methods: Mapping[str, LoweredMethod], *, roots: Sequence[Path] = (), digests: SpanDigests | None = None
 ) -> EmittedProgram:
-    """Return what is packaged for one model and recipe; source files are named relative to `roots`."""
+    """Return the packaged program of a model and recipe; source files are named relative to `roots`."""
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
     delegated = [
         use
@@ -99,7 +99,7 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
             continue
         if spec.kind not in CONSTANT_KINDS:
             raise EdgeError(
-                "a method uses a constant that is no tensor",
+                "a method uses a constant that is not a tensor",
                 where=f"method `{method}`, `{spec.target}`",
                 found=spec.kind.name.lower(),
                 hint="plans hold tensors only; script objects cannot be packaged",
@@ -111,7 +111,7 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
 
 
 def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
-    """Return the constants to bind to a lowered module, in order; none where its blob holds them."""
+    """Return the constants to bind to a lowered module, in order; empty if the blob holds the constants."""
     if not module.constants:
         return []
     program = module.original_module

@@ -1,6 +1,6 @@
-"""Which operation reads what another one computes, by debug handles: through delegates and nested graphs.
+"""The flow of values between operations, by debug handles, through delegates and nested graphs.
 
-A plan knows what goes into a delegate and out of it, not what flows inside; the graph that was lowered does.
+A plan has only a delegate's inputs and outputs; the lowered graph also has the flow inside.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hatch_lower.pipeline.emit.graphs import CONTROL_FLOW, GRAPHS
 from hatch_lower.pipeline.emit.signature import user_inputs
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
-Makers: TypeAlias = frozenset[int]  # handles, and the numbers of inputs, that a value comes from
+Makers: TypeAlias = frozenset[int]  # handles and numbers of inputs from which a value is computed
 NONE: Makers = frozenset()
 
 
 class Flow:
     def __init__(self, known: Collection[int]) -> None:
-        self._known = known  # the handles that the debug map has; what comes from others comes from what those read
+        self._known = known  # the debug map's handles; a node without such a handle passes on its inputs' makers
         self._reads: dict[int, Makers] = {}
 
     def reads(self) -> dict[int, tuple[int, ...]]:
         return {handle: tuple(sorted(self._reads[handle])) for handle in sorted(self._reads) if self._reads[handle]}
 
     def follow(self, module: GraphModule, given: Mapping[Node, Makers]) -> tuple[Makers, ...]:
-        """Note the edges of a graph, and return what makes its outputs; `given` are those of its placeholders."""
+        """Note a graph's edges and return the makers of its outputs; `given` has the makers of its placeholders."""
         makers: dict[Node, Makers] = {}
         results: dict[Node, tuple[Makers, ...]] = {}  # of calls whose outputs come from different operations
         for node in module.graph.nodes:
@@ -56,7 +56,7 @@ class Flow:
         handle = node.meta.get("debug_handle")
         if handle is None or handle not in self._known:
             return before
-        # nodes that one operation was decomposed into share its handle
+        # nodes from the decomposition of an operation share its handle
         self._reads[handle] = self._reads.get(handle, NONE) | (before - {handle})
         return frozenset({handle})
 

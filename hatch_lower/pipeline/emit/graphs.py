@@ -1,4 +1,4 @@
-"""Instructions of one graph, and of the graphs nested in it."""
+"""Instructions of a graph and its nested graphs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg",
 SIZES = frozenset(
     {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
 )
-# torch's operators → the instruction, and which of its fields torch's arguments are; where `scan` goes along another
-# dimension, or backwards, torch has turned the tensors
+# torch's operator → the instruction, and the fields for torch's arguments, in order; for a `scan` along another
+# dimension, or backwards, torch has already permuted or flipped the tensors
 CONTROL_FLOW: Mapping[object, tuple[Callable[..., Instruction], tuple[str, ...]]] = {
     torch.ops.higher_order.cond: (Cond, ("predicate", "true", "false", "args")),
     torch.ops.higher_order.while_loop: (While, ("condition", "body", "args", "extra")),
     torch.ops.higher_order.map_impl: (Map, ("body", "args", "extra")),
     torch.ops.higher_order.scan: (Scan, ("body", "args", "rows", "extra")),
 }
-GRAPHS = frozenset({"true", "false", "condition", "body"})  # those of the fields that are graphs
+GRAPHS = frozenset({"true", "false", "condition", "body"})  # fields that are graphs
 
 
 @dataclass(slots=True)
 class MethodContext:
-    """What the graphs of one method share while they are emitted."""
+    """State that the graphs of a method share during emission."""
 
     where: str
     symbols: Symbols
@@ -52,7 +52,7 @@ class MethodContext:
     constants: Mapping[str, str]
     add_delegate: Callable[[LoweredBackendModule], int]
     sources: SourceRoots
-    reasons: Mapping[str, str]  # node name to the reason why no backend took it
+    reasons: Mapping[str, str]  # node name to the reason why no backend took the node
     handles: dict[int, Origin] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)  # debug handle to the node that its origin describes
     instructions: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -68,8 +68,8 @@ class GraphEmitter:
     def __init__(self, context: MethodContext, module: GraphModule, path: str = "", prefix: str = "") -> None:
         self._context = context
         self._module = module
-        self._path = path  # what precedes an instruction's number in the debug map: `4.true.`, empty at the top
-        self._prefix = prefix  # what precedes an attribute's name: `true_graph_0.`, empty at the top
+        self._path = path  # prefix of an instruction's number in the debug map: `4.true.`, empty at the top
+        self._prefix = prefix  # prefix of an attribute's name: `true_graph_0.`, empty at the top
         self._known: dict[Node, Argument] = {}
         self._results: dict[object, list[Argument]] = {}
         self._inputs: list[int] = []
@@ -191,17 +191,17 @@ class GraphEmitter:
         return self._append(lambda out: DelegateCall(number, args, inputs, outputs, out), tuple(sorted(handles)))
 
     def _emit_in_place(self, node: Node) -> list[Argument]:
-        # a plan's operators change no value: a custom one changes copies of its arguments, which are results beside its
-        # own, and torch's graph uses these from there on
+        # A plan's operators do not change values: a custom operator changes copies of its arguments. The copies are
+        # further results, which torch's graph uses from there on.
         overload = node.args[0]
         given = dict(node.kwargs)
         bases = given.pop("_all_bases", None)
         if not isinstance(overload, OpOverload) or not isinstance(bases, list | tuple):
             raise EdgeError(
-                "something else than an operator changes values in place",
+                "a call that changes values in place is not an operator",
                 where=self._where(node),
                 found=f"`{node.args[0]}` with `_all_bases={bases}`",
-                hint="let passes leave calls of `auto_functionalized_v2` as torch makes them",
+                hint="passes must keep torch's calls of `auto_functionalized_v2` unchanged",
             )
         schema = schema_of(overload)
         changed = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
@@ -212,7 +212,7 @@ class GraphEmitter:
                 "a custom operator changes a view or a list of tensors, which a plan cannot express",
                 where=self._where(node),
                 found=f"`{dotted_name(overload)}`",
-                hint="pass it whole tensors, or let it return new ones",
+                hint="pass whole tensors to the operator, or let the operator return new tensors",
             )
         copies = [
             self._append(partial(OpCall, "aten.clone.default", (base,), {}), ())
@@ -237,7 +237,7 @@ class GraphEmitter:
                 "several results of an operator that changes values in place are taken at once",
                 where=self._where(node),
                 found=f"`getitem` with `{index}`",
-                hint="take them one by one, by number",
+                hint="take the results separately, by number",
             )
         return self._results[producer][index]
 
@@ -246,10 +246,10 @@ class GraphEmitter:
         kind, parts = CONTROL_FLOW[node.target]
         if len(node.args) != len(parts):
             raise EdgeError(
-                f"`{name}` has other arguments than torch gives it",
+                f"`{name}` has other arguments than in torch",
                 where=self._where(node),
                 found=f"{len(node.args)} arguments by position",
-                hint=f"let passes keep all of its {len(parts)} arguments, by position",
+                hint=f"passes must keep all {len(parts)} arguments, by position",
             )
         values: dict[str, Graph | Argument] = {}
         for number, (part, value) in enumerate(zip(parts, node.args, strict=True)):
@@ -269,8 +269,8 @@ class GraphEmitter:
         return emitter.graph([emitter.refer(value) for value in output_values(module)])
 
     def _handles(self, node: Node, name: str) -> tuple[int, ...]:
-        """Note what stands behind a node's debug handle, and return the handle."""
-        # nodes that came from one operation share a handle; an operator describes it better than arithmetic on sizes
+        """Note the origin of a node's debug handle, and return the handle."""
+        # nodes from the same operation share a handle; an operator describes the origin better than size arithmetic
         handle = node.meta.get("debug_handle")
         if handle is None:
             return ()
@@ -286,7 +286,7 @@ class GraphEmitter:
 
 
 def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
-    # all but assertions that always hold, and arithmetic on sizes that nothing uses
+    # all nodes except assertions that always hold and unused arithmetic on sizes
     needed: set[Node] = set()
     for node in reversed(module.graph.nodes):
         overload = overload_of(node.target) if node.op == "call_function" else None

@@ -1,6 +1,6 @@
-"""Which storages of a model have their bytes in published files, and so need not be in the wheel.
+"""Find the storages of a model whose bytes are in published files, so that the wheel can leave the storages out.
 
-Names say nothing: a storage is found by its dtype and its bytes, as a whole tensor of a file or as a run inside one.
+Names do not count: a storage is found by dtype and bytes, as a whole tensor of a file or as a run inside a tensor.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from hatch_lower.format.weights import Span, Weights, is_aligned
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import Checkpoint, CheckpointTensor, LocalSource, read_checkpoint
 
-SMALLEST_RUN = 1024  # bytes of a storage that is looked for inside a tensor; smaller ones are there by chance
-WINDOW = 8  # bytes of a storage by which it is looked for
+SMALLEST_RUN = 1024  # bytes of a storage to search inside a tensor; smaller storages may match by chance
+WINDOW = 8  # first bytes of a storage, for the search
 LEAST_STEP = 16  # elements
-MOST_PLACES = 1 << 19  # in a tensor, at which a storage may begin; a tensor with more is not searched
-MOST_TRIES = 64  # places at which the first bytes are equal
+MOST_PLACES = 1 << 19  # possible begins of a storage in a tensor; larger tensors are not searched
+MOST_TRIES = 64  # compared places with equal first bytes
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-OTHER_DTYPE = "of another dtype there"
-OTHER_VALUES = "with other values there"
-ABSENT = "not there: folded, or made by the export"
+OTHER_DTYPE = "of another dtype in the files"
+OTHER_VALUES = "with other values in the files"
+ABSENT = "absent from the files: folded, or made by the export"
 
 
 class Outside(Frozen):
     weights: Weights
-    copied: int  # bytes that each load copies, since they are not aligned where they lie
+    copied: int  # bytes that each load copies, because of their alignment in the file
 
 
 def find_outside(storages: Mapping[str, torch.Tensor], sources: Sequence[LocalSource]) -> Outside:
-    """Return where storages lie in the files; sources with none of them are left out."""
+    """Return the places of storages in the files; sources without storages are left out."""
     checkpoints = [read_checkpoint(source) for source in sources]
     described = {key: describe(key, tensor) for key, tensor in storages.items() if tensor.numel()}
     spans = whole_tensors(described, checkpoints)
@@ -69,7 +69,7 @@ def used_only(spans: Mapping[str, Span], sources: Sequence[LocalSource]) -> Weig
 
 
 def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpoint]) -> dict[str, Span]:
-    """Return the spans of storages that are a whole tensor of a file: the first that is aligned, or else the first."""
+    """Return the spans of storages that are whole tensors of a file: the first aligned tensor, else the first."""
     kinds = {(DTYPES[storage.dtype].safetensors, storage.nbytes): storage.dtype for storage in storages.values()}
     tensors = [
         (position, checkpoint.content, tensor)
@@ -91,7 +91,7 @@ def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpo
 
 
 def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
-    """Yield storages that are part of a tensor of a file, and where they begin and end in the file."""
+    """Yield storages that are part of a file's tensor, with their begin and end in the file."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in storages.values()):
         wanted = {
             key: tensor.view(INTEGERS[tensor.element_size()])
@@ -111,7 +111,7 @@ def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> I
 
 
 def step_of(shape: Sequence[int]) -> int:
-    """Return the multiples of how many elements a part without gaps begins at: of rows, unless these are short."""
+    """Return a number of elements: parts begin at its multiples; the length of a row, or of a group of short rows."""
     if len(shape) < 2:
         return 1
     steps = [math.prod(shape[dim:]) for dim in range(len(shape) - 1, 0, -1)]
@@ -121,8 +121,8 @@ def step_of(shape: Sequence[int]) -> int:
 def search(
     storages: Mapping[str, torch.Tensor], first: Mapping[str, int], content: torch.Tensor, step: int
 ) -> list[tuple[str, int]]:
-    """Return which storages are in a tensor of a file, all read as integers, and at which element they begin."""
-    # `first` are the first bytes of each
+    """Return the storages inside a file's tensor, all read as integers, and the element at which each begins."""
+    # `first` has the first bytes of each storage
     if len(content) > step * MOST_PLACES:
         return []
     places = windows(content, step)
@@ -140,29 +140,29 @@ def search(
 
 
 def windows(values: torch.Tensor, step: int) -> torch.Tensor:
-    """Return the 8 bytes that begin with each element at a multiple of a step, as an integer."""
+    """Return, as integers, the 8 bytes from each element at a multiple of a step."""
     size = values.element_size()
     count = WINDOW // size
     length = len(values) - count + 1
     result = values[:length:step].to(torch.int64)
     for offset in range(1, count):
-        # as if the elements were the digits of a number; what does not fit into 64 bits is lost, the same everywhere
+        # combine the elements like digits of a number; overflow beyond 64 bits is dropped equally on both sides
         result = (result << (8 * size)) + values[offset : offset + length : step]
     return result
 
 
-# what stays in the wheel, and why
+# bytes that stay in the wheel, with reasons
 
 
 def kept_bytes(
     storages: Mapping[str, torch.Tensor], plans: Iterable[Plan], sources: Sequence[LocalSource]
 ) -> dict[str, int]:
-    """Return how many bytes of storages stay in the wheel, by the reason why, the greatest number first."""
+    """Return the bytes of storages that stay in the wheel, by reason, the largest number first."""
     tensors = [tensor for source in sources for tensor in read_checkpoint(source).tensors]
     known: dict[str, CheckpointTensor | None] = {}
     for tensor in tensors:
         for name in endings(tensor.name):
-            # a name that ends several ones says nothing
+            # an ending that several names share is ambiguous
             known[name] = tensor if name not in known or known[name] == tensor else None
     known |= {tensor.name: tensor for tensor in tensors}
     names: dict[str, list[str]] = {}
@@ -176,7 +176,7 @@ def kept_bytes(
     for key, storage in storages.items():
         if not storage.numel():
             continue
-        reason = f"`{owners[key]}` reads them from its own file" if key in owners else ABSENT
+        reason = f"read by `{owners[key]}` from its own file" if key in owners else ABSENT
         if key not in owners and (namesake := find_namesake(names.get(key, ()), known)) is not None:
             is_same = namesake.dtype == DTYPES[dtype_name(storage.dtype)].safetensors
             reason = OTHER_VALUES if is_same else OTHER_DTYPE
@@ -185,7 +185,7 @@ def kept_bytes(
 
 
 def find_namesake(names: Iterable[str], known: Mapping[str, CheckpointTensor | None]) -> CheckpointTensor | None:
-    # a model may be part of the one that was saved, or hold it
+    # the model may be a part of the saved model, or contain the saved model
     for name in names:
         for ending in endings(name):
             if (tensor := known.get(ending)) is not None:
@@ -194,7 +194,7 @@ def find_namesake(names: Iterable[str], known: Mapping[str, CheckpointTensor | N
 
 
 def endings(name: str) -> Iterator[str]:
-    """Yield `encoder.0.weight` and `0.weight` of a dotted name, the whole first; no single word."""
+    """Yield the endings of a dotted name, the longest first: `encoder.0.weight`, `0.weight`, but no single word."""
     parts = name.split(".")
     for begin in range(max(len(parts) - 1, 1)):
         yield ".".join(parts[begin:])

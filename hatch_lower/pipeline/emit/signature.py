@@ -1,4 +1,4 @@
-"""A method's signature: how its parameters and results nest, and what each flat input must be."""
+"""A method's signature: the nesting of parameters and results, and the requirements of each flat input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hatch_lower.runtime.torch_private import trees
 def signature_of(
     program: ExportedProgram, names: tuple[str, ...], dimensions: Mapping[str, str], where: str
 ) -> MethodPlan:
-    """Return what an exported method takes, as its plan will say it; the graph is empty."""
+    """Return the signature of an exported method in the form of its plan, with an empty graph."""
     symbols = Symbols(program.range_constraints, dimensions, where)
     users = user_inputs(program)
     inputs = tuple(input_of(spec, node, symbols, where) for spec, node in users)
@@ -103,7 +103,7 @@ def tree_of(spec: trees.TreeSpec, where: str) -> Tree:
 
 
 def object_keys(kind: object, context: object) -> tuple[list[str] | None, list[str]]:
-    """Return the names of a registered class's children, and of its fields that are None; (None, []) if unknown."""
+    """Return the names of a registered class's children, and of its fields set to None; (None, []) if unknown."""
     if is_dataclass(kind) and isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
         return context[0], context[1]
     known = is_dataclass(kind) or issubclass_of(kind, Mapping)
@@ -131,7 +131,7 @@ def is_name(key: object) -> bool:
 
 
 def importable(kind: type) -> bool:
-    # another process finds a class by its module and name only
+    # another process finds a class only by module and name
     return "<" not in kind.__qualname__ and kind.__module__ != "__main__"
 
 
@@ -150,7 +150,7 @@ def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input
 
 
 def value_input(value: object, symbols: Symbols, where: str) -> Input:
-    """Return what a method's input, or an argument of a delegate, must be, from its traced value."""
+    """Return the requirements of a method's input, or of a delegate's argument, from the traced value."""
     if isinstance(value, torch.Tensor):
         return tensor_value(value, symbols, where)
     if isinstance(value, torch.SymInt):
@@ -160,7 +160,7 @@ def value_input(value: object, symbols: Symbols, where: str) -> Input:
             "an input is a symbolic number that is not an integer",
             where=where,
             found=f"{type(value).__name__} {value}",
-            hint="pass it as a 0-d tensor",
+            hint="pass the number as a 0-d tensor",
         )
     return LiteralInput(literal_argument(value, where))
 

@@ -1,4 +1,4 @@
-"""Where a node comes from: its module's path and the line of the model's source."""
+"""The origin of a node: its module's path and the model's source line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 class SourceRoots:
-    """Turns the absolute paths of stack traces into paths below these roots, or site-packages."""
+    """Turns the absolute paths of stack traces into paths below the roots, or site-packages."""
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
         standard = Path(sysconfig.get_path("stdlib"))
@@ -28,12 +28,12 @@ class SourceRoots:
         known = [*roots, *installed, standard]
         listed = {root.absolute() for root in known} | {root.resolve() for root in known}
         self._roots = sorted(listed, key=lambda root: (-len(root.parts), root))
-        self._known: dict[str, str] = {}  # paths below the roots, by those in traces: few files have all lines
+        self._known: dict[str, str] = {}  # path in a trace → path below the roots: few files, many frames
         self._standard = {standard.absolute(), standard.resolve()}
         self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
     def source(self, stack_trace: str | None) -> str:
-        """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own, or ""."""
+        """Return the innermost frame that is neither torch's nor Python's own, as `digits/model.py:31`, or ""."""
         for frame in reversed(list(FRAME.finditer(stack_trace or ""))):
             name = frame["path"]
             if name not in self._known:
@@ -49,12 +49,12 @@ class SourceRoots:
         return {name: sha256_file(path) for name, path in sorted(found.items())}
 
     def origin(self, node: Node, op: str) -> Origin:
-        # `op` stands in where it is unknown which exported operator the node comes from
+        # `op` is used if the node's exported operator is unknown
         return Origin(exported_op(node) or op, module_path(node), self.source(node.meta.get("stack_trace")))
 
     def _relative(self, path: PurePath) -> str:
-        # empty for torch, this package, the standard library and generated code; a file outside of all roots is named
-        # without its folder, which would tell of the machine
+        # empty for torch, this package, the standard library and generated code; a file outside of all roots keeps only
+        # its name, as the folder would reveal the machine
         relative_torch = not path.is_absolute() and path.parts[0] == "torch"
         if (
             path.name.startswith("<")

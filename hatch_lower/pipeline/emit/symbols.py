@@ -1,4 +1,4 @@
-"""Symbolic sizes: torch's symbols renamed in order of appearance, their ranges, and expressions over them."""
+"""Symbolic sizes: torch's symbols renamed in order of appearance, with ranges, and expressions over the symbols."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Symbols:
         self._inputs: set[sympy.Symbol] = set()
 
     def close_inputs(self) -> None:
-        # from here on all symbols met so far are known, and checked to be in range
+        # all symbols so far come from inputs, and the executor checks their ranges
         self._inputs = set(self._names)
 
     def determined(self, inputs: Sequence[Input]) -> tuple[Input, ...]:
-        """Return inputs in which an expression whose symbols cannot be told from the sizes is one symbol."""
-        # those of a part of a method: a tensor of `int(0.5 * s0)` rows says nothing of `s0`
+        """Replace, in inputs, expressions whose symbols do not follow from the sizes by a new symbol each."""
+        # occurs in parts of a method: a tensor with `int(0.5 * s0)` rows does not determine `s0`
         known = {binding.symbol for binding in bind_symbols(inputs)}
         wholes: dict[Expression, str] = {}
 
@@ -118,7 +118,7 @@ class Symbols:
         return self._whole(value.node.expr if isinstance(value, torch.SymInt) else value)
 
     def ranges(self) -> dict[str, Symbol]:
-        # of the symbols that an expression used; sizes are not negative
+        # for the symbols in expressions; sizes are not negative
         symbols = {}
         for symbol, name in self._names.items():
             bounds = self._range(symbol)
@@ -128,12 +128,12 @@ class Symbols:
         return symbols
 
     def proves(self, value: object) -> bool:
-        """Return whether a condition (`bool` or `torch.SymBool`) holds for all inputs that are in range."""
+        """Return whether a condition (`bool` or `torch.SymBool`) holds for all inputs in range."""
         if isinstance(value, bool):
             return value
         if not isinstance(value, torch.SymBool):
             return False
-        # `node.expr` would take the assertion itself for granted: what it says is equal is one symbol there
+        # `node.expr` presupposes the assertion: it has already merged the symbols that the assertion declares equal
         condition = unsimplified(value)
         if condition is sympy.true:
             return True
@@ -147,8 +147,8 @@ class Symbols:
         return SYMBOL.sub(lambda match: known.get(match[0], match[0]), text)
 
     def _range(self, symbol: sympy.Symbol) -> ValueRanges[sympy.Expr]:
-        # Where only a multiple of a symbol was constrained (a size of `2 * Dim("half")`), torch reports for the symbol
-        # itself that it is at least 2, which it merely assumed while tracing; the multiple's range says what was meant.
+        # If only a multiple of a symbol was constrained (a size of `2 * Dim("half")`), torch reports a lower bound of 2
+        # for the symbol, which is only an assumption of tracing; the multiple's range has the declared bound.
         own = self._constraints.get(symbol, ValueRanges.unknown_int())
         for constrained, bounds in self._constraints.items():
             if constrained.free_symbols != {symbol} or constrained == symbol or own.lower != 2:
@@ -199,7 +199,7 @@ class Symbols:
         if op not in OPERATIONS:
             raise self._unsupported(expr)
         if op in COMMUTATIVE:
-            # the order must not depend on what torch calls its symbols
+            # the order must not depend on torch's names of symbols
             numbers = [part for part in parts if isinstance(part, int | float)]
             others = [part for part in parts if not isinstance(part, int | float)]
             others.sort(key=lambda part: canonical_json(encode(part)))
@@ -207,7 +207,7 @@ class Symbols:
         if op in ROUNDINGS and kind_of(parts[0]) is Kind.INTEGER:
             return parts[0]
         if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
-            # Python makes a real number of an integer that stands beside a real number
+            # Python converts an integer operand to a real number if the other operand is real
             parts = [real_of(part) if kind_of(part) is Kind.INTEGER else part for part in parts]
         if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
             raise self._unsupported(expr)
@@ -236,7 +236,7 @@ class Symbols:
         return chosen
 
     def _quotient(self, expr: sympy.Expr) -> sympy.Expr:
-        # a size is whole: so must be the numbers in it once the division is carried out
+        # a size is a whole number, so after the division all coefficients must be whole
         numerator, denominator = expr.args
         quotient = sympy.cancel(numerator / denominator)
         if any(not coefficient.is_integer for coefficient in sympy.Poly(quotient, *quotient.free_symbols).coeffs()):
@@ -248,7 +248,7 @@ class Symbols:
             "a size depends on the inputs in a way that a plan cannot express",
             where=self._where,
             found=f"`{expr}`",
-            hint="compute it from sizes by Python's arithmetic, `min`, `max`, `round`, and functions of `math`",
+            hint="compute the size from sizes with Python's arithmetic, `min`, `max`, `round`, and functions of `math`",
         )
 
 

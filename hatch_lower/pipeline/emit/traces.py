@@ -1,4 +1,4 @@
-"""Does a blob hold something of the machine that built it: a path, the machine's name, an id of the process?"""
+"""Find traces of the build machine in a blob: a path, the machine's name, the process id, an address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from hatch_lower.canonical import canonical_json
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
-SHORTEST = 5  # characters of a name or digits of a number that nothing else is likely to hold
+SHORTEST = 5  # characters of a name, or digits of a number, that rarely occur by chance
 BEGIN, END = rb"(?<![0-9A-Za-z.])", rb"(?![0-9A-Za-z.])"
 ADDRESS = re.compile(rb" at 0x[0-9a-f]{8,16}>")
 
@@ -31,7 +31,7 @@ def machine_words(root: Path) -> dict[str, bytes]:
 def trace_in(data: bytes, words: Mapping[str, bytes]) -> str:
     for name, word in words.items():
         pattern = BEGIN + re.escape(word) + (b"" if word.endswith(os.fsencode(os.sep)) else END)
-        # to look for the word itself is faster by far than a regular expression, and all that most blobs take
+        # searching the plain word first is much faster than a regular expression, and is enough for most blobs
         if word in data and re.search(pattern, data):
             return f"{name}, `{os.fsdecode(word)}`"
     address = ADDRESS.search(data)
