@@ -236,9 +236,7 @@ def test_state_that_a_delegate_loses_is_no_operation(look: Look, monkeypatch: py
     monkeypatch.setattr(DelegateKinds, "load", lambda self, name: Forgetful)
     finding = only(look({"later": Method(args=(torch.linspace(0, 1, 8).reshape(2, 4),))}))
     assert (finding.verdict, finding.operations) == ("state", ())
-    assert next(finding_lines(finding)).startswith(
-        "wrong: what partition 1 of reference keeps from one call to the next"
-    )
+    assert next(finding_lines(finding)).startswith("wrong: the state that partition 1 of reference keeps between calls")
 
 
 def test_a_graph_that_was_converted_wrongly_is_no_backends_fault(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +272,7 @@ def test_without_time_no_line_is_named(look: Look) -> None:
     assert {operation.module for operation in finding.operations} == {"", "first", "second"}
     head, *_, note = finding_lines(finding)
     assert head.startswith(
-        f"wrong: one or several of {len(finding.operations)} operations inside partition 1 of reference: off by "
+        f"wrong: some of {len(finding.operations)} operations inside partition 1 of reference: off by "
     )
     assert note == "  stopped after 0 lowerings: a longer search may find fewer operations"
 
@@ -296,14 +294,14 @@ def test_a_backend_that_refuses_parts_is_said_to(look: Look, monkeypatch: pytest
 
 def test_inputs_that_eager_refuses_are_nothing_to_compare_with(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hatch_lower.pipeline.localise.model.runs", lambda case: False)
-    with pytest.raises(VerificationError, match="the eager module takes none of the inputs"):
+    with pytest.raises(VerificationError, match="the eager module refuses all inputs"):
         look(forward())
 
 
 def test_a_method_that_draws_random_numbers_cannot_be_compared(look: Look) -> None:
     finding = only(look({"noisy": Method(args=(torch.zeros(4),))}, Fault(FIRST)))
     assert finding.verdict == "random"
-    assert finding.notes == ("it draws random numbers: aten.rand.default",)
+    assert finding.notes == ("the method draws random numbers: aten.rand.default",)
 
 
 def test_nan_on_both_sides_is_equal(look: Look) -> None:
@@ -322,10 +320,10 @@ def test_inputs_of_a_sample_file_are_what_is_compared(look: Look, tmp_path: Path
 
 def test_names_that_are_not_there_are_refused(look: Look) -> None:
     with pytest.raises(
-        ProgramError, match="the model has no such method\\n  where: model `net`\\n  found: did you mean"
+        ProgramError, match="the model has no method `forwards`\\n  where: model `net`\\n  to do: did you mean"
     ):
         look(forward(), method="forwards")
-    with pytest.raises(ProgramError, match="there is no such recipe"):
+    with pytest.raises(ProgramError, match="the model has no recipe `defaults`"):
         look(forward(), recipe="defaults")
 
 
@@ -388,5 +386,7 @@ def test_a_build_fails_by_its_comparison_whatever_happens_afterwards(
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("hatch_lower.pipeline.localise.model.localise_method", broken)
-    with pytest.raises(VerificationError, match="could not be looked for: RuntimeError: out of luck"):
+    with pytest.raises(
+        VerificationError, match="search for the first wrong operation failed: RuntimeError: out of luck"
+    ):
         build(Fault(FIRST))

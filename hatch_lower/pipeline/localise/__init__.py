@@ -1,1 +1,1 @@
-"""Which operation of a lowered method first computes something else than eager; runs in the child process."""
+"""Search for the first operation of a lowered method whose result differs from eager's; runs in the child process."""

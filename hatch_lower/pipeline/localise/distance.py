@@ -1,4 +1,4 @@
-"""How far a value is from eager's, on the scale of the whole value."""
+"""The distance of a value from eager's, on the scale of the whole tensor."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference, widest
 
 
 class Distance(Frozen):
-    largest: float  # absolute; infinite for what cannot be subtracted
+    largest: float  # absolute; infinite for values that cannot be subtracted
     is_wrong: bool
-    text: str = ""  # what is wrong
+    text: str = ""  # the difference in words
 
 
 class Measure(Frozen):
-    """What is wrong in the midst of a method.
+    """The measure of errors inside a method.
 
-    A sum of large terms that is near 0 is off by the rounding of the terms, so that the tolerance is that for the
-    greatest magnitude of a tensor: what is beyond it is no rounding. With `strict` it is that for each number, as in
-    verification. Integers of 8 bits may be off by one in a method that rounds to them.
+    A sum of large terms near 0 has the rounding error of the terms. So the tolerance is computed from the greatest
+    magnitude of a tensor; a larger difference is not rounding. With `strict` the tolerance is computed for each number,
+    as in verification. Integers of 8 bits may be off by 1 in a method that rounds to 8 bits.
     """
 
     tolerance: Tolerance
     strict: bool = False
 
     def after(self, marks: Marks) -> Measure:
-        """Return the measure of a value that went through these roundings."""
+        """Return the measure of a value that went through the given roundings."""
         return Measure(self.tolerance.after(marks), self.strict)
 
     def distance(self, expected: object, given: object) -> Distance:

@@ -1,4 +1,4 @@
-"""What was found out about a wrong result, as data and in words."""
+"""The finding of a search for a wrong result, as data and in words."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from hatch_lower.frozen import Frozen
 FINDINGS = "findings.json"  # in the folder of a child process
 
 Verdict = Literal[
-    "operation",  # one operation is wrong, alone and where it stands
-    "together",  # operations are wrong when a backend lowers them together, and none of them alone
-    "among",  # it is one or several of these operations; no smaller set could be tried
-    "partition",  # a partition is wrong as a whole, and none of its parts
+    "operation",  # a single operation is wrong, alone and in its partition
+    "together",  # operations are wrong when lowered together, and right alone
+    "among",  # some of the operations are wrong; no smaller set could be tried
+    "partition",  # a partition is wrong as a whole, and all its parts are right
     "refused",  # the backend loads or runs no program that has these operations
-    "state",  # a partition does not go on from call to call as eager does
+    "state",  # a partition's state after a call differs from eager's
     "outside",  # an operation outside of partitions is wrong
-    "conversion",  # the graph that backends were given computes something else than the module
-    "rounding",  # nothing is off by more than rounding, and the method as a whole is
-    "random",  # the method draws random numbers, or computes something else in each call
-    "none",  # nothing is wrong
+    "conversion",  # the graph for the backends computes other numbers than the module
+    "rounding",  # each value is off by rounding only, but the method as a whole is wrong
+    "random",  # the method draws random numbers, or returns other results in each call
+    "none",  # all results are right
 ]
 
 
 class Localisation(Frozen):
-    """Where to look for something wrong, and with what."""
+    """A request for a search: recipe, method, inputs, and the time limit."""
 
     seconds: float
-    recipe: str = ""  # the first of the model, if it is empty
-    method: str = ""  # all, one after the other, if it is empty
+    recipe: str = ""  # empty: the model's first recipe
+    method: str = ""  # empty: all methods in turn
     inputs: Path | None = None  # a sample file
-    reproduction: Path | None = None  # a new folder for a project that shows it
+    reproduction: Path | None = None  # a new folder for a project that reproduces the error
 
 
 class Finding(Frozen):
@@ -41,19 +41,19 @@ class Finding(Frozen):
     method: str
     recipe: str
     verdict: Verdict
-    case: str = ""  # the inputs that show it, and the call, if it is not the first one
+    case: str = ""  # the inputs that show the error, and the number of the call after the first
     operations: tuple[Origin, ...] = ()
-    places: tuple[int, ...] = ()  # of the operations in their method, as `exir/lowering/leave_out.py` counts
+    places: tuple[int, ...] = ()  # places of the operations in their method (`exir/lowering/leave_out.py`)
     handles: tuple[int, ...] = ()  # their debug handles
     backend: str = ""
     partition: int = 0  # counted from 1 over the delegate calls of the method
-    agree: float = 0.0  # by how much the inputs of the operation were off
-    error: float | None = None  # by how much its output is; `None` if it is not finite, or no number
-    difference: str = ""  # the same in words
+    agree: float = 0.0  # error of the operation's inputs
+    error: float | None = None  # error of the output; `None` if the error is not finite, or not a number
+    difference: str = ""  # the error in words
     lowerings: int = 0
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    reproduction: str = ""  # the folder that was written
+    reproduction: str = ""  # the written folder
 
     @property
     def is_wrong(self) -> bool:
@@ -62,28 +62,28 @@ class Finding(Frozen):
 
 class Findings(Frozen):
     findings: tuple[Finding, ...]
-    delegates: tuple[str, ...]  # paths of the delegates that were looked at; they have the digests
+    delegates: tuple[str, ...]  # paths of the searched delegates, digests included
 
 
 HEADS = {
     "operation": "first wrong: {first}, inside {place}",
     "together": "wrong only when lowered together: {count} operations inside {place}",
-    "among": "wrong: one or several of {count} operations inside {place}",
+    "among": "wrong: some of {count} operations inside {place}",
     "refused": "refused: {first}, inside {place}",
-    "partition": "wrong: {place}, as a whole; the same operations are right in every part of it that was tried",
-    "state": "wrong: what {place} keeps from one call to the next",
+    "partition": "wrong: {place}, as a whole; the same operations are right in every part that was tried",
+    "state": "wrong: the state that {place} keeps between calls",
     "outside": "first wrong: {first}, which the program runs itself",
-    "conversion": "wrong before any backend: the graph that backends are given, run by torch, differs from the module",
-    "rounding": "no operation: on eager's values nothing is off by more than the tolerance for its greatest number;"
-    " small differences add up",
-    "random": "nothing can be said: the method computes something else in each call",
-    "none": "nothing is wrong: every partition computes what eager does",
+    "conversion": "wrong before any backend: the graph for the backends, run by torch, differs from the module",
+    "rounding": "no operation: on eager's values each operation is within the tolerance for its greatest number; small"
+    " differences add up",
+    "random": "no verdict: the method returns other results in each call",
+    "none": "all right: every partition computes eager's numbers",
 }
 LISTED = 12
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """Yield a finding in words: what is wrong and where, by how much, and what is to be known of it."""
+    """Yield a finding in words: the wrong operations, their source lines, the error, and notes."""
     first = operation_text(finding.operations[0]) if finding.operations else ""
     place = f"partition {finding.partition} of {finding.backend}"
     head = HEADS[finding.verdict].format(first=first, place=place, count=len(finding.operations))
@@ -94,7 +94,7 @@ def finding_lines(finding: Finding) -> Iterator[str]:
             yield f"  and {len(finding.operations) - LISTED} more"
     yield from (f"  {note}" for note in finding.notes)
     if finding.reproduction:
-        yield f"  a project that shows it is in {finding.reproduction}"
+        yield f"  a project that reproduces the error is in {finding.reproduction}"
 
 
 def difference_text(finding: Finding) -> str:

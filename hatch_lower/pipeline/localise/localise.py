@@ -1,8 +1,8 @@
-"""From a method that computes something else than eager to what in it is wrong, on one page.
+"""Localize the error of a lowered method: from a wrong method to a wrong operation.
 
 ```text
 localise_method   each input, by eager and by torch (`reference`), and every segment alone on these values (`segments`)
-inside            of the first partition that is off: which operations (`search`, over the probes of `partition`)
+inside            the operations at fault in the first wrong partition (`search`, over the probes of `partition`)
 ```
 """
 
@@ -52,8 +52,8 @@ from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private import trees
 
-CALLS = 2  # of each input: state must go on from call to call
-SHARE = 8  # the part of a model's bytes that the values of one probe may take
+CALLS = 2  # for each input: state must carry over to the next call
+SHARE = 8  # a probe's values may take a model's bytes divided by `SHARE`
 
 VERDICTS: Mapping[Kind, Verdict] = {
     Kind.ALONE: "operation",
@@ -66,7 +66,7 @@ VERDICTS: Mapping[Kind, Verdict] = {
 class Case(Frozen):
     name: str
     leaves: tuple[object, ...]
-    new_eager: Callable[[], Callable[[], object]]  # returns what calls a fresh eager module with them, again and again
+    new_eager: Callable[[], Callable[[], object]]  # returns a function that calls a fresh eager module on the inputs
 
 
 class Subject(Frozen):
@@ -98,7 +98,7 @@ class Progress:
 def localise_method(
     subject: Subject, cases: Sequence[Case], seconds: float, lowerings: int = MOST_LOWERINGS
 ) -> Finding:
-    """Return what is wrong in a method, found within about so many seconds: a backend's call is not interrupted."""
+    """Return the finding for a method after about `seconds` at most: a backend's call is not interrupted."""
     progress = Progress(subject, Limits(time.monotonic() + seconds, lowerings))
     room = room_of(subject.program)
     segments = Segments(subject.program, room, subject.folder, subject.store)
@@ -119,7 +119,7 @@ def room_of(program: ExportedProgram) -> int:
 
 
 def varies(case: Case) -> bool:
-    """Return whether eager itself computes something else in another call of a fresh module."""
+    """Return whether eager itself returns other results in another call of a fresh module."""
     first, second = (trees.tree_leaves(case.new_eager()()) for _ in range(2))
     measure = Measure(Tolerance())
     return any(measure.distance(one, other).is_wrong for one, other in zip(first, second, strict=True))
@@ -150,7 +150,7 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
 
 
 def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModule]:
-    # what was lowered in the graphs that control flow is given
+    # delegates in the branches and bodies of control flow
     for source in producer_of(node).all_input_nodes:
         attribute = attribute_of(program.graph_module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(attribute, GraphModule):
@@ -159,7 +159,7 @@ def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModu
 
 
 def differs(subject: Subject, cases: Sequence[Case]) -> bool:
-    """Return whether the method as a whole computes something else than eager, as verification takes it."""
+    """Return whether the method as a whole differs from eager by verification's tolerance."""
     measure = Measure(subject.tolerance, strict=True)
     folder = subject.folder / "whole"
     folder.mkdir()
@@ -199,9 +199,9 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
         return refused(progress, probe, order, off.refusal, facts)
     number = {value: index for index, step in enumerate(steps) for value in step.values}
     results = user_values(program)
-    returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes one of the results
+    returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes a single result
     wrong = [number[value] for value in returned if value in number]
-    if not wrong:  # it returns what it was given
+    if not wrong:  # the partition returns an input
         return progress.finding("partition", **facts, **told(off.distances[0][1]))
     found = find_wrong(order, min(wrong), probe)
     if found.kind is Kind.UNSEEN and off.before is not None and (state := in_state(probe, order, off.before)):
@@ -215,12 +215,12 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
 def refused(
     progress: Progress, probe: PartitionProbe, order: Order, refusal: str, facts: Mapping[str, object]
 ) -> Finding:
-    """Look for what a backend cannot run, though it was lowered."""
+    """Search for the operations that a backend lowered but cannot run."""
 
     def refuses(operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False) -> frozenset[int] | None:
         if probe(operations, outputs, is_cut=is_cut) is not None:
             return frozenset()
-        # what no partitioner would give the backend may be refused for a reason of its own
+        # the backend may refuse a program that no partitioner would create for an unrelated reason
         is_evidence = operations not in probe.unclaimed or probe.refusals[-1] == refusal
         return frozenset(outputs) if is_evidence else None
 
@@ -241,7 +241,7 @@ def named(subject: Subject, steps: Sequence[Step], operations: Sequence[int]) ->
 
 
 def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
-    """Look for what a partition kept wrongly in the call before, where nothing in this one is wrong by itself."""
+    """Search for wrong state from the call before, if no operation in this call is wrong by itself."""
     steps = {value: index for index, step in enumerate(probe.steps) for value in step.values}
     kept = [steps[node] for node in state_values(probe.program).values() if node in steps]
     call, probe.call = probe.call, before
@@ -259,7 +259,7 @@ def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
 def describe(
     progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, object], off: Off
 ) -> tuple[Finding, Piece | None]:
-    """Return what was found, and the operations as a piece of their own, if it is some of them."""
+    """Return the finding, and the operations as a separate piece, if any are named."""
     known = named(progress.subject, probe.steps, found.operations)
     wrong = [probe.distances[number] for number in found.operations if number in probe.distances]
     shown = [distance for distance in wrong if distance.is_wrong] or [off.distances[0][1]]
@@ -274,7 +274,7 @@ def describe(
         if frozenset(found.operations) in probe.unclaimed and operation not in probe.seen:
             verdict = "partition"
             op = progress.subject.origin(probe.steps[operation].main).op
-            notes.append(f"{op} is off alone, but the backend would not take it alone by itself")
+            notes.append(f"{op} is off alone, but the partitioner would not give the backend {op} alone")
             known = {}
     finding = progress.finding(verdict, notes=tuple(notes), **known, **facts)
     if not found.operations:
@@ -287,4 +287,4 @@ def notes_of(probe: PartitionProbe, found: Found) -> Iterator[str]:
     if found.kind in (Kind.AMONG, Kind.TOGETHER) and probe.limits.is_over():
         yield f"stopped after {probe.limits.lowerings} lowerings: a longer search may find fewer operations"
     if probe.refusals and found.kind is Kind.AMONG:
-        yield f"the backend refused {len(probe.refusals)} smaller programs, the last one so: {probe.refusals[-1]}"
+        yield f"the backend refused {len(probe.refusals)} smaller programs; the last refusal: {probe.refusals[-1]}"

@@ -1,4 +1,4 @@
-"""A model's methods in one recipe, searched for what is wrong: on demand, and where a build's comparison fails."""
+"""Search a model's methods in a recipe for the wrong operation: on demand, and after a build's failed comparison."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ SECONDS = 120.0  # of a build's search for the operation that an error names
 def localise_model(
     build: ModelBuild, wanted: Localisation, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
 ) -> Findings:
-    """Lower a model for one recipe, through the cache, and look for the first of its methods that is wrong."""
+    """Lower a model for a recipe, through the cache, and search its methods until a wrong method is found."""
     recipe = chosen_recipe(build, wanted.recipe)
     known = [method.name for method in build.source.methods]
     if wanted.method and wanted.method not in known:
         raise ProgramError(
-            "the model has no such method", where=f"model `{build.model.name}`", found=nearest(wanted.method, known)
+            f"the model has no method `{wanted.method}`",
+            where=f"model `{build.model.name}`",
+            hint=nearest(wanted.method, known),
         )
     lowered = lower(build, replace(recipe, on_mismatch="fail"))
     findings = []
@@ -57,7 +59,9 @@ def chosen_recipe(build: ModelBuild, name: str) -> Recipe:
     recipes = {recipe.name: recipe for recipe in build.recipes}
     order = [recipe for recipe in build.settings.recipe_order if recipe in recipes]
     if name and name not in recipes:
-        raise ProgramError("there is no such recipe", where=f"model `{build.model.name}`", found=nearest(name, recipes))
+        raise ProgramError(
+            f"the model has no recipe `{name}`", where=f"model `{build.model.name}`", hint=nearest(name, recipes)
+        )
     return recipes[name or order[0]]
 
 
@@ -69,13 +73,13 @@ def look(
     first: InputCase | None = None,
     lowerings: int = 0,
 ) -> Finding:
-    """Return what is wrong in a method, on the inputs `first` or any others."""
+    """Return the finding for a method, on the inputs `first` and all other inputs."""
     name, recipe = build.source.name, lowered.recipe
     if drawing := random_operators(method.program):
-        notes = (f"it draws random numbers: {', '.join(drawing)}",)
+        notes = (f"the method draws random numbers: {', '.join(drawing)}",)
         return Finding(name, method.name, recipe.name, "random", notes=notes)
     with (
-        stage(build.reporter, "localise", name, recipe.name, method.name) as describe,
+        stage(build.reporter, "localize", name, recipe.name, method.name) as describe,
         tempfile.TemporaryDirectory(prefix="localise-", dir=build.folder) as folder,
     ):
         program = lowered.programs[method.name]
@@ -97,9 +101,9 @@ def look(
         cases = list(usable_cases(build, method, wanted.inputs, first))
         if not cases:
             raise VerificationError(
-                "the eager module takes none of the inputs, so that there is nothing to compare with",
+                "the eager module refuses all inputs, so that a comparison is impossible",
                 where=f"model `{name}`, method `{method.name}`",
-                hint="give a file of inputs that it takes with `--inputs`",
+                hint="name a file of valid inputs with `--inputs`",
             )
         finding = localise_method(subject, cases, wanted.seconds, lowerings or MOST_LOWERINGS)
         describe(f"{finding.verdict}, {finding.lowerings} lowerings")
@@ -109,7 +113,7 @@ def look(
 def usable_cases(
     build: ModelBuild, method: CapturedMethod, inputs: Path | None, first: InputCase | None = None
 ) -> Iterator[Case]:
-    """Yield the inputs that eager takes: those of a sample file, or those that a build compares with."""
+    """Yield the inputs that eager takes: from a sample file, or the inputs of a build's comparison."""
     if first is not None and runs(usable := prepared(build, method, first)):
         yield usable
     if inputs is not None:
@@ -148,7 +152,7 @@ def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase) -> Case
 def runs(case: Case) -> bool:
     try:
         case.new_eager()()
-    except Exception as error:  # a build leaves such inputs out, too
+    except Exception as error:  # a build leaves refused inputs out, too
         if is_out_of_memory(error):
             raise
         return False
@@ -158,10 +162,10 @@ def runs(case: Case) -> bool:
 def search_wrong(
     build: ModelBuild, lowered: LoweredRecipe, error: VerificationError, lowerings: int = 0
 ) -> tuple[Finding | None, list[str]]:
-    """Return the first operation that is wrong where a comparison failed, and the same in words, if it can be found.
+    """Return the finding after a failed comparison, and the finding in words, if a wrong operation can be found.
 
-    The search ends after so many `lowerings` of parts, without a number after `SECONDS`: an operation is left out by
-    the first kind, for a build's outcome may not depend on the machine's speed.
+    The search ends after `lowerings` lowered parts; without a number, after `SECONDS`. An operation is left out by a
+    search with a number, because the result of a build may not depend on the machine's speed.
     """
     method = getattr(error, "method", None)
     if method is None or (method == "" and not lowerings):
@@ -170,18 +174,18 @@ def search_wrong(
     finding, lines = None, []
     try:
         for each in build.source.methods:
-            if method in ("", each.name):  # a program that cannot be loaded has no method
+            if method in ("", each.name):  # an error of loading has no method
                 finding = look(build, lowered, each, wanted, getattr(error, "case", None), lowerings)
                 if finding.is_wrong:
                     break
     except LowerError as other:
-        lines = [f"the first wrong operation could not be looked for: {other.what}"]
-    except Exception as other:  # the comparison has failed, whatever happens here
+        lines = [f"the search for the first wrong operation failed: {other.what}"]
+    except Exception as other:  # the failed comparison counts, not an error of the search
         refuse_out_of_memory(other)
-        lines = [f"the first wrong operation could not be looked for: {type(other).__name__}: {other}"]
+        lines = [f"the search for the first wrong operation failed: {type(other).__name__}: {other}"]
     else:
         is_told = finding is not None and finding.verdict not in ("none", "random")
-        # a delegate that fails as a whole has said why
+        # the error of a delegate that fails as a whole already has the reason
         if finding is not None and is_told and (finding.verdict != "partition" or finding.error is not None):
             lines = list(finding_lines(finding))
     return finding, lines if method else []

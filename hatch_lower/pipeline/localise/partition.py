@@ -1,4 +1,4 @@
-"""The search inside one partition: its operations as numbers, and probes that lower some of them and compare."""
+"""The search inside a partition: operations as numbers, and probes that lower some operations and compare."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from hatch_lower.pipeline.localise.search import ExhaustedError, Order
 from hatch_lower.pipeline.rounding import values_of
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
-MOST_LOWERINGS = 12  # of a search that only explains an error
-LEAST_ROOM = 1 << 24  # bytes of values that a probe may look at in any case
+MOST_LOWERINGS = 12  # limit of a search that only explains an error
+LEAST_ROOM = 1 << 24  # bytes of values that a probe may always compare
 
 
 @dataclass(slots=True)
@@ -54,15 +54,15 @@ class Call:
     # on eager's own values
 
     inputs: tuple[object, ...]
-    state: State  # as it was before
+    state: State  # before the call
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     main: Node
     nodes: tuple[Node, ...]
-    values: tuple[Node, ...]  # those that are tensors
-    is_fixed: bool  # whether it is computed from constants alone
+    values: tuple[Node, ...]  # the results that are tensors
+    is_fixed: bool  # whether all sources are constants
 
 
 def steps_of(program: ExportedProgram) -> list[Step]:
@@ -105,7 +105,7 @@ def order_of(steps: Sequence[Step], room: int) -> Order:
 
 
 def is_copy(node: Node) -> bool:
-    # what dropout becomes, too; some engines cannot return both it and what it copies
+    # dropout in eval mode becomes a copy, too; some engines cannot return both a copy and its source
     operator = torch_operator(node.target)
     return isinstance(operator, OpOverload) and base_name(operator) == "clone"
 
@@ -124,7 +124,7 @@ def piece_of(
     *,
     is_cut: bool = False,
 ) -> Piece:
-    """Return some operations as a program; unless it is cut, with the ones before them that take constants alone."""
+    """Return operations as a program; without `is_cut`, earlier operations on constants alone are included."""
     chosen = set(operations)
     number = {node: index for index, step in enumerate(steps) for node in step.nodes}
     pending = [] if is_cut else list(chosen)
@@ -142,7 +142,7 @@ def piece_of(
 
 @dataclass(slots=True)
 class PartitionProbe:
-    """Lowers parts of a partition, and compares what they compute with what torch does."""
+    """Lowers parts of a partition, and compares the results with torch's."""
 
     program: ExportedProgram
     steps: Sequence[Step]
@@ -153,10 +153,10 @@ class PartitionProbe:
     limits: Limits
     store: Store
     folder: Path
-    distances: dict[int, Distance] = field(default_factory=dict)  # of each value, when it was last compared
+    distances: dict[int, Distance] = field(default_factory=dict)  # of each value, from the last comparison
     refusals: list[str] = field(default_factory=list)
-    unclaimed: set[frozenset[int]] = field(default_factory=set)  # what the partitioner would not take by itself
-    seen: set[int] = field(default_factory=set)  # what was wrong in programs that it would take
+    unclaimed: set[frozenset[int]] = field(default_factory=set)  # programs that the partitioner would not take
+    seen: set[int] = field(default_factory=set)  # operations that were wrong in programs that the partitioner takes
 
     def __call__(
         self, operations: frozenset[int], outputs: Sequence[int], *, is_cut: bool = False
@@ -169,7 +169,7 @@ class PartitionProbe:
                     is_claimed = takes_all(self.partitioner, piece.program)
                 (self.unclaimed.discard if is_claimed else self.unclaimed.add)(operations)
             given = self.run(piece)
-        except BaseException as error:  # whatever a backend raises: it refuses
+        except BaseException as error:  # every exception of a backend counts as a refusal
             refuse_no_refusal(error)
             self.refusals.append(refusal_text(error))
             return None
@@ -182,7 +182,7 @@ class PartitionProbe:
         return piece_of(self.program, self.steps, operations, outputs)
 
     def run(self, piece: Piece) -> list[object]:
-        gc.collect()  # a loaded program is in circles with itself
+        gc.collect()  # loaded programs are in reference cycles
         with TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder, process_restored():
             return Runner(lower_piece(piece, self.spec, self.store), Path(folder), self.store)(self.inputs_of(piece))
 
@@ -212,7 +212,7 @@ def fixed_steps(steps: Sequence[Step]) -> frozenset[int]:
 
 
 def refuse_no_refusal(error: BaseException) -> None:
-    """Raise an exception again that says nothing of the program that a backend was given."""
+    """Raise an exception again if the exception is no refusal of a program: a signal, exhausted memory."""
     # a signal ends the process with a code above 128; a delegate may raise any other `SystemExit`
     is_signal = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
     if is_out_of_memory(error) or is_signal or isinstance(error, KeyboardInterrupt):
@@ -226,5 +226,5 @@ def refusal_text(error: BaseException) -> str:
 
 
 def agreement(order: Order, operation: int, distances: Mapping[int, Distance]) -> float:
-    """Return by how much the inputs of an operation were off where they were last compared."""
+    """Return the largest error of an operation's inputs in their last comparison."""
     return max((distances[each].largest for each in order.sources[operation] if each in distances), default=0.0)

@@ -1,4 +1,4 @@
-"""Pieces of a lowered method: nodes as a program of their own, lowered by the same backend, and run as packaged."""
+"""Pieces of a lowered method: nodes as a separate program, lowered by the same backend, and run as packaged."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ CONSTANTS_FILE = "constants.safetensors"
 
 
 class Piece(Frozen):
-    """Some nodes of a program, as a program that takes everything else as inputs."""
+    """Some nodes of a program, as a program that takes all other values as inputs."""
 
     program: ExportedProgram
-    inputs: tuple[Node, ...]  # nodes of the owner whose values it takes
-    outputs: tuple[Node, ...]  # nodes of the owner whose values it returns
+    inputs: tuple[Node, ...]  # nodes of the owner whose values the piece takes
+    outputs: tuple[Node, ...]  # nodes of the owner whose values the piece returns
 
 
 def cut_out(owner: ExportedProgram, nodes: Collection[Node], outputs: Sequence[Node]) -> Piece:
-    """Return nodes of a program as a program; constants that the owner does not change stay constants in it."""
+    """Return nodes of a program as a program; constants that the owner does not change stay constants."""
     constants = constant_placeholders(owner)
     changed = mutated_targets(owner)
     members = set(nodes)
@@ -74,13 +74,13 @@ def takes_all(partitioner: Partitioner, program: ExportedProgram) -> bool:
 
 
 def lower_piece(piece: Piece, spec: DelegationSpec, store: Store) -> ExportedProgram:
-    # whatever a backend raises passes through
+    # exceptions of backends pass through
     partitioners = {METHOD: AllNodePartitioner(*spec)}
     return lower_methods({METHOD: piece.program}, partitioners, store=store, validate=False)[METHOD].program
 
 
 class Runner:
-    """A lowered program of flat inputs and outputs, loaded as an installed package would load it."""
+    """A lowered program with flat inputs and outputs, loaded like an installed package."""
 
     def __init__(self, program: ExportedProgram, folder: Path, store: Store) -> None:
         users = [node for _, node in user_inputs(program)]
@@ -92,7 +92,7 @@ class Runner:
         spans: Sequence[torch.Tensor] = [emitted.storages[storage.key] for storage in plan.storages]
         places: Sequence[Any] = ()
         if named := names_in_constants([(plan, emitted.storages)]):
-            # an engine maps these itself, so they lie in a file
+            # a file, as an engine maps named storages itself
             path = folder / CONSTANTS_FILE
             write_constants(path, emitted.storages, named)
             places = ConstantsFile(path, path.name).places(plan.storages)
@@ -119,7 +119,7 @@ def laid_out(value: object, expected: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     copied = copied_tensor(value)
-    # a symbolic size must not be compared with a number: torch would note that it is this number
+    # a comparison of a symbolic size with a number would make torch specialize the size
     if not isinstance(expected, torch.Tensor) or not is_static(expected):
         return copied
     if value.shape != expected.shape or value.stride() == expected.stride():

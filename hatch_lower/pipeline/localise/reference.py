@@ -1,4 +1,4 @@
-"""A program run by torch, node by node: the values that everything is compared with, each as long as it is needed."""
+"""Run a program by torch, node by node: the reference values of all comparisons, freed after the last use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hatch_lower.exir.graph.state import (
 )
 from hatch_lower.exir.graph.surgery import attribute_of
 
-State = dict[str, torch.Tensor]  # constant name to its contents now
+State = dict[str, torch.Tensor]  # constant name to its present contents
 
 
 def initial_state(programs: Collection[ExportedProgram]) -> State:
@@ -34,9 +34,9 @@ def initial_state(programs: Collection[ExportedProgram]) -> State:
 
 
 def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -> Iterator[tuple[Node, Any]]:
-    """Yield each node with its value, the program's output last; then `state` is what the next call begins with."""
-    # a delegate call computes what the delegate was made from
-    # the model's own tensors are shared, and an edge program changes none of them
+    """Yield each node with its value, the output last; at the end `state` is the next call's initial state."""
+    # a delegate call runs the graph from which the delegate was lowered
+    # the model's tensors are shared, as an edge program does not change tensors
     left: dict[Node, int] = {node: len(node.users) for node in program.graph.nodes}
     values: dict[Node, Any] = {}
     changed: State = {}
@@ -79,7 +79,7 @@ def value_of(program: ExportedProgram, node: Node, values: Mapping[Node, Any], s
 
 
 def results_of(program: ExportedProgram, inputs: Sequence[object], state: State) -> tuple[object, ...]:
-    """Return what a call of a program returns; `state` becomes what the next call begins with."""
+    """Return the results of a call of a program; `state` becomes the next call's initial state."""
     result: Any = ()
     for node, value in evaluate(program, inputs, state):
         if node.op == "output":
@@ -115,6 +115,6 @@ def user_values(program: ExportedProgram) -> list[object]:
 
 
 def state_values(program: ExportedProgram) -> dict[str, Node]:
-    """Return the nodes whose values a program writes back to its state, by constant name."""
+    """Return the nodes whose values a program writes to its state, by constant name."""
     written = [(spec, node) for spec, node in output_pairs(program) if spec.kind in STATE_MUTATIONS]
     return {str(spec.target): node for spec, node in written if isinstance(node, Node)}

@@ -1,4 +1,4 @@
-"""Which operations a backend refuses to lower, where a partition of a recipe cannot be lowered."""
+"""Find the operations that a backend refuses to lower, after a partition of a recipe cannot be lowered."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from hatch_lower.pipeline.localise.search import find_refused
 class Refusal(Frozen):
     method: str
     backend: str
-    nodes: tuple[Node, ...]  # refused together, or one alone
+    nodes: tuple[Node, ...]  # a single refused operation, or operations that are refused together
     text: str
 
 
 @dataclass(slots=True)
 class LoweringProbe:
-    """Lowers parts of a partition, and runs none; a part that the backend refuses is a wrong one."""
+    """Lowers parts of a partition without running the parts; a part that the backend refuses counts as wrong."""
 
     program: ExportedProgram
     steps: Sequence[Step]
@@ -67,14 +67,14 @@ class LoweringProbe:
             self.lowered += 1
             return frozenset()
         self.refusals[operations] = text
-        # what no partitioner would give the backend may be refused for a reason of its own
+        # the backend may refuse a program that no partitioner would create for an unrelated reason
         claimed: list[bool] = []
         raised(lambda: claimed.append(takes_all(self.partitioner, piece.program)))
         return frozenset(outputs) if text == self.refusal or claimed == [True] else None
 
 
 def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store, most: int) -> Refusal | None:
-    """Return what a backend refuses in the first partition that it refuses; `None` if no few operations lead to it."""
+    """Return the operations that a backend refuses in its first refused partition; `None` if no small set is found."""
     taken = set[str]()  # backends that took another partition
     for method, partition, program in cut.extracted:
         spec = partition.spec
@@ -88,7 +88,7 @@ def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store
         limits = Limits(math.inf, most)
         probe = LoweringProbe(program, steps, spec, partitioners[method], text, limits, store)
         found = find_refused(order, probe, partial(probe, is_cut=True), fixed_steps(steps))
-        # a compiler or an engine that fails with everything is no fault of an operation
+        # a compiler or an engine that fails with every program is not the fault of an operation
         if found is None or not (probe.lowered or spec.backend_id in taken or lowers_a_sum(spec)):
             return None
         nodes = tuple(steps[operation].main for operation in found.operations)
@@ -97,13 +97,13 @@ def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store
 
 
 def refusal_of(program: ExportedProgram, spec: DelegationSpec, store: Store) -> str | None:
-    """Return with which words a backend refuses a partition; `None` if the backend takes the partition."""
+    """Return the text of a backend's refusal of a partition; `None` if the backend takes the partition."""
     partitioners = {METHOD: AllNodePartitioner(*spec)}
     return raised(lambda: lower_methods({METHOD: program}, partitioners, store=store, validate=False))
 
 
 def lowers_a_sum(spec: DelegationSpec) -> bool:
-    """Return whether a backend lowers the sum of two tensors, without what the cache knows of it."""
+    """Return whether a backend lowers the sum of two tensors, without the cache."""
 
     class Sum(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def raised(run: Callable[[], object]) -> str | None:
     try:
         with process_restored():
             run()
-    except BaseException as error:  # whatever a backend raises
+    except BaseException as error:  # a backend may raise any exception
         refuse_no_refusal(error)
         return refusal_text(error)
     return None

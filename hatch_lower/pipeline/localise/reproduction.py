@@ -1,4 +1,4 @@
-"""A small project that shows what is wrong: the operations as an exported program, inputs, and a test."""
+"""Write a small project that reproduces a wrong result: the operations as an exported program, inputs, and a test."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ README = """\
 
 {finding}
 
-- `{program}`: these operations as a program of `torch.export`, with its weights
-- `{inputs}`: inputs for it, from the model
+- `{program}`: these operations as a program of `torch.export`, with weights
+- `{inputs}`: inputs of the program, from the model
 - `{test}`: lowers the program for `{backend}`, and compares with torch
 
 ```
@@ -46,8 +46,8 @@ The program takes tensors of fixed sizes{sizes}:
 {code}
 ```
 
-Made by hatch-lower {own} with torch {torch}, {machine}. The test fails as long as it shows the difference. The files
-hold weights and inputs of the model: see that these may be given away.
+Made by hatch-lower {own} with torch {torch}, {machine}. The test fails as long as the difference exists. The files hold
+weights and inputs of the model: make sure that these may be published.
 """
 
 PROJECT = """\
@@ -65,7 +65,7 @@ only-include = ["{test}"]
 """
 
 SOURCE = '''\
-"""Lowers `program.pt2` for one backend, and compares what it computes with torch."""
+"""Lowers `program.pt2` for a backend, and compares the results with torch."""
 
 import json
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_the_backend_computes_what_torch_does(tmp_path):
 
 
 def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
-    """Return what writes a project into a new or empty folder; a `PackageError` if that holds something."""
+    """Return a function that writes a project into `folder`; raise `PackageError` if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PackageError(
             "a reproduction is written into an empty folder only",
@@ -158,7 +158,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
 
 
 def plain_program(program: ExportedProgram, inputs: Sequence[object]) -> ExportedProgram:
-    """Return a program of torch's own operators for inputs of these sizes, which names no file of this machine."""
+    """Return a program of torch's own operators for inputs of the given sizes, without names of local files."""
     copied = copy_program(program, torch_overload, Verifier)
     exported = torch.export.export(copied.module(), tuple(inputs), strict=False)
     for node in all_nodes(exported.graph_module):

@@ -1,8 +1,8 @@
-"""The search for a wrong operation in a partition, by what parts of it compute; it knows no graph and no backend.
+"""The search for a wrong operation in a partition, by the results of its parts, independent of graphs and backends.
 
-Operations are numbers in topological order. A probe lowers some of them together, on eager's own values for all that
-they take from outside, and says which of the asked values are wrong. What a probe says is evidence of that program
-only, so every answer names operations that a probe has shown to be wrong: one alone, or several together.
+Operations are numbers in topological order. A probe lowers some operations together, with eager's own values as inputs
+from outside, and reports which of the requested values are wrong. A probe is evidence for its own program only. So
+every result names operations that a probe has shown to be wrong: a single operation, or several together.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from enum import Enum
 
 from hatch_lower.frozen import Frozen
 
-# Values that one probe looks at, at most. Fewer where the fault vanishes, as each keeps a backend from fusing what is
-# before it with what is behind it, or where the backend refuses the program.
+# Limits of the values that a probe compares. A smaller limit follows if the fault vanishes, as each compared value
+# keeps a backend from fusing the operations before and after, or if the backend refuses the program.
 TAPS = (64, 8, 1)
 
-# Lowers operations together and returns which of the asked ones have a wrong value; `None` if the backend refuses them.
+# Lowers operations together and returns the requested operations whose values are wrong; `None` if the backend refuses.
 Probe = Callable[[frozenset[int], Sequence[int]], frozenset[int] | None]
 
 
 class ExhaustedError(Exception):
-    """No further probe is allowed: as many as there may be were made, or the time is over."""
+    """No further probe is allowed: the limit of lowerings is reached, or the time is over."""
 
 
 class Kind(Enum):
-    ALONE = "alone"  # it is wrong by itself
-    TOGETHER = "together"  # they are wrong when they are lowered together, and none that was tried is by itself
-    AMONG = "among"  # it is one of them, or some of them together: nothing smaller could be tried
-    UNSEEN = "unseen"  # sub-programs do not show it
+    ALONE = "alone"  # a single operation is wrong
+    TOGETHER = "together"  # the operations are wrong when lowered together; each operation tried alone is right
+    AMONG = "among"  # some of the operations are wrong: no smaller set could be tried
+    UNSEEN = "unseen"  # sub-programs do not show the fault
 
 
 class Found(Frozen):
@@ -38,15 +38,15 @@ class Found(Frozen):
 
 
 class Order(Frozen):
-    sources: tuple[tuple[int, ...], ...]  # of each, those whose values it takes; all smaller than itself
-    comparable: frozenset[int]  # those whose values can be looked at
-    views: frozenset[int]  # those that compute nothing; they are looked at when nothing else is left to look at
-    # bytes of each value, and of all that one probe may look at
+    sources: tuple[tuple[int, ...], ...]  # operation to the earlier operations whose values it takes
+    comparable: frozenset[int]  # operations whose values can be compared
+    views: frozenset[int]  # operations without computation, compared only if no other operation is left
+    # bytes of each operation's values, and the limit of bytes that a probe compares
     sizes: tuple[int, ...]
     room: int
 
     def reach(self, operation: int, stops: Collection[int] = (), within: Collection[int] | None = None) -> list[int]:
-        """Return an operation and what it is computed from, but not through `stops`; in order."""
+        """Return an operation and its transitive sources, without `stops` and their sources; in order."""
         found = {operation}
         pending = [operation]
         while pending:
@@ -57,7 +57,7 @@ class Order(Frozen):
         return sorted(found)
 
     def taps(self, candidates: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return some of the candidates, evenly spread, whose values are no more than there is room for."""
+        """Return evenly spread candidates whose values fit into the limit of bytes."""
         usable = [operation for operation in candidates if operation in self.comparable]
         usable = [operation for operation in usable if operation not in self.views] or usable
         for count in range(min(most, len(usable)), 0, -1):
@@ -69,10 +69,10 @@ class Order(Frozen):
 
 
 def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
-    """Return what is wrong, given an operation whose value is wrong when the whole partition is lowered."""
-    # First by taps: sub-programs with further outputs narrow what the wrong value can come from. Where the fault
-    # vanishes with taps, or when what is left is lowered alone, it needs operations together: then smaller and smaller
-    # sub-programs are tried as they are.
+    """Return the wrong operations, given an operation whose value is wrong when the whole partition is lowered."""
+    # First by taps: sub-programs with additional outputs narrow the possible sources of the wrong value. If the fault
+    # vanishes with taps, or with the remaining operations alone, the fault needs several operations together: then
+    # smaller and smaller sub-programs are tried without taps.
     narrowing = Narrowing(order, probe, wrong)
     with suppress(ExhaustedError):
         if not narrowing.by_taps():
@@ -81,10 +81,10 @@ def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
 
 
 def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int]) -> Found | None:
-    """Return the fewest operations that a backend refuses; `None` if that is unknown, or if it refuses everything.
+    """Return the fewest operations that a backend refuses; `None` if unknown, or if the backend refuses every program.
 
-    Both probes call all outputs of a refused program wrong. `probe` lowers operations with those of `fixed` that they
-    need, as weights have to be constants; `cut` lowers none but the operations.
+    Both probes report all outputs of a refused program as wrong. `probe` lowers operations together with the needed
+    operations of `fixed`, as weights must be constants; `cut` lowers the given operations only.
     """
     narrowing = Narrowing(order, probe, len(order.sources) - 1)
     try:
@@ -98,7 +98,7 @@ def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int])
             narrowing.by_size(tuple(sorted(needed)))
             found = narrowing.found()
         rest = [operation for operation in range(len(order.sources)) if operation not in found.operations]
-        # a backend that refuses everything has another fault than these operations
+        # if a backend refuses every program, the operations are not at fault
         return found if not rest or narrowing.is_taken or narrowing.takes(rest) else None
     except ExhaustedError:
         return None
@@ -109,17 +109,17 @@ class Narrowing:
         self._order = order
         self._probe = probe
         self._first = wrong
-        self._wrong = wrong  # the earliest value that was seen to be wrong
+        self._wrong = wrong  # the earliest value known to be wrong
         self._right: set[int] = set()
-        self._context = tuple(range(len(order.sources)))  # what was lowered when it was seen to be
-        self._shown: tuple[int, ...] = ()  # the smallest set that was wrong as it is, without taps
-        self._vanished = False  # whether a smaller or other program did not show it
+        self._context = tuple(range(len(order.sources)))  # operations of the program that showed `_wrong`
+        self._shown: tuple[int, ...] = ()  # the smallest wrong set without taps
+        self._vanished = False  # whether another program did not show the fault
         self._refused = False  # whether a backend refused a program without taps
         self.is_taken = False  # whether a program was right
-        self._is_unseen = False  # whether all of it was lowered again, and was right
+        self._is_unseen = False  # whether the whole partition, lowered again, was right
 
     def by_taps(self) -> bool:
-        """Narrow by looking at values in between; return whether one operation is wrong alone."""
+        """Narrow by comparing intermediate values; return whether a single operation is wrong alone."""
         fewer = iter(TAPS)
         most = next(fewer)
         while True:
@@ -137,8 +137,8 @@ class Narrowing:
                 return False
 
     def by_size(self, shown: tuple[int, ...] = ()) -> None:
-        """Narrow by leaving operations out: from the beginning, from the end, then from between."""
-        # `shown` are operations that are known to be wrong as they are
+        """Narrow by leaving operations out: at the beginning, at the end, then in the middle."""
+        # `shown` are operations known to be wrong without taps
         self._shown = self._shown or shown
         if not self._shown:
             wider = [
@@ -169,7 +169,7 @@ class Narrowing:
                 high = middle
 
     def _shows(self, operations: Sequence[int]) -> bool:
-        """Lower operations as they are; keep them if something that they compute is wrong then."""
+        """Lower operations without taps; keep the set and return True if a result is wrong."""
         used = {source for operation in operations for source in self._order.sources[operation]}
         ends = [operation for operation in operations if operation not in used and operation in self._order.comparable]
         bad = self._probe(frozenset(operations), ends) if ends else None
@@ -181,7 +181,7 @@ class Narrowing:
         return bool(bad)
 
     def takes(self, operations: Sequence[int]) -> bool:
-        """Return whether a program of some operations is right; what was found is kept."""
+        """Return whether a program of the given operations is right; the smallest wrong set so far stays."""
         shown = self._shown
         self._shows(operations)
         self._shown = shown
@@ -192,6 +192,6 @@ class Narrowing:
             return Found(Kind.ALONE if len(self._shown) == 1 else Kind.TOGETHER, self._shown)
         if self._is_unseen:
             return Found(Kind.UNSEEN, ())
-        # of what was lowered when it was last seen, that between values that are right and the one that is wrong
+        # the operations between right values and the wrong value
         between = self._order.reach(self._wrong, self._right)
         return Found(Kind.AMONG, self._context if self._vanished else tuple(between))

@@ -1,4 +1,4 @@
-"""What a lowered method does one after the other, each alone on eager's values: delegate calls, and what is between."""
+"""Segments of a lowered method: delegate calls, and the operations between, each run alone on eager's values."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Segment(Frozen):
 
 
 class Off(Frozen):
-    """A segment that computes something else than eager, on eager's own values."""
+    """A segment whose results on eager's own values differ from eager's."""
 
     segment: Segment
     call: Call
-    distances: tuple[tuple[Node, Distance], ...]  # of the outputs that are wrong, in the order of the graph
-    before: Call | None  # the call before this one, of a segment with state
+    distances: tuple[tuple[Node, Distance], ...]  # of the wrong outputs, in the order of the graph
+    before: Call | None  # the call before, for a segment with state
     refusal: str = ""  # of a delegate that cannot be loaded or called
 
 
 def segments_of(program: ExportedProgram, room: int) -> list[Segment]:
-    """Return the segments in the order of the graph; what is between delegate calls is in as few as there is room."""
+    """Return the segments in the graph's order; between delegate calls, a segment's values have up to `room` bytes."""
     segments: list[Segment] = []
     between: list[Node] = []
     weight = 0
@@ -84,7 +84,7 @@ def attributes_of(node: Node) -> list[Node]:
 
 
 class Segments:
-    """The segments of a lowered method, each loaded when it is first run; one with state is kept."""
+    """The segments of a lowered method, each loaded at its first run; segments with state stay loaded."""
 
     def __init__(self, program: ExportedProgram, room: int, folder: Path, store: Store) -> None:
         self.program = program
@@ -93,7 +93,7 @@ class Segments:
         self._folder = folder
         self._store = store
         self._kept: dict[int, Runner] = {}
-        self._calls: dict[int, Call] = {}  # the last one of each segment with state
+        self._calls: dict[int, Call] = {}  # the last call of each segment with state
 
     def fresh_state(self) -> State:
         self._kept.clear()
@@ -102,8 +102,8 @@ class Segments:
         return initial_state([self.program, *modules])
 
     def first_off(self, inputs: Sequence[object], state: State, measure: Measure, results: list[object]) -> Off | None:
-        """Run a call by torch, and each segment on its values; return the first segment that is off."""
-        # `results` are extended by what torch returns, if none is off; then `state` is what the next call begins with
+        """Run a call by torch, and each segment on torch's values; return the first segment that is off."""
+        # if all segments are right, torch's results are appended to `results`, and `state` becomes the next call's
         before = dict(state)
         last = {node: index for index, segment in enumerate(self._segments) for node in needed(segment)}
         held: dict[Node, object] = {}
@@ -127,7 +127,7 @@ class Segments:
         try:
             with process_restored(), self._runner(index, segment) as (runner, inputs):
                 given = runner([held[node] for node in inputs])
-        except BaseException as error:  # whatever a delegate raises
+        except BaseException as error:  # a delegate may raise any exception
             refuse_no_refusal(error)
             if segment.delegate is None:
                 raise
@@ -150,7 +150,7 @@ class Segments:
         if index in self._kept:
             yield self._kept[index], piece.inputs
             return
-        # each in a folder of its own: a library that a process has loaded must not be written again
+        # a new folder for each: a library that a process has loaded must not be overwritten
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         runner = Runner(piece.program, folder, self._store)
         if segment.delegate is not None and mutated_targets(segment.delegate.original_module):
@@ -161,7 +161,7 @@ class Segments:
 
 
 def needed(segment: Segment) -> Iterator[Node]:
-    """Yield the nodes whose values are needed to run a segment and to compare it; constants and state, too."""
+    """Yield the nodes whose values running and comparing a segment needs, constants and state included."""
     inside = set(segment.nodes)
     for node in segment.nodes:
         yield from (source for source in node.all_input_nodes if source not in inside)
