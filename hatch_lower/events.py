@@ -15,7 +15,7 @@ from hatch_lower.frozen import Frozen
 
 
 class Event(Frozen):
-    stage: str  # `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
+    stage: str  # `import`, `export`, `lookup`, `decompose`, `compile`, `package`, `compare`, …
     # `start`, `end`, `going` (begun a while ago), `note` (a separate line, as for a damaged cache entry), or `live`
     # (a terminal shows the lines of `detail` until the next `live` event)
     state: str

@@ -144,7 +144,7 @@ def run_pipeline(
     # `reads` records variables; `recorder` records all other inputs, if the result is to be kept
     model = next(model for model in request.settings.models if model.name == request.model)
     asks_hidden = partial(hidden_refused, model.name, request.hidden, request.settings.pass_env, reads)
-    with stage(reporter, "discover", model.name):
+    with stage(reporter, "import", model.name):
         # Objects of imports stay for good: the collections during the imports, and the look through the objects in
         # later collections, took 0.6 s of a small build.
         gc.disable()

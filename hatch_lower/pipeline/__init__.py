@@ -1,5 +1,4 @@
-"""One model in the build's child process: discover, capture, convert, lower, emit, package, verify.
+"""Lower one model, in the build's child process: import, export, decompose, partition, compile, package, compare.
 
-`lower_model` is the page to read first. Which models there are, and whether one needs lowering at all, is decided in
-`build`.
+Read `lower_model` first. `build` decides which models exist and which of the models need lowering.
 """

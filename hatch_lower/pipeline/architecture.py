@@ -1,4 +1,4 @@
-"""What a captured model is in itself: the class of its module, its parameters, what its methods return."""
+"""Facts about an exported model for the SBOM: the module's class, the number of parameters, the methods' outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hatch_lower.format.record import Architecture
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.emit.symbols import SYMBOL
 
-WITHOUT_A_NAME = "torch.fx."  # begins the names of classes that torch makes up for a graph that was traced before
+WITHOUT_A_NAME = "torch.fx."  # prefix of the class names that torch generates for traced graphs
 
 
 def architecture_of(source: CapturedModel) -> Architecture:
@@ -43,7 +43,7 @@ def root_class(program: ExportedProgram) -> str:
 
 
 def outputs_of(method: CapturedMethod) -> list[str]:
-    """Return for each leaf of a method's result `float32[batch, 10]` or the like."""
+    """Describe each leaf of a method's result, for example `float32[batch, 10]`."""
     nodes = {node.name: node for node in method.program.graph.nodes}
     texts = []
     for name in method.program.graph_signature.user_outputs:

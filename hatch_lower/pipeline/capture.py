@@ -1,4 +1,4 @@
-"""Exports → `ExportedProgram`s: one for each method, all of them with the model's own parameter names and tensors."""
+"""Export each method of a model as an `ExportedProgram` that keeps the model's parameter names and tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOISE = re.compile(
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
 )
 
-BOUND_TO = ".__self__"  # how dynamo writes the way from a bound method to its object
+BOUND_TO = ".__self__"  # dynamo's text for the attribute that leads from a bound method to its object
 
 
 class CapturedMethod(Frozen):
@@ -58,18 +58,18 @@ class CapturedMethod(Frozen):
     # the Python names of the positional arguments, in order; the keyword arguments' names are in
     # `program.call_spec.in_spec`
     parameters: tuple[str, ...]
-    # symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for, where it has one
+    # symbol of the input shapes → name of its `torch.export.Dim`, for symbols with a name
     dimensions: Mapping[str, str] = field(default_factory=dict)
-    gradients: bool = False  # whether eager must compute them, as the method asks for gradients and not for their mode
-    has_examples: bool = True  # whether `args` and `kwargs` are given; a ready program may have none
+    gradients: bool = False  # whether eager needs grad mode: the method itself computes gradients
+    has_examples: bool = True  # false for ready programs without `args` and `kwargs`
 
 
 class CapturedModel(Frozen):
-    """A model's methods; programs of one model share the tensors of parameters and buffers of the same name."""
+    """The exported methods of a model. Programs share the tensors of parameters and buffers with equal names."""
 
     name: str
     methods: tuple[CapturedMethod, ...]  # in the order in which they were declared
-    eager: torch.nn.Module | None  # the module that was exported, unchanged; `None` for ready programs
+    eager: torch.nn.Module | None  # the exported module, unchanged; `None` for ready programs
     attributes: Mapping[str, str] = field(default_factory=dict)  # method name to the name of the module's own method
 
 
@@ -168,7 +168,7 @@ def capture_method(
 
 
 def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-    # of one tensor that stands twice, torch.export would make one input
+    # torch.export would merge two arguments that are the same tensor into a single input
     seen: set[int] = set()
 
     def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> N
 
 
 def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., object]:
-    # a submodule counts as a method that calls it
+    # a submodule counts as a method: the call of the submodule
     try:
         value = getattr(module, attribute)
     except AttributeError:
@@ -228,9 +228,9 @@ def submodule_call(module: torch.nn.Module) -> Callable[..., object]:
 
 
 def module_to_export(module: torch.nn.Module, call: Callable[..., object]) -> torch.nn.Module:
-    """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else."""
-    # It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
-    # original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
+    """Return a module whose `forward` is the method to export: `torch.export` exports only `forward`."""
+    # The new module has the original's parameters, buffers and submodules under the same names. The method stays bound
+    # to the original, so that `self.forward(x)` and `self(x)` inside the method keep their meaning.
     kind = type(module)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "forward": property(lambda _: call)}
     exported: torch.nn.Module = object.__new__(type(kind.__name__, (torch.nn.Module,), names))
@@ -239,7 +239,7 @@ def module_to_export(module: torch.nn.Module, call: Callable[..., object]) -> to
 
 
 def name_module_paths(program: ExportedProgram) -> None:
-    # a strict export comes to the modules through the method's `self`, and says so in their paths
+    # a strict export reaches the modules through the method's `self`, which appears in the paths
     for graph_module in program.graph_module.modules():
         for node in graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ():
             if stack := node.meta.get("nn_module_stack"):
@@ -249,9 +249,9 @@ def name_module_paths(program: ExportedProgram) -> None:
 
 
 def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose weights are plain tensors, not of classes that hold some, as torchao's quantised ones."""
+    """Return a program whose weights are plain tensors, not tensor subclasses such as torchao's quantized tensors."""
     if any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
-        with suppress(Exception):  # converting it to the edge dialect fails in the same way, and says so
+        with suppress(Exception):  # the conversion to the edge dialect reports the same failure
             program = functionalized(program)
     return program
 
@@ -262,21 +262,21 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
     examples = program.example_inputs
     if examples is None and examples_needed:
         raise CaptureError(
-            "the exported program has no example inputs, so what it is lowered to cannot be verified",
+            "the exported program has no example inputs, so the lowered program cannot be verified",
             where=f"model `{model}`, method `{name}`",
-            hint="export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
-            " the model and `check-megabytes = 0`",
+            hint="export the program with `torch.export.export`, which keeps the example inputs, or set"
+            " `verify = false` for every recipe of the model and `check-megabytes = 0`",
         )
     args, kwargs = examples if examples is not None else ((), {})
     tensors = tensors_of({"args": args, "kwargs": kwargs})
     check_memory(model, name, tensors)
     if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
         raise CaptureError(
-            "one tensor stands twice among the example inputs of the exported program; of two inputs that are one"
-            " tensor, torch.export makes one",
+            "the same tensor appears twice in the example inputs of the exported program; torch.export merges such"
+            " inputs",
             where=f"model `{model}`, method `{name}`",
             found=", ".join(f"`{path}`" for path in tensors),
-            hint="export it with a tensor of its own for each input: `x.clone()`",
+            hint="export the program with a separate tensor for each input: `x.clone()`",
         )
     spec = program.call_spec.in_spec
     count = len(spec.child(0).children()) if spec is not None else len(args)
@@ -294,7 +294,7 @@ def capture_error(
     error: Exception,
     roots: Sequence[Path],
 ) -> CaptureError:
-    # the dynamic shapes may be at fault, the example inputs (then eager fails with them, too), or the code itself
+    # possible causes: the dynamic shapes, the example inputs (eager fails on the inputs, too), or the code itself
     reason = message_of(error)
     signature = inspect.signature(call)
     parameters = ", ".join(f"`{parameter}`" for parameter in signature.parameters)
@@ -303,9 +303,9 @@ def capture_error(
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
             where=place(model, name, user_line(error, roots)),
-            found=f"{fixed.text()}, and torch.export takes a size of 0 or 1 for fixed",
-            hint=f"use an example of 2 or more in this dimension; the range of `{fixed.name}` may begin at 0 or 1"
-            " nevertheless",
+            found=f"{fixed.text()}, and torch.export treats a size of 0 or 1 as fixed",
+            hint=f"use an example size of 2 or more in this dimension; the range of `{fixed.name}` may still begin at 0"
+            " or 1",
         )
     if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
@@ -314,7 +314,7 @@ def capture_error(
             where=place(model, name, user_line(error, roots)),
             found=cleaned(reason),
             hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
-            + f", or leave the dimension out of it to keep it fixed; the parameters are {parameters}",
+            + f", or omit the dimension to keep the size fixed; the parameters are {parameters}",
         )
     if (eager := failure_of_eager(module, name, declared)) is not None:
         return CaptureError(
@@ -335,15 +335,14 @@ def capture_error(
         f"torch.export cannot capture method `{name}`",
         where=place(model, name, user_line(error, roots)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
-        hint="the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or `torch._check`"
+        hint="the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
         if branches
-        else "rewrite the line with torch operations; `torch.export.draft_export` lists everything that stands in the"
-        " way",
+        else "rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle",
     )
 
 
 def needs_gradients(module: torch.nn.Module, name: str, declared: Method) -> bool:
-    """Return whether eager runs with the example inputs in the mode with gradients, which is torch's own, alone."""
+    """Return whether eager runs on the example inputs only with grad mode on, which is torch's default."""
     refused = failure_of_eager(module, name, declared)
     return refused is not None and failure_of_eager(module, name, declared, gradients=True) is None
 
@@ -369,6 +368,6 @@ def place(model: str, method: str, line: str) -> str:
 
 
 def cleaned(reason: str) -> str:
-    # torch's reason without its advertisements
+    # torch's reason without its pointers to logs and documentation
     text = NOISE.sub("", reason).strip()
     return trim(text if "Suggested fixes" in text else text.split("\n\n")[0])

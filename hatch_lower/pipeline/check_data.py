@@ -1,4 +1,4 @@
-"""The check data of a wheel: example inputs and eager's outputs, as much of them as a limit allows."""
+"""The check data of a wheel: example inputs and eager's outputs, up to a limit in bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the check data that fit into a number of bytes, and a line for each method that has less, or none."""
+    """Return the check data that fit into `limit` bytes, and a line for each method with fewer rows or no data."""
     kept: dict[str, torch.Tensor] = {}
     lines = []
     for method in model.methods:
@@ -28,7 +28,7 @@ def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str,
             kept |= own
             continue
         taken = f"its example inputs and outputs take {size_text(size)}"
-        reason = f"{taken}, and the check data of a model {size_text(limit)} at most"
+        reason = f"{taken}, and the limit for a model's check data is {size_text(limit)}"
         fewer = next(smaller(model, method, size, room), None)
         if fewer is not None:
             kept |= fewer[1]
@@ -43,7 +43,7 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) -> Iterator[tuple[str, Tensors]]:
-    """Yield check data of fewer rows that fit, with the number of rows: the first rows of the example inputs."""
+    """Yield check data that fit, from the first rows of the example inputs, with a text for the number of rows."""
     case = example_case(method)
     sizes = MethodSizes(method, case.named(case.args, case.kwargs))
     symbol = rows_of(sizes)
@@ -60,7 +60,7 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
 
 
 def rows_of(sizes: MethodSizes) -> Any:
-    """Return the symbol of the first dimension of an input, if sizes depend on this symbol by itself alone."""
+    """Return the symbol of an input's first dimension, if no size is an expression over that symbol (`2 * batch`)."""
     shapes: list[Any] = [value.shape for value in sizes.values if isinstance(value, torch.Tensor)]
     found = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     firsts = [shape[0].node.expr for shape in shapes if shape and isinstance(shape[0], torch.SymInt)]

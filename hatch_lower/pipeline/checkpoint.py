@@ -1,4 +1,4 @@
-"""Published files of weights, as they lie on this machine: what tensors a safetensors file holds, and where."""
+"""Local copies of published weight files: the tensors in a safetensors file, and their positions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalSource(Frozen):
 
 
 def named_in_wheel(sources: Sequence[LocalSource]) -> tuple[LocalSource, ...]:
-    """Return a model's sources as a wheel names them: a file of this machine by its name, never by its path."""
+    """Return a model's sources as named in a wheel: local files by file name, never by path."""
     files = Counter(source.path.name for source in sources if source.url.startswith("file:"))
     return tuple(
         replace(source, url=source.path.name if is_plain(source, files) else file_name(source.sha256))
@@ -52,7 +52,7 @@ def is_plain(source: LocalSource, files: Counter[str]) -> bool:
 
 
 class OutsideFiles(Frozen):
-    """`weights.json` as it was written, and where the files of its sources are on this machine, in its order."""
+    """The written `weights.json`, and the local paths of its sources, in the order of that file."""
 
     weights: Path
     sources: tuple[Path, ...]
@@ -61,7 +61,7 @@ class OutsideFiles(Frozen):
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
     name: str
-    dtype: str  # safetensors' word for it
+    dtype: str  # safetensors' name
     shape: tuple[int, ...]
     begin: int  # bytes in the file
     end: int
@@ -73,13 +73,13 @@ class Checkpoint(Frozen):
 
 
 def read_checkpoint(local: LocalSource) -> Checkpoint:
-    """Return the tensors of a source's file; those of a dtype that programs do not have are left out."""
+    """Return the tensors of a source's file, without tensors whose dtype programs do not support."""
     try:
         content = map_file(local.path)
     except (OSError, ValueError) as error:
-        raise unusable(local, f"{type(error).__name__}: {error}", "see that it is a file that can be read") from error
+        raise unusable(local, f"{type(error).__name__}: {error}", "make sure that the file can be read") from error
     if len(content) != local.size:
-        raise unusable(local, f"{len(content)} bytes instead of {local.size}", "build again: it has just been changed")
+        raise unusable(local, f"{len(content)} bytes instead of {local.size}", "build again: the file has just changed")
     return Checkpoint(content, read_tensors(local, content))
 
 
@@ -116,10 +116,10 @@ def no_safetensors(local: LocalSource, found: str) -> PackageError:
     return unusable(
         local,
         found,
-        "name safetensors files, each shard of a checkpoint, not its index; of weights in another format, or on no"
-        f" server, `weights = {json.dumps('file')}` writes one",
+        "name safetensors files, each shard of a checkpoint, not its index; for weights in another format, or without"
+        f" a server, `weights = {json.dumps('file')}` writes a safetensors file",
     )
 
 
 def unusable(local: LocalSource, found: str, hint: str) -> PackageError:
-    return PackageError("a source of weights is no safetensors file", where=local.where, found=found, hint=hint)
+    return PackageError("a source of weights is not a safetensors file", where=local.where, found=found, hint=hint)

@@ -1,4 +1,4 @@
-"""Lowered method against eager: the same inputs, the same numbers, the same state from one call to the next."""
+"""Compare a lowered method with eager on the same inputs: outputs, mutated inputs, and state across calls."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apar
 from hatch_lower.runtime.torch_private import trees
 
 FAST_PATH_HINT = (
-    "in inference eager takes torch's fast path for layers of transformers, which gives zeros where the input is padded"
-    ", and what is exported does not: make `nn.TransformerEncoder` with `enable_nested_tensor=False`, or call"
-    " `torch.backends.mha.set_fastpath_enabled(False)` in the entry point"
+    "in inference eager takes torch's fast path for layers of transformers, which returns zeros where the input is"
+    " padded, and the exported program does not: make `nn.TransformerEncoder` with `enable_nested_tensor=False`, or"
+    " call `torch.backends.mha.set_fastpath_enabled(False)` in the entry point"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    cases: tuple[str, ...]  # names of the inputs on which both agree
-    notes: tuple[str, ...]  # what was left out, and why
-    outputs: Mapping[str, OutputMetrics]  # of floating-point ones, by path
-    left_out: int  # how many generated inputs were left out, for eager refuses them
-    generated: int  # of how many
+    cases: tuple[str, ...]  # names of the inputs on which both sides agree
+    notes: tuple[str, ...]  # inputs that were left out, and the reasons
+    outputs: Mapping[str, OutputMetrics]  # of floating-point outputs, by path
+    left_out: int  # number of generated inputs that eager refuses
+    generated: int  # number of all generated inputs
     allowed: str = field(default="", compare=False)  # `rtol 0.0001, atol 1e-05`
 
 
@@ -44,7 +44,7 @@ class MismatchError(VerificationError):
 
 
 class Leaf:
-    """Stands for a tensor or number where only the structure around it is shown."""
+    """Placeholder for a tensor or number in a text that shows the structure only."""
 
     def __repr__(self) -> str:
         return "*"
@@ -52,7 +52,7 @@ class Leaf:
 
 @dataclass(slots=True)
 class Sides:
-    """Eager and the lowered method, side by side, with the tolerances of one recipe."""
+    """Eager and the lowered method, side by side, with a recipe's tolerances."""
 
     where: str  # model, recipe and method, for errors
     new_eager: Callable[[], Callable[..., object]]  # returns eager's callable with fresh state
@@ -60,16 +60,16 @@ class Sides:
     reset: Callable[[], object]  # gives the lowered method fresh state
     tolerance: Tolerance
     rounding: Rounding
-    hint: str  # what to do about a mismatch
-    most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
+    hint: str  # remedy for a mismatch
+    most_steps: float = 0.0  # of 8 bits; set where only the tolerance for 8 bits allows a difference
     measured: dict[str, Measured] = field(default_factory=dict)  # of outputs, by path
-    allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of these
+    allowed: dict[str, str] = field(default_factory=dict)  # the tolerances of outputs, by path
     case: InputCase | None = None  # of the last call
-    # of outputs that are contiguous in eager only, by path: the strides that eager and the lowered method give
+    # by path, for outputs that are contiguous in eager only: eager's strides and the lowered method's
     strides: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
 
     def refuse_case(self, case: InputCase) -> str:
-        """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
+        """Compare a call on fresh state; return the error if eager cannot run the call, else an empty string."""
         self.reset()
         return self.compare_call(self.new_eager(), case, case.name)[0]
 
@@ -78,7 +78,7 @@ class Sides:
         return self.compare_constant(self.new_eager(), case)
 
     def compare_call(self, eager: Callable[..., object], case: InputCase, name: str) -> tuple[str, object, object]:
-        """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
+        """Compare a call; return eager's error (or an empty string), eager's outputs and the lowered outputs."""
         self.case = case
         args, kwargs = case.copied()
         try:
@@ -92,7 +92,7 @@ class Sides:
                 given = self.lowered(*lowered_args, **lowered_kwargs)
         except MemoryError:
             raise
-        except EmptyError as error:  # such a call is refused by each installed program, too
+        except EmptyError as error:  # installed programs refuse an empty batch, too
             return error.what, None, None
         except BaseException as error:  # a delegate may not end the build either
             what = "the lowered method fails where the eager module does not"
@@ -103,8 +103,8 @@ class Sides:
         return "", expected, given
 
     def compare_two_calls(self, case: InputCase, second: InputCase | None = None) -> bool:
-        """Compare a call and a second one, with the same inputs or others; return False if eager refuses the others."""
-        # state must go on from call to call, and the first outputs must stay what they were
+        """Compare two calls in a row, with the same inputs or `second`; return False if eager refuses `second`."""
+        # state must carry over to the second call, and the second call must not change the first outputs
         self.reset()
         eager = self.new_eager()
         refusal, expected, given = self.compare_call(eager, case, case.name)
@@ -128,7 +128,7 @@ class Sides:
         return True
 
     def compare_constant(self, eager: Callable[..., object], case: InputCase) -> str:
-        """Compare a call with constant inputs; return why it says nothing, else an empty string."""
+        """Compare a call with constant inputs; return the reason if the result is no evidence, else an empty string."""
         try:
             return self.compare_call(eager, case, case.name)[0]
         except VerificationError:
@@ -148,7 +148,7 @@ class Sides:
             if difference := self.leaf_difference(expected_leaf, given_leaf, self.tolerance.after(rounded)):
                 name = path_text(path) if part == "input" else trees.keystr(path)
                 place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
-                what = "the lowered method computes something else than the eager module"
+                what = "the lowered method computes other numbers than the eager module"
                 raise self.mismatch(what, place, difference)
 
     def measure(self, expected: object, given: object) -> None:
@@ -174,9 +174,9 @@ class Sides:
         return "; ".join(f"{', '.join(own)} {text}" for own, text in zip(names, texts, strict=True))
 
     def mismatch(self, what: str, place: str, found: str) -> VerificationError:
-        # equal numbers that an operation orders explain a difference better than an engine does
+        # an unstable order of equal numbers is a likelier cause of a difference than an engine
         order = "" if self.case is None else why_undecided(self.new_eager(), self.case, order_alone=True)
-        hint = f"{order}: let the outputs not depend on their order; else {self.hint}" if order else self.hint
+        hint = f"{order}: make the outputs independent of that order; else {self.hint}" if order else self.hint
         error = MismatchError(what, where=f"{self.where}, {place}", found=found, hint=hint)
         error.case = self.case
         return error
@@ -206,7 +206,7 @@ class Sides:
 
 @dataclass(slots=True)
 class Trials:
-    """Generated inputs, compared one after the other."""
+    """The comparisons on generated inputs."""
 
     sides: Sides
     maker: InputMaker
@@ -228,7 +228,7 @@ class Trials:
             self.try_one(limits, self.sides.refuse_constant)
 
     def try_one(self, inputs: Generated, refuse: Callable[[InputCase], str]) -> None:
-        refusal = "its range has one size"
+        refusal = "the range has a single size"
         for case in inputs.tries:
             try:
                 refusal = refuse(case)
@@ -258,10 +258,10 @@ def verify_method(
     tolerance: Tolerance,
     real: Sequence[InputCase] = (),
 ) -> Verification:
-    """Compare a lowered method with eager, which runs in copies: the captured model is left as it is."""
+    """Compare a lowered method with eager, which runs in copies of the module: the captured model stays unchanged."""
     # `reset` gives `lowered` the state of a freshly loaded model.
-    # The example inputs come first, then others in a second call, or the same where state goes on; then the real ones,
-    # then those of `generated_inputs`. Of these a case that eager itself refuses is left out and noted.
+    # The order: the example inputs; a second call with other inputs, or with the same inputs if the method has state;
+    # real inputs; generated inputs. Generated inputs that eager refuses are left out and noted.
     rounding = rounding_of(method.program)
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(
@@ -280,12 +280,12 @@ def verify_method(
                 error.hint = FAST_PATH_HINT
             raise
         raise VerificationError(
-            "the method draws random numbers, so that it cannot be compared with the eager module",
+            "the method draws random numbers, so that a comparison with the eager module is impossible",
             where=where,
             found=", ".join(f"`{operator}`" for operator in drawing),
             hint=TRAINING_HINT
             if is_training(model)
-            else "let it take the random numbers as an input, or set `verify = false` for the recipe",
+            else "pass the random numbers as an input, or set `verify = false` for the recipe",
         ) from error
     cases = [example.name, second.name if is_second and second is not None else f"{example.name}, second call"]
     for case in real:
@@ -294,7 +294,7 @@ def verify_method(
                 "the eager module cannot run a real input",
                 where=f"{where}, {case.name}",
                 found=refusal,
-                hint="correct what `verify-inputs` gives: unlike random inputs, real ones are never left out",
+                hint="correct the inputs of `verify-inputs`: unlike random inputs, real inputs are never left out",
             )
         cases.append(case.name)
     trials = Trials(sides, maker, cases)
@@ -305,8 +305,8 @@ def verify_method(
             f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
         )
     notes += [
-        f"`{path}` has the strides {given} that `torch.export` foretells, and eager's {expected}: where callers use"
-        " `view`, let the model return it `.contiguous()`"
+        f"`{path}` has the strides {given} that `torch.export` predicts, where eager has {expected}: if callers use"
+        " `view`, return the output `.contiguous()`"
         for path, (expected, given) in sides.strides.items()
     ]
     outputs = {path: measured.metrics() for path, measured in sides.measured.items()}
@@ -314,16 +314,16 @@ def verify_method(
 
 
 def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
-    """Yield why a method should be compared on real inputs, too, where it was compared on none."""
+    """Yield the reasons for real inputs, for a method that was compared without."""
     case = example_case(method)
     leaves, _ = trees.tree_flatten_with_path(case.named(case.args, case.kwargs))
     whole = [path_text(path) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and is_integer(leaf)]
     ask = "name real inputs in `verify-inputs`"
     if whole:
         listed = ", ".join(f"`{path}`" for path in whole)
-        yield f"{listed}: compared on integers of the example, zeros and limits only; {ask}"
+        yield f"{listed}: compared only on integers of the example, zeros and limits; {ask}"
     if 2 * result.left_out > result.generated:
-        yield f"{result.left_out} of {result.generated} generated inputs were left out, for eager refuses them; {ask}"
+        yield f"{result.left_out} of {result.generated} generated inputs were left out: eager refuses them; {ask}"
 
 
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:
@@ -332,17 +332,17 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
     table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
     return (
         f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
-        " one that computes it, and report it there"
+        " backend that causes the difference, and report it there"
     )
 
 
 def is_same(expected: torch.Tensor, given: torch.Tensor) -> bool:
-    """Return whether two tensors are equal at first sight: with NaN they are not, nor are numbers of 8 bits."""
+    """Return whether two tensors are equal without a closer look; false for tensors with NaN or numbers of 8 bits."""
     return expected.element_size() > 1 and torch.equal(expected, given)
 
 
 def allowed_text(tolerance: Tolerance, marks: Marks) -> str:
-    """Return `rtol 0.04, atol 0.004 (bfloat16)`."""
+    """Format a tolerance, for example `rtol 0.04, atol 0.004 (bfloat16)`."""
     return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}" + (f" ({', '.join(sorted(marks))})" if marks else "")
 
 

@@ -1,4 +1,4 @@
-"""Methods whose derivatives torch.export cannot trace: as modules that run the operators of one call."""
+"""Methods whose derivatives torch.export cannot trace, replaced by the traced operators of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call_of_operators(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> Callable[..., object]:
-    """Return a method of fixed sizes that runs the operators of one call, derivatives among them."""
+    """Return a method of fixed sizes that replays the operators of a call, derivatives included."""
     # `bare` has the module's state under its names, and the method as its `forward`
     found: list[Any] = []
 

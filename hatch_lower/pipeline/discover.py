@@ -1,4 +1,4 @@
-"""Entry point → what it exports: import the project's module, call the callable, check what comes back."""
+"""Import the project's module, call the entry point, and check the returned model."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ ACCEPTED = (
 class EntryPoint(Frozen):
     model: str
     export: str  # `module:attribute`, where the attribute may be dotted
-    root: Path  # the project's root; the user's source lines are given relative to it
+    root: Path  # the project's root; source lines are relative to the root
     import_roots: tuple[Path, ...] = ()  # the directories on `sys.path` that hold the project's modules
-    # names of build hooks that run after `lower`, and so have not written their files yet
+    # names of build hooks that run after `lower`, whose files do not exist yet
     later_hooks: tuple[str, ...] = ()
-    setting: str = ""  # that names it, if it is not an entry point of models
+    setting: str = ""  # the setting with this entry point, if the entry point is not a model's
 
     def roots(self) -> tuple[Path, ...]:
         return (self.root, *self.import_roots)
@@ -54,7 +54,7 @@ class EntryPoint(Frozen):
 
 
 def discover(entry: EntryPoint) -> Exports:
-    """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method."""
+    """Import the entry point's module, call the entry point, and return a `Model`, or a dict of programs by method."""
     export = checked_callable(find_value(entry), entry)
     try:
         with without_connection():
@@ -93,7 +93,7 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
     except (LowerError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
-        if not error.name:  # raised by a library, in words of its own
+        if not error.name:  # raised by a library, with its own message
             raise raised_error(error, entry, f"importing `{name}` failed") from error
         missing = error.name
         if name == missing or name.startswith(f"{missing}."):
@@ -104,9 +104,9 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
                 hint=joined(suggestion(missing, sibling_modules(missing, entry)), later_hooks_hint(entry)),
             ) from error
         own = missing.partition(".")[0] == name.partition(".")[0]
-        requires = f"if `{missing}` is a library, add it to `[build-system] requires`"
+        requires = f"if `{missing}` is a library, add the library to `[build-system] requires`"
         raise EntryPointError(
-            f"importing `{name}` failed, for there is no module `{missing}`",
+            f"importing `{name}` failed: there is no module `{missing}`",
             where=entry.where(user_line(error, entry.roots())),
             hint=joined("" if own else requires, later_hooks_hint(entry)) or "check the name that is imported",
         ) from error
@@ -128,8 +128,8 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
     elif isinstance(error, FileNotFoundError) and missing is not None and is_inside(missing, entry):
         name = relative_to_roots(missing, entry.roots())
         hint = joined(
-            f"`{name}` is not there; an sdist leaves out what git ignores: if the wheel is built from one, let the"
-            f' hook\'s table be `[{HOOK_PATH}]`, which sdists read too, and contain `inputs = ["{name}"]`',
+            f"`{name}` is missing; an sdist leaves out the files that git ignores: if the wheel is built from an sdist,"
+            f' name the hook\'s table `[{HOOK_PATH}]`, which sdists read too, and write `inputs = ["{name}"]` there',
             later_hooks_hint(entry),
         )
     elif isinstance(error, ImportError):
@@ -159,7 +159,7 @@ def checked_callable(value: object, entry: EntryPoint) -> Callable[[], object]:
             "an entry point must be callable without arguments",
             where=entry.where(),
             found=f"`{entry.export}{signature}`: {error}",
-            hint="give its parameters defaults, or wrap it in a function without arguments",
+            hint="give the parameters defaults, or wrap the function in a function without arguments",
         ) from None
     return value
 
@@ -179,7 +179,7 @@ def checked_exports(value: object, entry: EntryPoint) -> Exports:
         return value
     hint = ACCEPTED
     if isinstance(value, torch.nn.Module):
-        hint = f"a module alone does not say what its inputs look like; {ACCEPTED}"
+        hint = f"a module alone lacks example inputs; {ACCEPTED}"
     raise refused(entry, value, hint)
 
 
@@ -201,7 +201,7 @@ def check_model(model: Model, entry: EntryPoint) -> None:
 def refused(entry: EntryPoint, value: object, hint: str, part: str = "") -> EntryPointError:
     where = entry.where(part)
     return EntryPointError(
-        "the entry point returned something that cannot be exported", where=where, found=described(value), hint=hint
+        "the entry point returned a value that cannot be exported", where=where, found=described(value), hint=hint
     )
 
 
@@ -216,8 +216,8 @@ def described(value: object) -> str:
 
 
 def named_files(error: BaseException) -> list[Path]:
-    """Return the files that an exception names, then those that its frames held as locals."""
-    # loaders of weights raise errors that do not name the file ("header too large"), so the frames are asked
+    """Return the files that an exception names, then the files among the local variables of its frames."""
+    # loaders of weights raise errors without the file's name ("header too large"), so the frames are searched
     files: list[Path] = []
     filename = getattr(error, "filename", None)
     if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
@@ -251,7 +251,7 @@ def sibling_modules(name: str, entry: EntryPoint) -> list[str]:
 
 
 def public_names(value: object) -> list[str]:
-    # of a module only what it defines itself: what it imports is no entry point
+    # for a module, only its own definitions: an imported name is not an entry point
     names = [name for name in dir(value) if not name.startswith("_")]
     if not isinstance(value, ModuleType):
         return names
@@ -259,7 +259,7 @@ def public_names(value: object) -> list[str]:
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    return nearest(name, known) if known else "there is none of another name to choose: write it, or correct the name"
+    return nearest(name, known) if known else "there is no other name: define this name, or correct the spelling"
 
 
 def searched(entry: EntryPoint) -> str:
@@ -268,14 +268,14 @@ def searched(entry: EntryPoint) -> str:
 
 
 def later_hooks_hint(entry: EntryPoint) -> str:
-    # one of these hooks may be what writes the missing file
+    # a later hook may write the missing file
     if not entry.later_hooks:
         return ""
     names = ", ".join(f"`{name}`" for name in entry.later_hooks)
     plural = len(entry.later_hooks) > 1
     return (
-        f"build hook{'s' if plural else ''} {names} run{'' if plural else 's'} after `lower` and may write what is"
-        f" missing; list {'them' if plural else 'it'} before `lower` in pyproject.toml"
+        f"build hook{'s' if plural else ''} {names} run{'' if plural else 's'} after `lower` and may write the missing"
+        f" file; list {'these hooks' if plural else 'the hook'} before `lower` in pyproject.toml"
     )
 
 

@@ -1,4 +1,4 @@
-"""Eager as the other side of a comparison: a copy to call, its outputs for the example inputs, what may differ."""
+"""The eager side of a comparison: callable copies of the module, eager's outputs, and operators that draw randomly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_operators(program: ExportedProgram) -> list[str]:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    # a dropout of nothing, or outside of training, has the tag and draws nothing
+    # dropout with p=0, or in eval mode, has the tag but draws no random numbers
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     arguments = schema_of(node.target).arguments
@@ -40,24 +40,24 @@ def draws(node: torch.fx.Node) -> bool:
 
 
 def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], Callable[..., object]]:
-    """Return what makes the eager method of a fresh copy, which shares the parameters that it does not change."""
+    """Return a factory of eager methods, each bound to a fresh copy of the module that shares unchanged parameters."""
     module = model.eager if model.eager is not None else method.program.module()
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     changed, named = changed_parameters(method.program), dict(module.named_parameters(remove_duplicate=False))
     shared = {id(tensor): tensor for tensor in named.values()}
     buffers = set(map(storage_key, filter(is_plain, module.buffers())))
-    for name, tensor in named.items():  # a tied one goes by several names, and a buffer may be a view of one
+    for name, tensor in named.items():  # a tied parameter has several names, and a buffer may be a view of a parameter
         if name in changed or (is_plain(tensor) and storage_key(tensor) in buffers):
             shared.pop(id(tensor), None)
 
     def new_eager() -> Callable[..., object]:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specifications
+                warnings.simplefilter("ignore", FutureWarning)  # torch's warning about its tree specifications
                 copied = copy_module(module, shared)
         except Exception as error:
             raise VerificationError(
-                "the module cannot be copied, so that verifying it would change its state",
+                "the module cannot be copied, so that a verification would change its state",
                 where=f"model `{model.name}`",
                 found=describe_exception(error),
                 hint="make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module",
@@ -78,25 +78,25 @@ def with_gradients(call: Callable[..., object]) -> Callable[..., object]:
 
 
 def changed_parameters(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the parameters that an exported program writes into, itself or through views."""
-    # what a program writes into is in its graph alone until it is decomposed
+    """Return the names of the parameters that an exported program writes into, directly or through views."""
+    # before decomposition, only the graph shows the writes, not the signature
     names = program.graph_signature.inputs_to_parameters
     return frozenset(names[node.name] for node in written_into(program.graph_module) if node.name in names)
 
 
 def is_training(model: CapturedModel) -> bool:
-    # an exported module, such as one that PT2E quantised, says that it is, and has an `eval` of its own that refuses
+    # an exported module, for example after PT2E quantization, is in training mode, and its own `eval` raises
     return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
 
 
 def example_tensors(
     model: CapturedModel, tell: Callable[[str, object], object] = lambda method, outputs: None
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
-    # `tell` is given each method's name and outputs, as eager returns them.
-    # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
-    # the tensors are contiguous and share no memory. An output that was rounded on the way, to a half or to integers,
-    # has a mark for each kind of rounding, for `hatch-lower check` allows that output more.
+    """Return the tensors among the example inputs and eager's outputs, and a note if eager fails."""
+    # `tell` receives each method's name and eager's unchanged outputs.
+    # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not only tensors; the
+    # tensors are contiguous and share no memory. An output that was rounded on the way, to a half or to integers, has
+    # a mark for each kind of rounding: `hatch-lower check` allows that output a larger difference.
     found: dict[str, torch.Tensor] = {}
     for method in model.methods:
         if not method.has_examples or random_operators(method.program):

@@ -1,4 +1,4 @@
-"""What to do about the errors that entry points meet most often: no GPU, no connection, weights of another model."""
+"""Hints for the most frequent errors of entry points: no GPU, no connection, weights of another model."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ CONNECTIONS = (ConnectionError, socket.gaierror, TimeoutError)
 
 
 def hint_for(error: BaseException) -> str:
-    """Return what to do about an error of an entry point; empty where no more is known than what it says."""
+    """Return a hint for an error of an entry point; empty if the error is not a known kind."""
     for each in chain_of(error):
         text = message_of(each)
         if any(words in text for words in NO_CUDA):
             return (
-                "models are lowered on the CPU, and the machine that builds may have no GPU: make the module and its"
-                ' examples there (no `.cuda()`, no `device="cuda"`), and load weights with `map_location="cpu"`'
+                "models are lowered on the CPU, and the build machine may have no GPU: create the module and its"
+                ' examples on the CPU (no `.cuda()`, no `device="cuda"`), and load weights with `map_location="cpu"`'
             )
         if "loading state_dict for" in text:
             return (
                 "the file has weights of another module than the entry point makes: compare the names and shapes above;"
-                " names that begin with `module.` were saved from `DataParallel`, those with `_orig_mod.` from"
+                " names that begin with `module.` were saved from `DataParallel`, names with `_orig_mod.` from"
                 " `torch.compile`"
             )
         if type(each).__name__ in NO_CONNECTION or isinstance(each, CONNECTIONS):
             return (
-                "the entry point could not reach a server: download what it loads before the build, into a folder that"
-                " `inputs` of the model names, and load it from there (`from_pretrained(folder)`)"
+                "the entry point could not reach a server: download the files before the build, into a folder that"
+                " `inputs` of the model names, and load from that folder (`from_pretrained(folder)`)"
             )
     return ""
 
@@ -54,8 +54,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def without_connection() -> Iterator[None]:
-    """Tell Hugging Face's library, where it is imported and its server has no address here, to try no connection."""
-    # it would try each file for half a minute; files that it has in its cache are found all the same
+    """Put an imported Hugging Face library into offline mode if the address of its server cannot be resolved."""
+    # the library would try each file for half a minute; offline, files in its cache are still found
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None or has_connection(getattr(constants, "ENDPOINT", "")):
         yield
@@ -69,7 +69,7 @@ def without_connection() -> Iterator[None]:
 
 
 def has_connection(url: str) -> bool:
-    """Return whether the server of a URL has an address here, as far as can be told without asking it."""
+    """Return whether the address of a URL's server can be resolved, without contact; true behind a proxy."""
     host = urlsplit(url).hostname
     if not host or any(name.lower() in ("https_proxy", "http_proxy", "all_proxy") for name in os.environ):
         return True

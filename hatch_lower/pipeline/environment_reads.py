@@ -1,7 +1,7 @@
-"""Which variables are read through `os.environ`, by whose code; its class is exchanged for one that takes notes.
+"""Record the reads of `os.environ` and the code that reads: the mapping's class is exchanged for `NotingEnviron`.
 
-A variable that the process set before anybody read it is no input. Who copies all variables, or goes through them, may
-use any of them.
+A variable that the process sets before the first read is not an input. Code that copies or iterates over all variables
+may use any variable.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 from hatch_lower.runtime.torch_private.unimported import CACHE_FOLDER, TRACER, called_by_tracer
 
-# files whose functions stand between whoever asks for a variable and this module
+# files whose functions stand in the call stack between the reading code and this module
 BETWEEN = frozenset(
     {__file__, *(function.__code__.co_filename for function in (os.getenv, PlainMapping.get, getpass.getuser))}
 )
-# modules that every export with torch imports, and that ask for more variables than they use → how those begin
+# modules that every export with torch imports and that read more variables than they use → prefix of the used variables
 USED: Mapping[str, str] = {
     "tqdm.utils": "TQDM_",
     "networkx.utils.backends": "NETWORKX_",
     CACHE_FOLDER: "TORCHINDUCTOR_",  # the user's name only names a folder for caches
 }
 
-# Packages that ask for settings of their own as a matter of course: for caches, devices, threads, logs, credentials
+# Packages that routinely read settings of their own: for caches, devices, threads, logs, credentials
 SETTLED = frozenset(
     {
         *("", "__main__", "_distutils_hack", "absl", "accelerate", "aiohttp", "azure", "bitsandbytes", "boto3"),
@@ -46,7 +46,7 @@ SETTLED = frozenset(
 
 
 class EnvironmentReads:
-    """What was read of the environment; `written` is told each variable that the process itself sets or removes."""
+    """The recorded reads of the environment; `written` is called for each variable that the process sets or removes."""
 
     __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "deciding", "globs", "names", "own_writes")
 
@@ -56,14 +56,14 @@ class EnvironmentReads:
         self._plain: Any = None
         self._copying: set[tuple[CodeType, int]] = set()
         self.active = False
-        # glob of which all variables were asked for → whether the project's own code asked
+        # glob whose variables were all read → whether the project's own code read them
         self.globs: dict[str, bool] = {}
-        self.names: dict[str, bool] = {}  # name → whether the project's own code read it
-        self.deciding: set[str] = set()  # names that may decide about the model: asked by other code than `SETTLED`
-        self.own_writes: set[str] = set()  # names that the process itself set or removed before they were read
+        self.names: dict[str, bool] = {}  # name → whether the project's own code read the variable
+        self.deciding: set[str] = set()  # names that may shape the model: read by code outside of `SETTLED`
+        self.own_writes: set[str] = set()  # names that the process set or removed before the first read
 
     def __deepcopy__(self, memo: object) -> EnvironmentReads:
-        return self  # who copies `os.environ` deeply wants the variables
+        return self  # a deep copy of `os.environ` is a copy of the variables
 
     def start(self) -> None:
         self._plain = type(os.environ)
@@ -80,7 +80,7 @@ class EnvironmentReads:
 
     @called_by_tracer
     def copying(self) -> None:
-        # names are asked for, and the calling instruction may be a copy that goes on to ask for each value
+        # the names are read; if the calling instruction copies the mapping, reads of each value follow
         frame = sys._getframe(2)
         self._copying.add((frame.f_code, frame.f_lasti))
         self.every()
@@ -88,7 +88,7 @@ class EnvironmentReads:
     @called_by_tracer
     def every(self) -> None:
         frame = asking(sys._getframe(2))
-        if self.active and not module_of(frame).startswith("hatch_lower."):  # which only puts them back
+        if self.active and not module_of(frame).startswith("hatch_lower."):  # hatch-lower only restores variables
             own = self._asks(frame)
             glob = "*" if own else f"{used_by(frame)}*"
             self.globs[glob] = self.globs.get(glob, False) or own
@@ -148,7 +148,7 @@ class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form 
         return super().__repr__()
 
     def keys(self) -> KeysView[object]:
-        # `dict(os.environ)` begins with the names and then asks for every value
+        # `dict(os.environ)` reads the names first, then every value
         self._reads.copying()
         return super().keys()
 
@@ -168,7 +168,7 @@ def asking(frame: FrameType) -> FrameType:
 
 
 def package_of(frame: FrameType) -> str:
-    """Return the top-level package of the code that asked, or that asked the standard library to."""
+    """Return the top-level package of the code that read the variable, directly or through the standard library."""
     asked: FrameType | None = frame
     while asked is not None:
         package = module_of(asked).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Which of the user's own source lines an exception comes from."""
+"""Exceptions as text: the user's source line at fault, a short description, and exhausted memory recognized."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import hatch_lower
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
-# what says that memory ran out, beside `MemoryError`: torch's allocator, the system, Python for want of a stack
+# messages of exhausted memory, beside `MemoryError`: torch's allocator, the system, Python without room for a stack
 NO_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "can't start new thread")
 
 
 def user_line(error: BaseException, roots: Sequence[Path]) -> str:
-    """Return `file:line` of the innermost frame that is the user's own, below one of `roots`; empty if none is."""
+    """Return `file:line` of the innermost frame in the user's own code, below `roots`; empty if no frame is there."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SyntaxError) and seen.filename and is_user_file(Path(seen.filename), roots):
@@ -28,7 +28,7 @@ def user_line(error: BaseException, roots: Sequence[Path]) -> str:
 
 
 def is_user_file(path: Path, roots: Sequence[Path]) -> bool:
-    # an environment with libraries may lie inside of the project
+    # an environment with libraries may lie inside the project
     if path.name.startswith("<"):
         return False
     try:
@@ -66,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def refuse_out_of_memory(error: BaseException) -> None:
-    """Raise a `MemoryError` in the place of any other error by which memory ran out."""
+    """Raise a `MemoryError` if another kind of error says that memory ran out."""
     if is_out_of_memory(error):
         raise MemoryError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""What an exported model is, before it is lowered: the key of its result; runs in the child process."""
+"""The `ExportKey` of an exported model, computed in the child process before lowering."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.sandbox import backend_guard
 
-BACKEND = "backend"  # before the names of backends in `ExportKey.tools`
+BACKEND = "backend"  # prefix of backends' names in `ExportKey.tools`
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA, WEIGHTS_SCHEMA)
 
 
@@ -63,7 +63,7 @@ class UsedBackend(Frozen):
             return find_backend(self.backend).fingerprint(specs)
 
     def versions(self) -> list[object]:
-        """Return what its result depends on beside the partition: its fingerprint, and its code."""
+        """Return the backend's fingerprint and code: the inputs of its result beside the partition."""
         code = code_of(self.backend, find_backend(self.backend), {})
         return [sorted([name, text] for name, text in self.fingerprint().items()), code]
 
@@ -78,8 +78,8 @@ def describe_export(
     weights: Sequence[LocalSource] = (),
     real: Mapping[str, RealInputs] = {},
 ) -> Export:
-    """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs."""
-    # `weights` are files that may have its weights, `real` the real inputs of methods that are verified on some
+    """Return the key and the digests of an exported model; `examples` is `None` if no setting needs eager's outputs."""
+    # `weights` are files that may hold the model's weights; `real` has the methods that are verified on real inputs
     recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
     described = [describe_method(method) for method in source.methods]
     programs = {method.name: method.program for method in source.methods}
@@ -124,7 +124,7 @@ def describe_export(
 
 
 def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedModel) -> dict[str, ExportKey]:
-    """Return for each recipe the key that the model has where it is lowered for that recipe alone."""
+    """Return, by recipe, the model's key for a build of that recipe alone."""
     not_run = eager_digest(source, None)
     exports = {}
     for recipe in recipes:
@@ -133,7 +133,7 @@ def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedMo
             key,
             recipes=(encode(recipe),),
             tools=tuple(tool for tool in key.tools if tool[0] in tools),
-            # where nothing asks for eager's results, the model is not run, and its real inputs are not read
+            # if no setting needs eager's results, the model is not run, and real inputs are not read
             eager=key.eager if key.check or recipe.verify else not_run,
             samples=key.samples if recipe.verify else (),
         )
@@ -146,8 +146,8 @@ def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
 
 
 def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:
-    # The graphs do not tell all of eager: an operator of the author's own may compute something else than before, and a
-    # module something else than its export.
+    # The graphs do not determine eager's results: a custom operator may have changed, and a module may compute other
+    # numbers than its export.
     tensors, note = examples if examples is not None else ({}, "not run")
     numbers = {method.name: number for number, method in enumerate(source.methods)}
     outputs = []
@@ -165,7 +165,7 @@ def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
 
 
 def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:
-    # of the backends that recipes name, and of those that lowered partitions: a partitioner may name another backend
+    # backends of recipes, and backends that lowered partitions: a partitioner may name another backend
     fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
     for backend in dict.fromkeys(used):
         with backend_guard(backend.backend, where):
@@ -184,7 +184,7 @@ def used_backends(modules: Iterable[LoweredBackendModule]) -> tuple[UsedBackend,
 def capture_report(
     settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
 ) -> ModelReport:
-    """Return a report that says what was exported, for the audit; no methods if something about them has no digest."""
+    """Return a report of the exported methods, for the audit; without methods if part of a method has no digest."""
 
     def note(line: str) -> None:
         reporter.report(Event("audit", "note", model.name, detail=line))
@@ -193,6 +193,6 @@ def capture_report(
     try:
         export = describe_export(settings, model, source, Store(folder / FORMS, "on", note), SpanDigests(), None)
     except NoKeyError as error:
-        note(f"it cannot be compared: {error}")
+        note(f"the export cannot be compared: {error}")
         return report
     return replace(report, methods=export.methods, key=encode(export.key.components()))

@@ -1,7 +1,7 @@
-"""A process in which nothing of the model's was imported: what is packaged has to run there as it does for its user.
+"""A process without the model's code, in which packaged programs must run as for a user of the wheel.
 
-It is a fork of the build's child process from before that imports the model's code. In the child itself the operators,
-classes and settings that this code leaves behind are there, which the user of the wheel does not have.
+The process is a fork of the build's child process, made before the child imports the model's code. The child itself
+has the operators, classes and settings that this code leaves behind; the user of the wheel does not.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from hatch_lower.runtime.torch_reasons import torch_reasons
 
 
 class Packaged(Frozen):
-    """A recipe of a model as it was written, and what eager computes."""
+    """The written files of a model's recipe, and eager's results."""
 
-    folder: Path  # what the paths of delegates in the plan are relative to
+    folder: Path  # base of the delegates' paths in the plan
     plan: Path
     constants: Path | None
     imports: tuple[str, ...]
-    examples: Path  # a file of the example inputs and eager's outputs, named as in `check.safetensors`
+    examples: Path  # file of the example inputs and eager's outputs, with the names of `check.safetensors`
     methods: tuple[str, ...]
     tolerance: Tolerance
     outside: OutsideFiles | None = None
-    # what the wheel requires: nothing else that is installed can be imported; `None` if that is not known
+    # the wheel's requirements: only modules of these distributions can be imported; `None` if unknown
     requirements: tuple[str, ...] | None = None
 
 
@@ -70,17 +70,17 @@ class FreshProcess:
         return [(status.st_dev, status.st_ino) for status in statuses]
 
     def check(self, packaged: Packaged, where: str) -> bool:
-        """Run a recipe there and compare with eager; return False if its pipes were closed, and it cannot be asked."""
+        """Run a recipe in the process and compare with eager; return False if the pipes to the process were closed."""
         if self._pipes != self._identities():
             return False
         if problem := self._ending or self._ask(packaged):
             raise VerificationError(
-                "what is packaged does not run in a process that has not run the model's code",
+                "the packaged program does not run in a process that has not run the model's code",
                 where=where,
                 found=problem,
-                hint="if it needs operators or classes of a library, name the library's module in `imports` of the"
-                " recipe; if it needs a setting of the process, such as the default dtype, let the model's code do"
-                " without",
+                hint="if the program needs operators or classes of a library, name the library's module in `imports` of"
+                " the recipe; if the program needs a setting of the process, such as the default dtype, change the"
+                " model's code to do without",
             )
         return True
 
@@ -99,8 +99,8 @@ class FreshProcess:
 
 
 def start_fresh() -> FreshProcess | None:
-    """Return a fork of this process; `None` but on Linux: elsewhere libraries of the system do not survive a fork."""
-    # called when torch is imported, before anything has run on several threads
+    """Return a fork of this process on Linux, else `None`: elsewhere system libraries do not survive a fork."""
+    # called after torch is imported and before any code runs on several threads
     if sys.platform != "linux":
         return None
     requests, answers = os.pipe(), os.pipe()
@@ -121,11 +121,11 @@ def start_fresh() -> FreshProcess | None:
                     written.write(json.dumps(problem_of(packaged)).encode() + b"\n")
                     written.flush()
     finally:
-        os._exit(1)  # whatever is above in the calls belongs to the parent
+        os._exit(1)  # the callers up the stack belong to the parent
 
 
 def read_request(line: bytes) -> Packaged | None:
-    # a backend that writes into all descriptors has written here, too
+    # a backend that writes into all descriptors writes into this pipe, too
     try:
         packaged: Packaged = decode(Packaged, json.loads(line), "")
     except (ValueError, RecursionError, LowerError):
@@ -134,7 +134,7 @@ def read_request(line: bytes) -> Packaged | None:
 
 
 class RequiredOnly(importlib.abc.MetaPathFinder):
-    """Hides what is installed here and not where the wheel is: distributions that nothing requires."""
+    """Import hook that hides installed distributions which the wheel does not require, even indirectly."""
 
     def __init__(self, requirements: Sequence[str]) -> None:
         self._requirements = requirements
@@ -151,21 +151,21 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if path is None and fullname not in sys.stdlib_module_names and fullname in self._hidden:
             raise ModuleNotFoundError(
-                f"`{fullname}` is installed here, but nothing that the wheel requires brings it", name=fullname
+                f"`{fullname}` is installed here, but no requirement of the wheel brings the module", name=fullname
             )
 
 
 def load_written(
     path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None, library: str = "torch"
 ) -> tuple[Plan, Executor]:
-    """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
+    """Return a written plan and its executor, with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
     file, kinds = open_written(constants, outside), DelegateKinds(checks_outputs=True)
     return plan, executor_of(plan, file, kinds, find_arrays(library), folder)
 
 
 def libraries_of(packaged: Packaged) -> tuple[str, ...]:
-    """Return on whose arrays a program is to run: without torch, too, if it needs none."""
+    """Return the array libraries on which a program must run: torch, and NumPy if the program works without torch."""
     plan = read_plan(packaged.plan.read_bytes(), packaged.plan.name)
     needs_torch = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), packaged.imports)
     return ("torch",) if needs_torch else ("torch", "numpy")
@@ -199,7 +199,7 @@ def problem_of(packaged: Packaged) -> str:
                     return f"method `{name}`{' on arrays of NumPy' * (library == 'numpy')}: {detail}"
     except LowerError as error:
         return f"{error.what}: {error.found}" if error.found else error.what
-    except BaseException as error:  # a run half may raise anything, and end nothing but this
+    except BaseException as error:  # a run half may raise any exception, which must fail this check only
         return f"{type(error).__name__}: {error}"
     finally:
         if finder in sys.meta_path:

@@ -1,11 +1,11 @@
-"""Other inputs of the same specification: random ones of several sizes, constant ones, integers at their limits.
+"""Generated inputs with the example's specification: random values of several sizes, constants, integers at limits.
 
-| what | values | sizes |
+| inputs | values | sizes |
 |---|---|---|
-| a near size of each dimension at once, else each alone | random | the example's, each by another step |
-| the least sizes, then each 0 by itself | random | at least one; the other dimensions small |
-| the largest size of each dimension that `LARGEST_ELEMENTS` allow | random | the other dimensions small |
-| random inputs, where no other size was tried and the example is none | random | the example's |
+| near sizes in all dimensions at once, else in each dimension alone | random | the example's, each plus another step |
+| the least sizes, then 0 in each dimension alone | random | at least 1; the other dimensions small |
+| the largest size of each dimension within `LARGEST_ELEMENTS` | random | the other dimensions small |
+| random inputs, if no other size was tried and the example is not random | random | the example's |
 | equal numbers, zeros | constant | small; the example's where the method has fixed sizes |
 | limits of integers, where an input has integers and no size depends on data | the limits | the example's |
 """
@@ -40,22 +40,22 @@ from hatch_lower.pipeline.random_inputs import (
 )
 from hatch_lower.runtime.torch_private import trees
 
-SMALLEST = "if the method is never called with such a size, let the range begin later: `Dim(…, min=2)`"
+SMALLEST = "if the method is never called with this size, let the range begin later: `Dim(…, min=2)`"
 Fill = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 
 
 class Generated(Frozen):
-    """Inputs of one kind, the best first: it is enough that eager takes one of these."""
+    """Inputs of the same kind, the best first: the first input that eager takes is compared."""
 
-    what: str  # what a note calls them where eager takes none
+    what: str  # name in a note, if eager takes no input
     tries: tuple[InputCase, ...]
-    apart: tuple[Generated, ...] = ()  # in place of these, where eager takes none: one for each dimension
-    is_extra: bool = False  # of values or sizes that a call seldom has
-    cure: str = ""  # how a declaration can leave these inputs out
+    apart: tuple[Generated, ...] = ()  # replacements for each dimension alone, if eager takes no input
+    is_extra: bool = False  # values or sizes that are rare in calls
+    cure: str = ""  # declaration that leaves these inputs out
 
 
 class InputMaker:
-    """Makes the inputs of one method."""
+    """Makes a method's inputs."""
 
     def __init__(self, method: CapturedMethod, seed: int = 1) -> None:
         self._method = method
@@ -75,7 +75,7 @@ class InputMaker:
 
     @cached_property
     def _spec(self) -> Any:
-        return self._method.program.call_spec.in_spec  # which is made anew each time
+        return self._method.program.call_spec.in_spec  # cached: the property builds a new spec each time
 
     def _leaf(self, leaf: object, value: object, sizes: Sizes, fill: Fill, generator: torch.Generator) -> object:
         if isinstance(value, torch.SymInt):
@@ -91,7 +91,7 @@ class InputMaker:
         return self.case(f"random inputs, seed {self._seed}", self._sizes.example, random_values)
 
     def second(self) -> InputCase | None:
-        """Return what a second call can be given instead of the example: `None` where state is to be compared."""
+        """Return inputs for a second call instead of the example; `None` if the comparison must cover state."""
         program = self._method.program
         state = written_into(program.graph_module) & constant_placeholders(program).keys()
         if self._is_equal or state or mutated_targets(program):
@@ -147,12 +147,12 @@ class InputMaker:
             yield Generated(case.name, (case,), is_extra=True)
 
     def needs_random(self) -> bool:
-        """Return whether the example's own numbers may hide a difference that random ones show."""
+        """Return whether the example's numbers may hide a difference that random numbers show."""
         return not all(map(is_varied, self.example.leaves()))
 
 
 def depends_on_data(method: CapturedMethod) -> bool:
-    """Return whether a size, or the number of turns of a loop, depends on data, so that an integer may make it huge."""
+    """Return whether a size or the length of a loop depends on data, so that a large integer makes the call huge."""
     return any(
         node.meta.get("unbacked_bindings") or node.target is torch.ops.higher_order.while_loop
         for node in all_nodes(method.program.graph_module)

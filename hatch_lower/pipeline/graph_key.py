@@ -1,7 +1,7 @@
-"""What an exported method is, in digests: its graph, the names in it, its example inputs.
+"""Digests of an exported method: the graph, the names in the graph, the example inputs.
 
-The canonical form leaves names out. Here is what it leaves out and a wheel's files do not: names, containers, and what
-torch noted at each node, by which a partitioner may choose. Source lines are not in it: debug maps get theirs from the
+The canonical form lacks facts that reach a wheel's files: names, containers, and torch's metadata of nodes, which may
+guide a partitioner. The digest of names adds these facts. Source lines are excluded: debug maps take the lines from the
 fresh export.
 """
 
@@ -33,12 +33,12 @@ from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
-# metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
-# ancestors, modules and the counter of autograd are written by `ancestry` and `node_rows`
+# metadata of nodes with a treatment of its own: values are in the form, source lines come from the fresh export,
+# `ancestry` and `node_rows` write ancestors, modules and autograd's counter
 NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack", "seq_nr"})
 
-# metadata of graphs that shapes nothing: what `prepare_pt2e` leaves there for `convert_pt2e`, which alone reads it, and
-# which has run when a program of plain operators is exported
+# metadata of graphs without effect here: `prepare_pt2e` writes the entry for `convert_pt2e`, which has run before a
+# program of plain operators is exported
 READ_BEFORE = frozenset({"_observed_graph_module_attrs"})
 
 LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -48,12 +48,12 @@ LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.
 class ExportedMethod:
     form: Mapping[str, object]
     graph: str
-    names: str  # sha256 of what the form leaves out, but for contents and source lines
+    names: str  # sha256 of the facts outside of the form, without contents and source lines
     examples: str  # sha256 of the example inputs
 
 
 def describe_method(method: CapturedMethod) -> ExportedMethod:
-    """Return what is known of an exported method; a `NoKeyError` if something in it has no meaning in JSON."""
+    """Return the digests of an exported method; raise `NoKeyError` if a part cannot be written as JSON."""
     program = method.program
     refuse_unknown(program)
     symbols = SymbolNames()
@@ -63,7 +63,7 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
     names = {
         "parameters": list(method.parameters),
         "dimensions": sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items()),
-        # the form has the ranges of symbols only, and a plan uses those of expressions too
+        # the form has only the ranges of symbols, and a plan also uses ranges of expressions
         "ranges": sorted([symbols.text(expr), str(limits.lower), str(limits.upper)] for expr, limits in ranges),
         "inputs": [[spec.kind.name, spec.arg.name, spec.target] for spec in program.graph_signature.input_specs],
         "outputs": [[spec.kind.name, spec.target] for spec in program.graph_signature.output_specs],
@@ -102,7 +102,7 @@ def operations(program: ExportedProgram) -> Iterator[Node]:
 
 
 def refuse_unknown(program: ExportedProgram) -> None:
-    """Raise `NoKeyError` for what the form does not tell: script objects, operators in Python, backends' results."""
+    """Raise `NoKeyError` for parts that the form lacks: script objects, Python operators, backends' results."""
     for spec in program.graph_signature.input_specs:
         if spec.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT):
             raise NoKeyError(f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}")
@@ -111,8 +111,8 @@ def refuse_unknown(program: ExportedProgram) -> None:
         if target is executorch_call_delegate:
             raise NoKeyError("a backend's result is a part of the export")
         if isinstance(target, OpOverload) and target.namespace not in TORCH_NAMESPACES and is_composite(target):
-            # it is decomposed by running its code, which is in no key
-            raise NoKeyError(f"the operator `{target}` is composed of others by code of its own")
+            # the decomposition runs the operator's own code, which no key covers
+            raise NoKeyError(f"the operator `{target}` has a decomposition in code of its own")
     for name, tensor in constants_of(program):
         refuse_tensor(f"`{name}`", tensor)
 
@@ -123,18 +123,18 @@ def is_composite(operator: OpOverload) -> bool:
 
 def refuse_tensor(subject: str, tensor: object) -> None:
     if not is_plain(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        raise NoKeyError(f"{subject} is no plain tensor")
+        raise NoKeyError(f"{subject} is not a plain tensor")
 
 
 def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    # also what no input names: a partitioner or backend could look it up
+    # includes constants without an input: a partitioner or backend could look them up
     yield from program.state_dict.items()
     yield from ((name, constant) for name, constant in program.constants.items() if name not in program.state_dict)
     yield from tensor_attributes(program.graph_module)
 
 
 def sharing_of(programs: Iterable[ExportedProgram]) -> str:
-    """Return the sha256 of which constants overlap in memory, and are views of one storage, over all methods."""
+    """Return a sha256 over the overlaps of constants in memory and their shared storages, for all methods."""
     tensors = [tensor for program in programs for _, tensor in constants_of(program)]
     storages: dict[int, int] = {}
     numbers = [storages.setdefault(storage_key(tensor), len(storages)) for tensor in tensors]
@@ -150,14 +150,14 @@ def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[o
         target = str(node.target) if node.op == "get_attr" else ""
         modules = [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
         if "seq_nr" in node.meta:
-            # autograd counts all that a process computes: of this number, only which nodes share it says something
+            # autograd counts every operation of the process; only the equality of these numbers has a meaning
             notes["seq_nr"] = counts.setdefault(node.meta["seq_nr"], len(counts))
         note = encode_note(notes, symbols, f"node `{node.name}`")
         yield [target, modules, ancestry(node, ancestors), note]
 
 
 def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[object]:
-    # nodes that have one oldest ancestor share a debug handle
+    # nodes with the same oldest ancestor share a debug handle
     oldest = oldest_ancestor(node)
     if oldest is None:
         return []
@@ -165,7 +165,7 @@ def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[object]:
 
 
 def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
-    """Return a note as JSON that only equal notes share."""
+    """Encode a metadata value as JSON, injectively: different values have different JSON."""
     if isinstance(value, dict):
         rows = [[encode_note(item, symbols, where) for item in pair] for pair in value.items()]
         return ["dict", sorted(rows, key=canonical_json)]
@@ -187,11 +187,11 @@ def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(name, str) and "<" not in name and callable(value):
         return ["name", str(getattr(value, "__module__", "")), name]
-    raise NoKeyError(f"{where} has a note of the type `{type(value).__name__}`")
+    raise NoKeyError(f"{where} has metadata of the type `{type(value).__name__}`")
 
 
 def tree_row(spec: trees.TreeSpec | None) -> object:
-    # all that a plan says of containers: their classes, keys and fields
+    # a plan's facts about containers: classes, keys and fields
     if spec is None or spec.is_leaf():
         return None if spec is None else "leaf"
     kind: Any = spec.type

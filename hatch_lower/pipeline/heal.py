@@ -1,13 +1,13 @@
-"""A build that heals itself: operations that a backend gets wrong are left out of its partitions, and torch runs them.
+"""A build that heals itself: operations that a backend computes wrongly move from the backend's partitions to torch.
 
 ```text
-turn fails             a backend refuses a partition            `Healing.leaves_out`, in the stage `lower`
-comparison fails       wrong numbers, or a delegate that fails  `healed`, after the stage `verify`
+turn fails             a backend refuses a partition            `Healing.leaves_out`, in the stage `compile`
+comparison fails       wrong numbers, or a delegate that fails  `healed`, after the stage `compare`
 ```
 
-What is left out follows from the export, the recipe and the tools alone: a search is limited by the number of parts
-that it lowers, and by no time. So every build with the same key leaves out the same operations; a recipe record has
-the operations, and a build that finds the record does not search.
+The export, the recipe and the tools alone determine the operations to leave out: the limit of a search is a number of
+lowered parts, not a time. So every build with the same key leaves out the same operations; a recipe record has the
+operations, and a build that finds the record does not search.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from hatch_lower.pipeline.localise.model import search_wrong
 from hatch_lower.pipeline.localise.refusal import find_refusal
 from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuild
 
-MOST_TIMES = 8  # that a recipe is healed; `docs/engines.md` and `on-mismatch` name the number
-MOST_TOGETHER = 8  # operations that are wrong only when lowered together; one of them is left out
-MOST_LOWERINGS = 48  # parts that one search lowers
+MOST_TIMES = 8  # healings of a recipe; `docs/engines.md` and `on-mismatch` name the number
+MOST_TOGETHER = 8  # operations that are wrong only when lowered together; a single operation is left out
+MOST_LOWERINGS = 48  # lowered parts in a search
 
 WRONG = "left out: the backend computed wrong numbers in this build"
 REFUSED = "left out: the backend refused the operation in this build"
@@ -52,7 +52,7 @@ def may_heal(build: ModelBuild, recipe: Recipe) -> bool:
 
 
 class Healing:
-    """The operations that one recipe leaves out, while it is lowered."""
+    """The operations that a recipe leaves out, extended while the recipe is lowered."""
 
     def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
         self._build = build
@@ -76,7 +76,7 @@ class Healing:
             with process_restored():  # a partitioner that has failed may fail again
                 cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
             refusal = find_refusal(cut, turn.partitioners, build.store, MOST_LOWERINGS)
-        except BaseException as other:  # the turn has failed, whatever happens here
+        except BaseException as other:  # the turn's error counts, not an error of the search
             refuse_out_of_memory(other)
         if refusal is None or refusal.backend != turn.name:
             return False
@@ -88,13 +88,13 @@ class Healing:
         origin = sources.origin(step.node, str(step.node.target))
         why = f"`{turn.name}` refuses to lower the operation{together_text(places)}: {refusal.text}"
         line = left_out_line(origin, step.others, turn.name, why)
-        build.reporter.report(Event("lower", "note", build.source.name, recipe.name, refusal.method, detail=line))
+        build.reporter.report(Event("compile", "note", build.source.name, recipe.name, refusal.method, detail=line))
         self.left_out, self.times = step.left_out, self.times + 1
         return True
 
 
 def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError) -> ModelBuild:
-    """Return a build that leaves out what a comparison has shown to be wrong; the error, if there is no such thing."""
+    """Return a build that leaves out the operation behind a failed comparison; raise the error if none is found."""
     plain = VerificationError(error.what, where=error.where, found=error.found, hint=error.hint)
     name = getattr(error, "recipe", "")
     lowered = next((each for each in recipes if each.recipe.name == name), None)
@@ -104,7 +104,7 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
     heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates) and lowering.healed < MOST_TIMES
     finding, lines = search_wrong(build, lowered, error, MOST_LOWERINGS if heals else 0)
     step = None
-    # a search that was ended may have found fewer operations
+    # a search that reached its limit may not have found the fewest operations
     is_whole = finding is not None and finding.lowerings < MOST_LOWERINGS
     if heals and is_whole and finding is not None and finding.verdict in ("operation", "together", "refused"):
         reason = FAILED if finding.verdict == "refused" else WRONG
@@ -112,12 +112,12 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
         step = next_step(lowered.left_out, program, finding.method, finding.backend, finding.places, reason)
     if step is None or finding is None:
         if lowering.healed == MOST_TIMES:
-            lines.append(f"operations were left out {MOST_TIMES} times already, and no more often is tried")
+            lines.append(f"operations were left out {MOST_TIMES} times already, which is the limit")
         plain.found = "\n".join([plain.found, *lines])
         raise plain
     origin = finding.operations[finding.places.index(step.node.meta[PLACE])]
     line = left_out_line(origin, step.others, finding.backend, error_text(finding))
-    build.reporter.report(Event("verify", "note", build.source.name, name, finding.method, detail=line))
+    build.reporter.report(Event("compare", "note", build.source.name, name, finding.method, detail=line))
     kept = {each.recipe.name: each.lowering for each in recipes}
     kept[name] = replace(lowering, healed=lowering.healed + 1)
     known = {each.recipe.name: each.left_out for each in recipes} | {name: step.left_out}
@@ -126,16 +126,17 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
 
 class Step(Frozen):
     node: Node  # the operation that is left out
-    others: int  # of the same kind, which are left out with it
-    left_out: LeftOutOf  # with what was left out before
+    others: int  # further operations of the same kind that are left out
+    left_out: LeftOutOf  # all operations, earlier steps included
 
 
 def next_step(
     before: LeftOutOf, program: ExportedProgram, method: str, backend: str, places: Sequence[int], reason: str
 ) -> Step | None:
-    """Return what to leave out where the operations at some places are wrong; `None` if they are many, or not there."""
-    # Of several that are wrong together only, the last one that computes: without it the others are right. Where one
-    # of its kind is left out already, the kind is at fault: all others of it follow, as those of a model's layers.
+    """Return the next operation to leave out, given wrong places; `None` if the places are too many, or not found."""
+    # If several operations are wrong only together, the last computing operation goes: without that operation the rest
+    # is right. If an operation of the same kind is left out already, the kind is at fault, and all further operations
+    # of the kind follow, for example in each layer of a model.
     own = {each.place for each in before.get(method, ()) if each.backend == backend}
     nodes = nodes_by_place(program)
     if not places or len(places) > MOST_TOGETHER or not nodes.keys() >= set(places) or own.intersection(places):

@@ -1,4 +1,4 @@
-"""The sizes on which a method is tried: the example's and others in the ranges of its dynamic dimensions."""
+"""The sizes on which a method is tried: the example's, and further sizes in the ranges of dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hatch_lower.runtime.torch_private.symbols import int_oo
 
 Sizes = Mapping[sympy.Symbol, int]
 
-# Elements that a method takes and computes, up to which a large size is tried; or half as many as for the example
+# Limit of elements that a method takes and computes at a large size; at least half the example's number is allowed
 LARGEST_ELEMENTS = 1 << 14
-FEW = 2  # rows of a small input: of one row alone many operations compute nothing
+FEW = 2  # rows of a small input: on a single row many operations do not compute anything
 UNBOUNDED = 1 << 62
 
 
 class MethodSizes:
-    """The symbols of one method's inputs, and what sizes follow from their values."""
+    """The symbols of a method's inputs, and the sizes that follow from the symbols' values."""
 
     def __init__(self, method: CapturedMethod, example: Mapping[str, object]) -> None:
         self.method = method
@@ -59,11 +59,11 @@ class MethodSizes:
 
     @cached_property
     def dynamic(self) -> tuple[sympy.Symbol, ...]:
-        """The symbols with more than one value."""
+        """The symbols with several values."""
         return tuple(symbol for symbol, (low, high) in self.ranges.items() if low < high)
 
     def label(self, symbol: sympy.Symbol) -> str:
-        """Return `batch`, or `image.shape[0]` where the dimension has no name of its own."""
+        """Return a dimension's name, for example `batch`, or `image.shape[0]` if the dimension has no name."""
         if name := self.method.dimensions.get(str(symbol)):
             return name
         for name, value in zip(self.paths, self.values, strict=True):
@@ -75,11 +75,11 @@ class MethodSizes:
         return str(symbol)
 
     def text(self, sizes: Sizes, symbols: Iterable[sympy.Symbol]) -> str:
-        """Return `batch = 3 and length = 34`."""
+        """Format sizes, for example `batch = 3 and length = 34`."""
         return " and ".join(f"{self.label(symbol)} = {sizes[symbol]}" for symbol in symbols)
 
     def is_whole(self, sizes: Sizes) -> bool:
-        """Return whether all sizes are whole: a derived dimension, half of another, has none for some of its sizes."""
+        """Return whether all derived sizes are whole numbers; half of an odd size is not."""
         numbers = [expression.subs(sizes) for expression in self._compound]
         return all(number.is_Integer and number >= 0 for number in numbers)
 
@@ -99,7 +99,7 @@ class MethodSizes:
         return [size for size in candidates if size != value and max(low, 1) <= size <= high]
 
     def neighbour(self) -> Sizes | None:
-        """Return a near size for each dimension at once, each by another step, so that no ratio of sizes stays."""
+        """Return near sizes for all dimensions, each changed by another step, so that all ratios of sizes change."""
         sizes = dict(self.example)
         for step, symbol in enumerate(self.dynamic, 1):
             tries = ({**sizes, symbol: size} for size in self.near(symbol, step))
@@ -111,7 +111,7 @@ class MethodSizes:
 
     @cached_property
     def few(self) -> Sizes:
-        """Sizes of at least one, and most often two: what a call costs little for."""
+        """Sizes of at least 1, mostly 2, for a cheap call."""
         return {
             symbol: value if symbol not in self.dynamic else max(self.ranges[symbol][0], min(value, FEW))
             for symbol, value in self.example.items()
@@ -119,12 +119,12 @@ class MethodSizes:
 
     @cached_property
     def least(self) -> Sizes:
-        """The least sizes of at least one."""
+        """The least sizes of at least 1."""
         least = {symbol: max(self.ranges[symbol][0], 1) for symbol in self.dynamic}
         return {**self.example, **least}
 
     def smallest(self) -> Iterator[tuple[tuple[sympy.Symbol, ...], Sizes]]:
-        """Yield the least sizes of at least one together, then each 0 by itself, with the dimensions that differ."""
+        """Yield the least sizes of at least 1, then 0 in each dimension alone, with the dimensions that differ."""
         changed = tuple(symbol for symbol in self.dynamic if self.least[symbol] != self.example[symbol])
         if changed:
             yield changed, self.least
@@ -133,7 +133,7 @@ class MethodSizes:
                 yield (symbol,), {**self.few, symbol: 0}
 
     def largest(self) -> Iterator[tuple[sympy.Symbol, Sizes]]:
-        """Yield the largest size of each dimension that the limit allows, while all others are small."""
+        """Yield each dimension's largest size within the limit of elements, with small sizes in other dimensions."""
         limit = max(LARGEST_ELEMENTS, self._elements(self.example) // 2)
         for symbol in self.dynamic:
             least, high = self.example[symbol], self.ranges[symbol][1]
@@ -154,7 +154,7 @@ class MethodSizes:
 
     @cached_property
     def _shapes(self) -> Counter[tuple[int, tuple[sympy.Expr, ...]]]:
-        # of all values: the product of the known sizes, the others, and how many values have these
+        # for all values: the product of the fixed sizes, the symbolic sizes, and the number of values with both
         computed = [
             leaf
             for node in self.method.program.graph.nodes
@@ -175,7 +175,7 @@ class MethodSizes:
 
 
 def value_of(expression: sympy.Expr, sizes: Sizes) -> int:
-    """Return the value of a size; 1 for one that depends on data."""
+    """Return the value of a size; 1 for a size that depends on data."""
     if expression.is_Symbol:
         return sizes.get(expression, 1)
     number = expression.subs(sizes)
@@ -183,7 +183,7 @@ def value_of(expression: sympy.Expr, sizes: Sizes) -> int:
 
 
 def note_size(expression: sympy.Expr, number: int, sizes: dict[sympy.Symbol, int]) -> None:
-    """Note what the only symbol of a size is, where `expression` has the value `number`."""
+    """Solve `expression == number` for the expression's only symbol, and note the symbol's value."""
     symbols = sorted(expression.free_symbols, key=str)
     if len(symbols) != 1 or symbols[0] in sizes:
         return

@@ -1,4 +1,4 @@
-"""The stages `edge` and `lower`: a model's methods for one recipe, backend by backend, timed and reported."""
+"""The stages `decompose` and `compile`: a model's methods for a recipe, backend by backend, timed and reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hatch_lower.pipeline.model_build import KeptLowering, ModelBuild
 from hatch_lower.pipeline.sandbox import backend_guard
 
 FINITE_ONLY = "finite-only"
-NAMED = 3  # operators that a line names
+NAMED = 3  # number of operators in a line
 
 
 def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
@@ -37,7 +37,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
         Turn(dict.fromkeys(methods, partitioner), backend)
         for backend, partitioner in build.partitioners[recipe.name].items()
     ]
-    # without a backend everything stays whole: torch runs it whole, faster and with eager's own numbers
+    # without a backend no operation is decomposed: torch runs whole operations faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
     steps = ReportedSteps(build, recipe)
     if before is not None:
@@ -55,16 +55,16 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
     )
     for method in build.source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
-            build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))
+            build.reporter.report(Event("compile", "note", build.source.name, recipe.name, method.name, detail=line))
     for backend in recipe.backends:
         line = line_on_finite(backend.name, steps.finite_only[backend.name])
         if line and FINITE_ONLY not in backend.options:
-            build.reporter.report(Event("lower", "note", build.source.name, recipe.name, detail=line))
+            build.reporter.report(Event("compile", "note", build.source.name, recipe.name, detail=line))
     return KeptLowering(lowered, steps.seconds, steps.healing.left_out, steps.healing.times)
 
 
 class ReportedSteps(Steps):
-    """Reports the steps, measures them, and names the backend whose code fails."""
+    """Reports and times the steps, and names the backend whose code fails."""
 
     def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
         self._build = build
@@ -76,7 +76,7 @@ class ReportedSteps(Steps):
     @contextmanager
     def edge(self, method: str) -> Iterator[None]:
         begin = time.perf_counter()
-        with stage(self._build.reporter, "edge", self._build.source.name, self._recipe.name, method):
+        with stage(self._build.reporter, "decompose", self._build.source.name, self._recipe.name, method):
             yield
         self.seconds[method] = time.perf_counter() - begin
 
@@ -95,7 +95,7 @@ class ReportedSteps(Steps):
     def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
         begin = time.perf_counter()
         lowered: dict[str, Lowered] = {}
-        with stage(self._build.reporter, "lower", self._build.source.name, self._recipe.name) as describe:
+        with stage(self._build.reporter, "compile", self._build.source.name, self._recipe.name) as describe:
             with backend_guard(turn.name, self._build.place(self._recipe)):
                 yield lowered.update
             describe(f"{turn.name}: {count_text(lowered)}")
@@ -112,14 +112,14 @@ def count_text(lowered: Mapping[str, Lowered]) -> str:
 
 
 def shares_of(lowered: Mapping[str, Lowered]) -> dict[str, float]:
-    # by the partitions that were built: one call lowers all methods, and only it is measured
+    # by newly built partitions: a single call lowers all methods, and only that call is timed
     built = {name: method.partitions - method.reused for name, method in lowered.items()}
     total = sum(built.values())
     return {name: count / total if total else 1 / len(built) for name, count in built.items()}
 
 
 def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:
-    """Return what to write where operations stay outside of delegates because a dynamic size may be 0."""
+    """Return advice for a method with operations outside of delegates because a dynamic size may be 0."""
     count = sum(MAY_BE_ZERO in reason for reason in reasons)
     ranges = {str(symbol): limits for symbol, limits in method.program.range_constraints.items()}
     wide = {name: ranges[symbol].upper for symbol, name in method.dimensions.items() if ranges[symbol].lower == 0}
@@ -128,16 +128,16 @@ def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:
     ends = {name: f", max={upper}" if upper.is_finite else "" for name, upper in sorted(wide.items())}
     lines = ", ".join(f'`Dim("{name}", min=1{end})`' for name, end in ends.items())
     operations = "1 operation stays" if count == 1 else f"{count} operations stay"
-    return f"{operations} outside of delegates because {MAY_BE_ZERO}; if it never is, write {lines}"
+    return f"{operations} outside of delegates because {MAY_BE_ZERO}; if the size is never 0, write {lines}"
 
 
 def line_on_finite(backend: str, operators: Collection[str]) -> str:
-    """Return what to write where a backend took operators because `finite-only` is true by default."""
+    """Return advice for a recipe whose backend took operators because `finite-only` is true by default."""
     if not operators:
         return ""
     named = ", ".join(f"`{operator}`" for operator in sorted(operators)[:NAMED])
     more = f" and {len(operators) - NAMED} more" if len(operators) > NAMED else ""
     return (
         f"`{backend}` computes {named}{more} as eager does for finite numbers only; "
-        f"write `{FINITE_ONLY} = true` if the model meets no NaN and no infinity, else `{FINITE_ONLY} = false`"
+        f"write `{FINITE_ONLY} = true` if the model meets neither NaN nor infinity, else `{FINITE_ONLY} = false`"
     )

@@ -1,11 +1,11 @@
-"""Lowering one model, from its exported methods to the files in the wheel, on one page; runs in the child process.
+"""Lower a model, from its exported methods to the files in the wheel; runs in the child process.
 
 ```text
-start_build       options of the backends, example inputs, eager's results: what all below works with
+start_build       options of the backends, example inputs, eager's results: the inputs of all functions below
 lower_model       known already? (`reuse`)  no: lower_recipes, verify_recipes, keep
 make_recipes      the same without files: a build elsewhere joins the recipes
-lower_recipes     each recipe, then the constants and the check data that all of them share
-lower_recipe      edge and backends (`lower`) -> emit_recipe -> what is said of it
+lower_recipes     each recipe, then the constants and the check data that all recipes share
+lower_recipe      decompose and compile (`lower`) -> emit_recipe -> summary rows
 ```
 """
 
@@ -59,13 +59,13 @@ from hatch_lower.pipeline.verify import verify_recipes
 
 
 def lower_model(build: ModelBuild) -> ModelReport:
-    """Lower a captured model for each of its recipes, write its files, and verify them."""
-    # what other models have finished stays in the cache, whatever goes wrong
+    """Lower an exported model for each of its recipes, write the files, and verify the programs."""
+    # if this model fails, finished models stay in the cache
     return reused_or_lowered(build, lower_recipes, verify_recipes)
 
 
 def make_recipes(build: ModelBuild) -> tuple[ModelReport, Mapping[str, str]]:
-    """Lower and verify each of its recipes for a build elsewhere that joins them; return the keys of their records."""
+    """Lower and verify a model's recipes for a build elsewhere that joins the recipes; return the records' keys."""
     return made_recipes(build, lower_recipes, verify_recipes)
 
 
@@ -79,9 +79,9 @@ def start_build(
     fresh: FreshProcess | None = None,
     sources: Sequence[LocalSource] = (),
 ) -> ModelBuild:
-    """Return what lowering a captured model works with; its files go below `folder`."""
-    # Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
-    # are in `sources` are left out.
+    """Return the `ModelBuild` of an exported model; the model's files go below `folder`."""
+    # Without `fresh`, a process that has not run the model's code, the programs run in this process only. Weights in
+    # `sources` are left out of the wheel.
     digests = SpanDigests()
     digests.start(plain_constants(source))  # in other threads, while the model is called
     recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)
@@ -101,7 +101,7 @@ def start_build(
             real = read_real_inputs(model, source, settings.root)
             describe(", ".join(f"{len(each.cases)} of `{name}`" for name, each in real.items()))
     elif model.verify_inputs:
-        unused = "its `verify-inputs` are not used: `verify` is false for every recipe of the model"
+        unused = "`verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
     return ModelBuild(
         settings,
@@ -124,15 +124,15 @@ def start_build(
 def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
     model = build.model
     if any(recipe.verify for recipe in build.recipes):
-        eager_factory(build.source, build.source.methods[0])()  # it says if there can be no copy; not after minutes
+        eager_factory(build.source, build.source.methods[0])()  # raises now if the module cannot be copied
     recipes = [lower_recipe(build, recipe) for recipe in build.recipes]
     plans = [lowered.emitted.plan for lowered in recipes]
-    with stage(build.reporter, "constants", model.name) as describe:
+    with stage(build.reporter, "package", model.name) as describe:
         storages = merge_storages(lowered.emitted.storages for lowered in recipes)
         names = names_in_constants((lowered.emitted.plan, lowered.emitted.storages) for lowered in recipes)
         weights, inside, outside = write_outside(build, plans, storages, names)
         constants = build.packager.write_storages(inside, names)
-        describe(constants_text(constants, bytes_in_own_layout(plans), outside))
+        describe(f"constants: {constants_text(constants, bytes_in_own_layout(plans), outside)}")
     entry = ModelEntry(
         order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
         constants=constants,
@@ -161,7 +161,7 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
 def write_outside(
     build: ModelBuild, plans: Sequence[Plan], storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
 ) -> tuple[FileEntry | None, Mapping[str, torch.Tensor], WeightsRecord | None]:
-    """Write which storages are outside the wheel; return that file, the storages that are inside, and how much is."""
+    """Write `weights.json` for storages outside the wheel; return its entry, the storages inside, and byte counts."""
     if not build.model.weights:
         return None, storages, None
     read_there = {named.key for named in names.values()}
@@ -181,17 +181,17 @@ def write_outside(
 
 
 def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: WeightsRecord | None) -> str:
-    more = [f"{count:,} only for `{backend}`, which lays them out its own way" for backend, count in own.items()]
+    more = [f"{count:,} only for `{backend}`, which has a layout of its own" for backend, count in own.items()]
     if outside is not None:
         more.append(f"{outside.outside:,} outside the wheel")
     return "; ".join(["none" if file is None else f"{file.size:,} bytes", *more])
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
-    """Lower all methods for one recipe, and write its plan, debug map and delegates."""
+    """Lower all methods for a recipe, and write the plan, the debug map and the delegates."""
     lowering = lower_for_recipe(build, recipe)
     lowered, seconds = lowering.methods, lowering.seconds
-    with stage(build.reporter, "emit", build.source.name, recipe.name):
+    with stage(build.reporter, "package", build.source.name, recipe.name):
         emitted = emit_recipe(build, lowered.methods)
         if recipe.name in build.settings.torch_free:
             refuse_torch(build.place(recipe), emitted.plan, emitted.debug, recipe.imports, emitted.requirements())

@@ -1,4 +1,4 @@
-"""What the stages of one model's lowering hand on."""
+"""The values that the stages of a model's lowering pass on."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.package import Packager, ProgramFiles
 from hatch_lower.pipeline.real_inputs import RealInputs
 
-LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations that no partition of a backend gets
+LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations outside of a backend's partitions
 
 
 class KeptLowering(Frozen):
-    """The methods of a model, lowered for a recipe, before anything of them is written."""
+    """The methods of a model, lowered for a recipe, before any file is written."""
 
     methods: LoweredMethods
-    seconds: Mapping[str, float]  # that each took
+    seconds: Mapping[str, float]  # of lowering, by method
     left_out: LeftOutOf
-    healed: int  # how often in this build
+    healed: int  # number of healings in this build
 
 
 class ModelBuild(Frozen):
@@ -49,14 +49,14 @@ class ModelBuild(Frozen):
     folder: Path  # of the model in this build
     packager: Packager
     digests: SpanDigests
-    # the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them
+    # the tensors among the example inputs and eager's outputs, and a note; `None` if no setting needs the tensors
     examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
-    sources: tuple[LocalSource, ...] = ()  # files in which weights are looked for: what they have is not packaged
-    real: Mapping[str, RealInputs] = field(default_factory=dict)  # of methods that have some
+    sources: tuple[LocalSource, ...] = ()  # files of published weights, which are not packaged again
+    real: Mapping[str, RealInputs] = field(default_factory=dict)  # by method, for methods with real inputs
     left_out: Mapping[str, LeftOutOf] = field(default_factory=dict)  # recipe to the operations that torch runs
-    kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to what was lowered for it before
+    kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to its earlier lowering in this build
 
     def narrowed(self, recipes: Collection[str]) -> ModelBuild:
         kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
@@ -76,7 +76,7 @@ class LoweredRecipe(Frozen):
     methods: Mapping[str, MethodEntry]
     rows: tuple[MethodRow, ...]
     used: tuple[UsedBackend, ...]  # the backends that lowered partitions
-    keys: Mapping[str, bool]  # of the partitions' results in the cache; whether they were taken from there
+    keys: Mapping[str, bool]  # cache key of a partition's result → whether the result came from the cache
     programs: Mapping[str, ExportedProgram]  # of each method, with the calls of delegates
     lowering: KeptLowering
 

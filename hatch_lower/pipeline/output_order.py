@@ -1,12 +1,12 @@
-"""Outputs that eager lays out otherwise than `torch.export` foretells: the program copies these in eager's order.
+"""Outputs whose memory layout in eager differs from `torch.export`'s prediction: the program copies to eager's layout.
 
-torch foretells the strides of a result by a rule for each operator, and a kernel may choose others. Of one image that
-was made of rows of tokens (SegFormer's) a convolution's channels lie innermost by the rule, and outermost in eager. An
-engine gives what is foretold, so that `logits.view(-1)` raises where it does not in eager.
+torch predicts the strides of a result by a rule for each operator, and a kernel may choose other strides. For an image
+made from rows of tokens (SegFormer), the rule puts a convolution's channels innermost, and eager outermost. An engine
+returns the predicted layout, so that `logits.view(-1)` raises although eager's does not.
 
-The order of the dimensions is what counts. A copy is put in where the example's output has another order than is
-foretold, and the outputs of all other sizes that verification tries have the example's order. Else the build names the
-output (`comparison`). No size but the example's is computed for a method whose orders are as foretold.
+Only the order of the dimensions matters. The program gets a copy if the example's output differs from the prediction
+and the outputs of all further sizes that verification tries have the example's order. Otherwise the build names the
+output (`comparison`). If all orders are as predicted, only the example's size is computed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
-Order = tuple[int, ...]  # of the dimensions, the outermost first
+Order = tuple[int, ...]  # dimensions, the outermost first
 
 
 class Layout(Frozen):
-    """Where the elements of a tensor lie."""
+    """Shape and strides of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     def lies_in(self, order: Order) -> bool:
-        """Return whether elements lie side by side in an order; dimensions of size 1 may be anywhere in it."""
+        """Return whether the tensor is dense in an order of dimensions; dimensions of size 1 may be anywhere."""
         step = 1
         for dim in reversed(order):
             if self.shape[dim] != 1 and self.stride[dim] != step:
@@ -53,14 +53,14 @@ class Layout(Frozen):
         return True
 
     def order(self) -> Order | None:
-        """Return in which order elements lie side by side; `None` where these have gaps, overlap, or are none."""
+        """Return the order in which the tensor is dense; `None` if elements have gaps or overlap, or are absent."""
         long = sorted((dim for dim, size in enumerate(self.shape) if size != 1), key=lambda dim: -self.stride[dim])
         ones = [dim for dim, size in enumerate(self.shape) if size == 1]
         order = tuple(sorted(long + ones) if long == sorted(long) else ones + long)
         return order if 0 not in self.shape and self.lies_in(order) else None
 
 
-Layouts = Sequence[Layout | None]  # of all leaves of a method's outputs; `None` for what is no tensor in memory
+Layouts = Sequence[Layout | None]  # of all leaves of a method's outputs; `None` for leaves that are not strided tensors
 
 
 def note_layouts(layouts: dict[str, Layouts], method: str, outputs: object) -> None:
@@ -77,7 +77,7 @@ def layouts_of(outputs: object) -> Layouts:
 
 
 def in_eagers_order(model: CapturedModel, eager: Mapping[str, Layouts]) -> CapturedModel:
-    """Return a model whose programs lay out outputs as eager does; `eager` has the layouts of examples' outputs."""
+    """Return a model whose programs lay out outputs like eager; `eager` has the layouts of the examples' outputs."""
     methods = tuple(
         ordered(model, method, eager[method.name]) if method.name in eager else method for method in model.methods
     )
@@ -100,7 +100,7 @@ def lies_in(layouts: Layouts, index: int, order: Order) -> bool:
 
 
 def other_orders(method: CapturedMethod, eager: Layouts) -> dict[int, Order]:
-    """Return the orders of those outputs of the example that are not as foretold, by number of the leaf."""
+    """Return eager's orders for the example's outputs that differ from the prediction, by number of the leaf."""
     outputs = [value for spec, value in output_pairs(method.program) if spec.kind is OutputKind.USER_OUTPUT]
     if len(outputs) != len(eager):
         return {}
@@ -117,7 +117,7 @@ def other_orders(method: CapturedMethod, eager: Layouts) -> dict[int, Order]:
 
 
 def foretold_layout(value: object, sizes: Sizes) -> Layout | None:
-    """Return where a tensor lies by the exported program; `None` if that depends on more than the inputs' sizes."""
+    """Return the layout that the exported program predicts; `None` if the layout depends on data."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = [number_of(size, sizes) for size in (*value.shape, *value.stride())]
@@ -133,9 +133,9 @@ def number_of(size: int | torch.SymInt, sizes: Sizes) -> int | None:
 
 
 def layouts_at(model: CapturedModel, method: CapturedMethod, generated: Generated) -> Iterator[Layouts]:
-    """Yield the layouts of eager's outputs for inputs of one kind, the first that eager takes."""
+    """Yield the layouts of eager's outputs for the first inputs of a kind that eager takes."""
     for case in generated.tries:
-        with suppress(Exception):  # such a size is no size of the method; verification names it
+        with suppress(Exception):  # eager refuses this size; verification reports the refusal
             outputs = eager_outputs(model, method, case)
             yield layouts_of(outputs)
             return
@@ -144,7 +144,7 @@ def layouts_at(model: CapturedModel, method: CapturedMethod, generated: Generate
 
 
 def with_orders(program: ExportedProgram, orders: Mapping[int, Order]) -> ExportedProgram:
-    """Return a program that copies outputs, by number of the leaf, so that these lie in other orders."""
+    """Return a program that copies outputs, given by number of the leaf, to other orders of dimensions."""
     copied = copy_program(program)
     end = copied.graph.output_node()
     pairs = output_pairs(copied)
@@ -172,7 +172,7 @@ def in_order(graph: Graph, value: Node, order: Order) -> Node:
         steps = [(aten.permute.default, (turned,), {}), *steps, (aten.permute.default, (back,), {})]
     for target, args, kwargs in steps:
         call = graph.call_function(target, (value, *args), kwargs)
-        # the place in the source is that of the result itself
+        # the source line is the result's
         call.meta = {key: value.meta[key] for key in ("stack_trace", "nn_module_stack") if key in value.meta}
         call.meta["val"] = target(value.meta["val"], *args, **kwargs)
         value = call

@@ -1,4 +1,4 @@
-"""An emitted program as files in a model's folder, in the places that the manifest names."""
+"""Write an emitted program as files in a model's folder, under the manifest's paths."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class ProgramFiles:
 
 
 class Packager:
-    """Writes the files of one model below what will be `_lowered`, each once, and keeps the list of them."""
+    """Writes a model's files below the future `_lowered` folder, each file once, and lists the files."""
 
     def __init__(self, folder: Path, model: str, store: Store) -> None:
         self.folder = folder
         self._model = model
         self._store = store
         self._files: dict[str, PayloadFile] = {}
-        self.constants: Path | None = None  # the constants file, once it is written
-        self.outside: OutsideFiles | None = None  # where weights outside the wheel are, once that is written
+        self.constants: Path | None = None  # the constants file, after the file is written
+        self.outside: OutsideFiles | None = None  # places of weights outside the wheel, after `weights.json` is written
         self.beside: tuple[PayloadFile, ...] = ()
 
     def files(self) -> tuple[PayloadFile, ...]:
         return tuple(self._files[path] for path in sorted(self._files))
 
     def refuse_changed(self, program: ProgramFiles, where: str) -> None:
-        # a run half may take a file away, or write into it: whether each is still there, as large as it was written;
-        # contents are compared with digests when files are put into the wheel
+        # A run half may remove a file or write into a file. Only existence and size are checked here; the wheel's
+        # writer compares contents with digests.
         for entry in (program.plan, program.debug, *program.delegates):
             source = self.source(entry.path)
             size = source.stat().st_size if source.is_file() else None
@@ -69,7 +69,8 @@ class Packager:
                     "a backend has changed a packaged file",
                     where=f"{where}, `{entry.path}`",
                     found="no file" if size is None else f"{size} bytes instead of {entry.size}",
-                    hint="a run half only reads its blob; report this to the authors of the backend, or leave it out",
+                    hint="a run half may only read its blob; report this to the backend's authors, or leave the backend"
+                    " out",
                 )
 
     def source(self, path: str) -> Path:
@@ -105,8 +106,8 @@ class Packager:
     def write_storages(
         self, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
     ) -> FileEntry | None:
-        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants."""
-        # delegates find storages in it by `names`
+        """Write the constants file, or reuse an earlier build's; return `None` if there are no constants."""
+        # `names` are the names by which delegates find storages in the file
         if not storages:
             return None
         path = f"{self._model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"
@@ -115,8 +116,8 @@ class Packager:
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
 
     def write_beside(self, storages: Mapping[str, torch.Tensor], distribution: str) -> LocalSource:
-        """Write a file like the constants file, which does not go into the wheel; its name says what it holds."""
-        # without the version: a release that changes no weights needs no other file
+        """Write the weights to a file beside the wheel, like the constants file; the name contains the digest."""
+        # the name has no version: a release without new weights keeps the file
         written, source = self._constants_file(f"{self._model}/{BESIDE}", storages, {})
         name = f"{distribution}-{self._model}-{written.sha256[:DIGITS]}{SUFFIX}"
         self.beside = (PayloadFile(name, source, written.size, written.sha256),)
@@ -125,8 +126,8 @@ class Packager:
     def _constants_file(
         self, path: str, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
     ) -> tuple[WrittenConstants, Path]:
-        # Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
-        # its contents are checked against its digest when they are put into the wheel.
+        # Storage keys are digests of contents, so the keys determine the file. A stored file is accepted by size; the
+        # wheel's writer checks the contents against the digest.
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
         named = {name: asdict(storage) for name, storage in names.items()}
         key = digest_of(["constants", CONSTANTS_SCHEMA, described, named])
@@ -155,10 +156,10 @@ class Packager:
     def _write_constants(
         self, path: str, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
     ) -> tuple[WrittenConstants, Path]:
-        # It is written where it will stay: in the store, for the folder may be on another file system, or in memory;
-        # below the folder if the store is not written.
+        # Write to the final place: into the store, as the folder may be on another file system or in memory; below the
+        # folder if the store is read-only.
         if self._store.writes:
-            with suppress(OSError):  # the store will say what is wrong with it when it is asked to adopt a file
+            with suppress(OSError):  # `adopt` below reports a broken store
                 return self._write_into_store(storages, names)
         source = self.folder / path
         source.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ class Packager:
     def _write_into_store(
         self, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
     ) -> tuple[WrittenConstants, Path]:
-        # beside the blobs, so that adopting it is a rename; what killed builds left of theirs goes
+        # beside the blobs, so that adopting the file is a rename; leftovers of killed builds are removed
         folder = self._store.directory
         make_folder(folder)
         remove_abandoned(folder, f"{UNFINISHED}*{LEFTOVER}")
@@ -178,7 +179,7 @@ class Packager:
             written = write_constants(part, storages, names)
             adopted = self._store.adopt(part, written.sha256)
             if adopted == part:
-                raise OSError("the store does not take it")
+                raise OSError("the store does not take the file")
             return written, adopted
         finally:
             os.close(descriptor)

@@ -31,10 +31,10 @@ def dimension_names(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> dict[str, str]:
-    """Return symbol → name of its `torch.export.Dim`, as far as the declaration says."""
-    if not isinstance(dynamic_shapes, Mapping | tuple | list):  # an object of torch's, which has no names
+    """Return symbol → name of its `torch.export.Dim`, for declared names."""
+    if not isinstance(dynamic_shapes, Mapping | tuple | list):  # an object of torch's, without names
         return {}
-    # by the method's own parameters, as torch reads a declaration: `*inputs` is one of them, and so is `**options`
+    # by the method's parameters, as torch reads a declaration: `*inputs` and `**options` are a parameter each
     given: dict[str, object] = dict(signature.bind(*args, **kwargs).arguments)
     shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
     examples = trees.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
@@ -47,7 +47,7 @@ def dimension_names(
             dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index]
             if isinstance(dimension, torch.export.Dim) and isinstance(size, torch.SymInt):
                 expression = size.node.expr
-                # torch has a symbol for the dimension that another (`2 * n`) is computed of
+                # torch's symbol stands for the root dimension (`n` of `2 * n`)
                 root = getattr(dimension, "root", dimension)
                 if expression.is_Symbol and root is dimension:
                     names.setdefault(str(expression), dimension.__name__)
@@ -59,13 +59,13 @@ def dimension_names(
 def with_named_keywords(
     call: Callable[..., object], dynamic_shapes: Any, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[Callable[..., object], Any]:
-    """Return a method that names all keyword arguments of a call in its signature, and its dynamic shapes."""
-    # torch.export loses the shapes of arguments in `**options`
+    """Return a method whose signature names all keyword arguments of a call, and the method's dynamic shapes."""
+    # torch.export drops the dynamic shapes of arguments in `**options`
     signature = inspect.signature(call)
     rest = next((each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), None)
     try:
         bound = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # of the call, which the export will say
+    except TypeError:  # the export reports the mismatch
         return call, dynamic_shapes
     if rest is None or rest.name not in bound or not isinstance(dynamic_shapes, Mapping | tuple | list):
         return call, dynamic_shapes
@@ -101,5 +101,5 @@ def paired(argument: object, shape: Any) -> Iterator[tuple[object, Any]]:
 
 
 def user_values(program: ExportedProgram) -> list[object]:
-    """Return what the program's user inputs look like: fake tensors, symbolic numbers, or the literal itself."""
+    """Return the traced values of the program's user inputs: fake tensors, symbolic numbers, or literals."""
     return [node.meta.get("val") for _, node in user_inputs(program)]

@@ -1,4 +1,4 @@
-"""Numbers and texts that a module holds beside its tensors, which a method may change where a program cannot."""
+"""Python numbers and strings in a module's attributes: a method may change such values, a program cannot."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Change:
 
 @contextmanager
 def noted_changes(found: dict[tuple[int, str], Change]) -> Iterator[None]:
-    """Note which numbers and texts among the attributes of modules are changed meanwhile, in `found`."""
-    # torch.export gives all attributes back
+    """Note in `found` the numbers and strings among modules' attributes that change inside the context."""
+    # needed because torch.export restores all attributes
     assign = torch.nn.Module.__setattr__
 
     def noting(self: torch.nn.Module, name: str, value: Any) -> None:
@@ -48,8 +48,8 @@ def noted_changes(found: dict[tuple[int, str], Change]) -> Iterator[None]:
 def refuse_counting(
     where: str, method: str, module: torch.nn.Module, changes: Iterable[Change], same_again: Callable[[], bool]
 ) -> None:
-    """Refuse a method where another export, after what it has changed, gives other results."""
-    own = set(map(id, module.modules()))  # torch has modules of its own meanwhile
+    """Refuse a method if another export, made with the changed values, gives other results."""
+    own = set(map(id, module.modules()))  # excludes torch's own modules
     changed = [change for change in changes if id(change.module) in own and change.before != change.after]
     if not changed:
         return
@@ -57,7 +57,7 @@ def refuse_counting(
         for change in changed:
             setattr(change.module, change.attribute, change.after)
         depends = not same_again()
-    except Exception:  # with these values the method fails, which is not the example's call
+    except Exception:  # the method fails with the changed values; no evidence about the example's call
         depends = False
     finally:
         for change in changed:
@@ -67,12 +67,12 @@ def refuse_counting(
     first = changed[0]
     name = next((path for path, child in module.named_modules() if child is first.module), "")
     raise CaptureError(
-        f"method `{method}` changes `{name}.{first.attribute}`, a value of Python that its results depend on"
+        f"method `{method}` changes `{name}.{first.attribute}`, a Python value that influences the results"
         if name
-        else f"method `{method}` changes `{first.attribute}`, a value of Python that its results depend on",
+        else f"method `{method}` changes `{first.attribute}`, a Python value that influences the results",
         where=where,
-        found=f"it is {first.before!r} before a call and {first.after!r} after it; a program keeps the first",
-        hint=f'keep it in a buffer, and change that in place: `self.register_buffer("{first.attribute}",'
+        found=f"{first.before!r} before a call and {first.after!r} after the call; a program keeps the first value",
+        hint=f'keep the value in a buffer, and change the buffer in place: `self.register_buffer("{first.attribute}",'
         f" torch.tensor({first.before!r}))`, `self.{first.attribute}.add_(1)`",
     )
 
@@ -80,7 +80,7 @@ def refuse_counting(
 def same_results(
     first: ExportedProgram, second: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> bool:
-    """Return whether the second call is the same by two exported programs, on the state after a call of the first."""
+    """Return whether two exported programs agree on a second call, which starts from the first program's state."""
     one, other = copy_module(first.module()), copy_module(second.module())
 
     def call(module: torch.nn.Module) -> list[object]:

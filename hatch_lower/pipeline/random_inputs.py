@@ -1,4 +1,4 @@
-"""Calls of a method, and tensors of the same specification as the example's: random, constant, at limits."""
+"""Calls of a method, and tensors with the example's specification: random, constant, at the limits of integers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.programs import order_kwargs
 
-VARIED = 64  # numbers of a tensor that are looked at
-EQUAL = 0.75  # a number that all floating-point dtypes hold
+VARIED = 64  # numbers of a tensor that `is_varied` examines
+EQUAL = 0.75  # exact in all floating-point dtypes
 
 
 class InputCase(Frozen):
-    name: str  # what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`
+    name: str  # in errors: `example inputs`, `random inputs, seed 1`, `batch = 3`
     args: tuple[object, ...]
     kwargs: dict[str, object]
     parameters: tuple[str, ...]  # the names of `args`
@@ -26,7 +26,7 @@ class InputCase(Frozen):
         return trees.tree_leaves((self.args, self.kwargs))
 
     def copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
-        # a method may change its inputs, and their strides decide what some operators do
+        # a method may change its inputs, and some operators depend on the inputs' strides
         args, kwargs = trees.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
         return args, kwargs
 
@@ -43,7 +43,7 @@ def span_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def example_case(method: CapturedMethod) -> InputCase:
-    # keyword arguments in the order of the exported signature, in which the program's inputs are
+    # keyword arguments in the order of the exported signature, like the program's inputs
     kwargs = dict(method.kwargs)
     if kwargs and method.program.call_spec.in_spec is not None:
         kwargs = order_kwargs(kwargs, method.program.call_spec.in_spec)
@@ -70,7 +70,7 @@ def has_nonzero(leaf: object) -> bool:
 
 
 def is_varied(leaf: object) -> bool:
-    """Return whether numbers are as good as random ones: of both signs and many, or integers that differ."""
+    """Return whether numbers are as good as random numbers: many values of both signs, or different integers."""
     if not isinstance(leaf, torch.Tensor):
         return True
     if not leaf.dtype.is_floating_point:
@@ -80,7 +80,7 @@ def is_varied(leaf: object) -> bool:
 
 
 def random_values(example: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    # floats from a standard normal distribution; integers from the example's own values, so that indices stay valid
+    # floats from a standard normal distribution; integers from the example's values, so that indices stay valid
     if example.dtype is torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).to(torch.bool)
     if example.dtype.is_floating_point:
@@ -94,7 +94,7 @@ def random_values(example: torch.Tensor, count: int, generator: torch.Generator)
 
 
 def equal_values(example: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    # integers are the example's first, which is a valid index
+    # integers repeat the example's first value, which is a valid index
     if is_integer(example):
         first = example.detach().reshape(-1)[:1]
         return first.expand(count).clone() if first.numel() else torch.zeros(count, dtype=example.dtype)

@@ -1,7 +1,7 @@
-"""Real inputs: what the setting `verify-inputs` of a model gives, as calls of its methods.
+"""Real inputs: the calls of a model's methods that its setting `verify-inputs` names.
 
-They are read and checked before anything is lowered. A file is one of `runtime.samples`; a function is called with the
-name of each method, and what it returns or yields are the arguments of one call each.
+Real inputs are read and checked before lowering. A file has the format of `runtime.samples`; a function is called with
+the name of each method, and returns or yields the arguments of a call per item.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from hatch_lower.pipeline.sandbox import export_guard
 from hatch_lower.runtime.samples import check_leaves, read_samples, sample_leaves, sample_paths
 from hatch_lower.runtime.torch_private import trees
 
-MOST = 1000  # calls that a function may give for one method: a generator may have no end
+MOST = 1000  # limit of calls that a function may give for a method: a generator may have no end
 GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by name, for each call"
 
 
 class RealInputs(Frozen):
-    source: str  # as it is set: `samples.safetensors`, `digits.data:samples`
+    source: str  # the setting's text: `samples.safetensors`, `digits.data:samples`
     cases: tuple[InputCase, ...]
 
     def digest(self) -> str:
         return digest_of([[leaf_text(leaf) for leaf in case.leaves()] for case in self.cases])
 
     def notes(self) -> Iterator[str]:
-        """Yield what makes a comparison on them say less."""
+        """Yield warnings about inputs that weaken the comparison, such as NaN."""
         odd = [case.name for case in self.cases if any(map(has_nan, case.leaves()))]
         if odd:
             others = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-            yield f"there are NaN in {odd[0]}{others}: outputs that are NaN on both sides agree"
+            yield f"{odd[0]}{others} contain NaN: outputs that are NaN on both sides count as equal"
 
 
 def leaf_text(leaf: object) -> str:
@@ -59,16 +59,16 @@ def has_nan(leaf: object) -> bool:
 
 
 def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) -> dict[str, RealInputs]:
-    """Return the real inputs of each method that has some; raise `SampleError` if none has."""
+    """Return the real inputs by method, for the methods with real inputs; raise `SampleError` without any."""
     given, methods = model.verify_inputs, source.methods
     cases = file_cases(root / given, methods) if is_sample_file(given) else function_cases(model, methods, root)
     found = {name: RealInputs(given, own) for name, own in cases.items() if own}
     if not found:
         raise SampleError(
-            "there are no real inputs for any method",
+            "no method has real inputs",
             where=f"model `{model.name}`, `verify-inputs`",
-            found=f"`{given}` has none",
-            hint=GIVE if not is_sample_file(given) else f"write them under keys such as `{methods[0].name}/0/…`",
+            found=f"`{given}` has no inputs",
+            hint=GIVE if not is_sample_file(given) else f"write inputs under keys such as `{methods[0].name}/0/…`",
         )
     return found
 
@@ -94,7 +94,7 @@ def function_cases(
         if not callable(function):
             found = f"a value of type `{type(function).__name__}`"
             hint = f"name a function that takes the name of a method; {GIVE}"
-            raise SampleError("real inputs come from a function", where=entry.where(), found=found, hint=hint)
+            raise SampleError("real inputs must come from a function", where=entry.where(), found=found, hint=hint)
         return {method.name: called(method, function, entry) for method in methods}
 
 
@@ -104,23 +104,23 @@ def called(method: CapturedMethod, function: Callable[[str], object], entry: Ent
     except (LowerError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise raised_error(error, entry, f"it failed to give real inputs for method `{method.name}`") from error
+        raise raised_error(error, entry, f"the function gave no real inputs for method `{method.name}`") from error
 
 
 def calls_of(method: CapturedMethod, value: object, entry: EntryPoint) -> Iterator[InputCase]:
-    """Yield the calls that a function gave; each is copied before the next is asked for, which may use its memory."""
+    """Yield the calls that a function gives; a copy of each, as the next call may reuse the memory."""
     if not isinstance(value, Iterable) or isinstance(value, str | torch.Tensor):
-        what = "a function of real inputs returned something else"
+        what = "a function of real inputs returned a value that is not a sequence of calls"
         raise SampleError(what, where=entry.where(), found=f"a value of type `{type(value).__name__}`", hint=GIVE)
     for number, call in enumerate(value):
         if number == MOST:
             found = f"more than {MOST} calls of `{method.name}`"
-            raise SampleError("these are too many real inputs", where=entry.where(), found=found, hint="give fewer")
+            raise SampleError("too many real inputs", where=entry.where(), found=found, hint="give fewer calls")
         yield call_case(method, f"{entry.export}, call {number}", call)
 
 
 def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
-    """Return the arguments of one call, checked; what the graph was specialised for may be left out."""
+    """Return the checked arguments of a call; arguments that the graph is specialized for may be omitted."""
     where, example, known = f"{name}, method `{method.name}`", example_case(method), signature(method)
     arguments = example.named(example.args, example.kwargs)
     fixed = fixed_parameters(known)
@@ -130,7 +130,8 @@ def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
     elif isinstance(call, tuple | list):
         given = dict(zip([*example.parameters, *range(len(call))], call, strict=False))
     else:
-        raise SampleError("this is no call", where=where, found=f"a value of type `{type(call).__name__}`", hint=GIVE)
+        found = f"a value of type `{type(call).__name__}`"
+        raise SampleError("a real input is not a call", where=where, found=found, hint=GIVE)
     missing = [name for name in arguments if name not in given and name not in fixed]
     if missing or given.keys() - arguments.keys():
         listed = ", ".join(f"`{name}`" for name in arguments)
@@ -153,12 +154,12 @@ def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
 
 
 def own_leaves(leaves: Iterable[object]) -> list[object]:
-    # neither a change of the file nor the model's code changes what is compared, which the key tells
+    # copies, so that no change of the file and no model code alters the compared inputs, which the key contains
     return [copied_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def fixed_parameters(signature: MethodPlan) -> set[str]:
-    """Return the parameters that hold nothing but what the graph was specialised for."""
+    """Return the parameters whose leaves are all literals that the graph is specialized for."""
     entries = iter(signature.inputs)
     held = {
         parameter.name: list(itertools.islice(entries, count_leaves(parameter.tree)))

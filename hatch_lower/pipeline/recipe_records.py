@@ -1,4 +1,4 @@
-"""What of a model is known recipe by recipe: records of those that were lowered and verified, here or elsewhere."""
+"""Records of a model's recipes that were lowered and verified before, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KnownRecipes(Frozen):
         return recipe_key(self.exports[recipe].components())
 
     def is_known(self, lowered: LoweredRecipe) -> bool:
-        # whether what was put together is what a record says was verified
+        # whether the assembled files are the files that a record says were verified
         record = self.records.get(lowered.recipe.name)
         return record is not None and (record.plan, record.files, record.requirements) == contents_of(lowered)
 
@@ -40,7 +40,7 @@ def known_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
 
 
 def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
-    """Return the recipes that another machine can put together: their partitions are still there, too."""
+    """Return the known recipes that another machine can assemble: all their partitions are still stored."""
     known = known_recipes(build, export)
     whole = {name: record for name, record in known.records.items() if has_partitions(build.store, record)}
     return KnownRecipes(known.exports, whole)
@@ -49,7 +49,7 @@ def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
 def keep_recipe(
     store: Store, known: KnownRecipes, lowered: LoweredRecipe, verified: Iterable[VerifiedMethod], versions: Versions
 ) -> str:
-    """Store that a recipe was lowered and verified; return why a later build could not use that."""
+    """Store the record of a lowered and verified recipe; return the reason if a later build cannot use the record."""
     name = lowered.recipe.name
     own = tuple(method for method in verified if method.recipe == name)
     used = tuple(versions[backend] for backend in lowered.used)
@@ -61,24 +61,24 @@ def keep_recipe(
 
 
 def contents_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return what was verified: digests of the plan and of the delegates' files, and what these require."""
+    """Return the verified contents: digests of the plan and the delegates' files, and the delegates' requirements."""
     files = lowered.files
     return files.plan.sha256, tuple(file.sha256 for file in files.delegates), lowered.emitted.requirements()
 
 
 def versions_of(recipes: Iterable[LoweredRecipe]) -> Versions:
-    """Return what recipes' backends are now, which takes a while; a `NoKeyError` if that of one cannot be told."""
+    """Return the current versions of recipes' backends, which is slow; raise `NoKeyError` if a version is unknown."""
     used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
     return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in used}
 
 
 def is_usable(name: str, record: RecipeRecord) -> bool:
-    # what a shared cache says was compared goes into the wheel
+    # the verified methods of a shared record go into the wheel, so the record must name this recipe
     return all(method.recipe == name for method in record.verified) and is_current(record.used)
 
 
 def is_current(used: Iterable[UsedVersions]) -> bool:
     try:
         return all(UsedBackend(each.backend, each.specs).versions() == each.versions for each in used)
-    except Exception:  # lowering will say what is wrong with the backend
+    except Exception:  # lowering reports the broken backend
         return False

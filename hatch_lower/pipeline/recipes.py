@@ -1,4 +1,4 @@
-"""A recipe before and after it is lowered: its backends' partitioners, and what it requires."""
+"""A recipe before and after lowering: its backends' partitioners, and the requirements of the program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hatch_lower.runtime.requirements import requirement_reason, version_here
 from hatch_lower.runtime.selection import DelegateKinds
 from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH, TorchReason, array_requirements, torch_reasons
 
-SHOWN = 20  # reasons that an error names
+SHOWN = 20  # number of reasons in an error
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
@@ -38,30 +38,30 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
         raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
     if not isinstance(partitioner, Partitioner):
         raise BackendError(
-            f"the backend `{choice.name}` returned something else than a `Partitioner`",
+            f"the backend `{choice.name}` returned a value that is not a `Partitioner`",
             where=where,
             found=trim(repr(partitioner)),
-            hint="let its classmethod `partitioner(options)` return one",
+            hint="return a `Partitioner` from the classmethod `partitioner(options)`",
         )
     return partitioner
 
 
 def refuse_other_versions(backend: str, requirements: Iterable[str]) -> None:
-    """Refuse a library that is installed in a version with which what the backend makes could not run."""
+    """Refuse an installed version of a library with which the backend's programs could not run."""
     for text in requirements:
         name = Requirement(text).name
         if version_here(normal_name(name)) is None:
-            continue  # the backend says so, or finds the library under another name
+            continue  # the backend reports a missing library, or finds the library under another name
         if reason := requirement_reason(text, f"backend `{backend}`"):
             raise BackendError(
                 f"the backend `{backend}` needs another version of `{name}`",
                 found=reason,
-                hint="name the version that it needs in `[build-system] requires`",
+                hint="name the needed version in `[build-system] requires`",
             )
 
 
 def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
-    """Refuse now what the end of the build would refuse, as far as recipes tell what their programs will require."""
+    """Refuse unmet requirements before the build, as far as recipes determine the requirements of their programs."""
     if settings.dependencies is None:
         return
     required = {}
@@ -72,7 +72,7 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
         if recipe.imports or (names and not on_numpy):
             known.append(TORCH)
         elif on_numpy.issuperset(names) and names:
-            known.append(NUMPY)  # only lowering tells that it needs torch, which seldom comes without NumPy
+            known.append(NUMPY)  # only lowering shows whether the program needs torch, which rarely comes without NumPy
         for choice in recipe.backends:
             with backend_guard(choice.name, f"recipe `{recipe.name}`"):
                 known += find_backend(choice.name).requirements(choice.options)
@@ -102,31 +102,31 @@ def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]
 
 
 def with_one_torch(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Return requirements, sorted; `torch>=2.13` is left out where a backend requires certain versions of torch."""
+    """Return sorted requirements; without `torch>=2.13` if a backend requires certain versions of torch."""
     found = set(requirements)
     named = any(map(names_torch, found - {TORCH}))
     return tuple(sorted(found - {TORCH} if named else found))
 
 
 def refuse_torch(place: str, plan: Plan, debug: DebugMap, imports: Sequence[str], requirements: Iterable[str]) -> None:
-    """Refuse a program that would need torch, for a recipe that promises to do without."""
-    # `requirements` are at least those of its backends
+    """Refuse a program that needs torch, for a recipe with the setting `torch-free`."""
+    # `requirements` include at least the backends'
     reasons = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), imports)
     lines = list(dict.fromkeys(reason_line(reason, debug) for reason in reasons))
     lines = lines or [f"a backend requires `{text}`" for text in requirements if names_torch(text)]
     if lines:
         more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise BackendError(
-            "the recipe is `torch-free`, and its program would need torch",
+            "the recipe is `torch-free`, but its program needs torch",
             where=place,
             found="\n".join([*lines[:SHOWN], *more]),
-            hint="write the model without these operations, or so that a backend takes them; or let `torch-free` of the"
-            " recipe be false",
+            hint="write the model without these operations, or in a form that a backend takes; or set `torch-free` of"
+            " the recipe to false",
         )
 
 
 def reason_line(reason: TorchReason, debug: DebugMap) -> str:
-    """Return what needs torch, where the model's code calls it, and why no backend took it."""
+    """Format a reason for torch: the operation, its source line, and the reason why no backend took the operation."""
     method = debug.methods.get(reason.method, NO_DEBUG)
     handles = method.instructions.get(reason.path, ()) if reason.path else ()
     sources = dict.fromkeys(method.handles[handle].source for handle in handles if method.handles[handle].source)
@@ -146,7 +146,7 @@ def owners_of(recipe: Recipe, project: str) -> set[str]:
 
 
 def wheel_requirements(settings: Settings, lowered: LoweredRecipe) -> tuple[str, ...] | None:
-    """Return what the wheel requires where a recipe is to run; `None` if the build does not look after it."""
+    """Return the wheel's requirements for a recipe; `None` if the build does not manage requirements."""
     if settings.dependencies is None or settings.runtime_requirements == "off":
         return None
     extra = settings.extras.get(lowered.recipe.name)

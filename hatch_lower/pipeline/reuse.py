@@ -1,10 +1,10 @@
-"""Level 2: the exported graphs are known, so nothing is lowered; runs in the child process.
+"""Level 2: reuse of an earlier result for equal exported graphs, without lowering; runs in the child process.
 
-What the same code lowered before from equal graphs, weights, example inputs and settings is taken from the store. Only
-the debug maps are made anew, with the source lines of this export.
+The store has the results that the same code lowered from equal graphs, weights, example inputs and settings. Only debug
+maps are written anew, with the source lines of this export.
 
-A model whose recipes were made one by one, by other machines say, is put together from their partitions, and what their
-records say was verified is not verified again.
+A model whose recipes were lowered separately, for example by other machines, is assembled from the recipes' partitions.
+Recipes with a record are not verified again.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], tuple[VerifiedMethod, .
 
 
 def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
-    """Return the report of an earlier build of the same export; else lower, verify, and keep what it came to."""
+    """Return an earlier build's report of the same export; if there is none, lower, verify and store the result."""
     store, model = build.store, build.model.name
     try:
-        with stage(build.reporter, "known", model) as describe:
+        with stage(build.reporter, "lookup", model) as describe:
             export = export_of(build)
             report = find_report(store, export, build.packager)
             known = known_recipes(build, export.key) if report is None else KnownRecipes({}, {})
-            describe("nothing to lower" if report else "not yet" if known.missing() else "each recipe, to be joined")
+            describe("found" if report else "not found" if known.missing() else "each recipe found, to be joined")
     except NoKeyError as error:
         refuse_frozen(store, model, str(error))
         build.warn(f"only partitions are looked up in the cache: {error}")
@@ -67,9 +67,9 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
         refuse_broken_promises(build, report)
         return report
     if known.missing():
-        refuse_frozen(store, model, "no result of what it exports now, with these settings", known.missing())
+        refuse_frozen(store, model, "no result for the present export with these settings", known.missing())
     with store.locked([export.key.digest()], "export"):
-        report = find_report(store, export, build.packager)  # another build may just have made it
+        report = find_report(store, export, build.packager)  # another build may just have stored a report
         if report is not None:
             refuse_broken_promises(build, report)
             return report
@@ -81,28 +81,28 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
 
 
 def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[ModelReport, Mapping[str, str]]:
-    """Lower and verify recipes of a model that have no record yet; return the keys of the records there are then."""
-    # the report has no files: whoever joins the recipes makes them
+    """Lower and verify a model's recipes without a record; return the keys of all records afterwards."""
+    # the report has no files: the build that joins the recipes writes files
     store, model = build.store, build.model
     report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
     try:
-        with stage(build.reporter, "known", model.name) as describe:
+        with stage(build.reporter, "lookup", model.name) as describe:
             export = export_of(build)
             known = whole_recipes(build, export.key)
-            describe("not yet" if known.missing() else "nothing to lower")
+            describe("not found" if known.missing() else "found")
     except NoKeyError as error:
         build.warn(f"only partitions are kept in the cache: {error}")
         return replace(report, rows=lowered_and_verified(build, lower, verify)[0].rows), {}
     made: list[str] = []
     if known.missing():
         with store.locked([known.key(name) for name in known.missing()], "export"):
-            known = whole_recipes(build, export.key)  # another build may just have made some
+            known = whole_recipes(build, export.key)  # another build may just have stored records
             if missing := known.missing():
                 lowered, recipes = lowered_and_verified(build.narrowed(missing), lower, verify)
                 report = replace(report, rows=lowered.rows, verified=lowered.verified)
                 made = keep_made(build, known, lowered, recipes)
     there = {name: known.key(name) for name in (*known.records, *made)}
-    for key in there.values():  # this machine may have had partitions before anything was sent
+    for key in there.values():  # partitions from before the first upload may not be in the shared cache yet
         share_recipe(store, key)
     return report, there
 
@@ -116,7 +116,7 @@ def export_of(build: ModelBuild) -> Export:
 def keep(
     build: ModelBuild, known: KnownRecipes, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]
 ) -> str:
-    """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
+    """Store the result of lowering an export; return the reason if a later build could not use the result."""
     try:
         versions = versions_of(recipes)
     except NoKeyError as error:
@@ -128,7 +128,7 @@ def keep(
 def keep_made(
     build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]
 ) -> list[str]:
-    """Store that recipes were lowered and verified; return those that a later build finds, and say why not others."""
+    """Store the records of lowered and verified recipes; return the recipes that a later build finds."""
     if not build.store.writes:
         return []
     try:
@@ -144,7 +144,7 @@ def keep_made(
 def keep_recipes(
     store: Store, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe], versions: Versions
 ) -> dict[str, str]:
-    """Store that recipes were lowered and verified; return of each why a later build could not use that."""
+    """Store the records of recipes; return, by recipe, the reason why a later build could not use the record."""
     return {
         lowered.recipe.name: keep_recipe(store, known, lowered, report.verified, versions)
         for lowered in recipes
@@ -157,7 +157,7 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known:
         build = replace(build, left_out={name: record.left_out for name, record in known.records.items()})
         for name, several in build.left_out.items():
             if several:
-                build.warn(f"the recipe `{name}` leaves out {count_text(several)}, as an earlier build of it did")
+                build.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
     renewed: set[str] = set()  # keys of partitions that were lowered in this build
     for number in count(1):
         report, recipes = lower(build)
@@ -187,24 +187,24 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known:
 
 
 def refuse_frozen(store: Store, model: str, found: str, missing: Sequence[str] = ()) -> None:
-    # a frozen cache lowers nothing, not even a portable program: its recipes were made elsewhere, or the whole model
+    # with a frozen cache no program is lowered, not even a portable program: the recipes must be in the cache
     if store.mode == "frozen":
         made = hint = ""
         if missing:
             units = [f"{model}/{recipe}" for recipe in missing]
-            made = f"; not made: {', '.join(f'`{unit}`' for unit in units)}"
-            hint = f"make them with `hatch-lower lower {' '.join(f'--only {unit}' for unit in units)}`, or "
+            made = f"; missing: {', '.join(f'`{unit}`' for unit in units)}"
+            hint = f"lower with `hatch-lower lower {' '.join(f'--only {unit}' for unit in units)}`, or "
         raise CacheError(
             "the cache is frozen and lacks a result that this build needs",
             where=f"model `{model}`",
             found=f"{found}{made}",
-            hint=f"{hint}build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last"
+            hint=f"{hint}build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` lists the changes since the last"
             " build",
         )
 
 
 def find_report(store: Store, export: Export, packager: Packager) -> ModelReport | None:
-    """Return an earlier report with this export's source lines; `None` if there is none, or a backend has changed."""
+    """Return an earlier report with this export's source lines; `None` without report or if a backend has changed."""
     value = store.find(export.key.digest())
     if value is None or not {"used", "report", "anchors"} <= value.keys():
         return None
@@ -240,7 +240,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
 
 
 def refuse_broken_promises(build: ModelBuild, report: ModelReport) -> None:
-    # `torch-free` is in no key, for it changes no result
+    # no key contains `torch-free`, which changes no result
     files = {file.path: file.source for file in report.files}
     for recipe in build.recipes:
         if recipe.name in build.settings.torch_free:
@@ -275,7 +275,7 @@ def keep_report(
 
 
 def line_in_reasons(debug: DebugMap) -> str:
-    # such a reason would be stale when lines move
+    # a reason with a source line becomes stale when lines move
     for method in debug.methods.values():
         files = {PurePath(origin.source.rpartition(":")[0]).name for origin in method.handles.values()} - {""}
         for node in method.undelegated:

@@ -1,9 +1,9 @@
-"""The roundings that a value goes through on its way to an output: to half precision, to integers of 8 bits.
+"""Roundings on the way to an output, as marks of values: to half precision, to integers of 8 bits.
 
-A number of float32 that was computed in half precision on the way is no more exact than a half, so that verification
-allows the output more. A graph is gone through once, forward, and each value gets the marks of all values from which
-it was computed: through calls of other graphs, memory that is written into, and buffers from one call to the next.
-An operation that only moves or widens the numbers of a half adds no mark, for both sides begin with equal numbers.
+A float32 number computed through half precision is no more exact than a half, so verification allows the output a
+larger difference. A graph is traversed once, forward, and each value gets the marks of all values that contribute:
+through calls of other graphs, memory that is written into, and buffers that carry over to the next call. An operation
+that only moves or widens the numbers of a half adds no mark, as both sides begin with equal numbers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Marks: TypeAlias = frozenset[str]  # dtypes of half precision, and `QUANTISED_MA
 
 UNMARKED: Marks = frozenset()
 
-# Operators of which a result holds numbers of the arguments, unchanged
+# Operators whose results hold unchanged numbers of the arguments
 MOVES = VIEWS | {
     *("cat", "clone", "constant_pad_nd", "contiguous", "copy_", "detach", "embedding", "flip", "gather", "index"),
     *("index_select", "masked_fill", "masked_select", "pad", "repeat", "reshape", "roll", "stack", "take", "tile"),
     *("where", "lift_fresh_copy", "expand_as", "flatten", "narrow", "chunk", "movedim"),
 }
 
-# Operators of which a result does not depend on the first argument's numbers
+# Operators whose results do not depend on the first argument's numbers
 NUMBERLESS = frozenset(
     {
         *("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like"),
@@ -53,7 +53,7 @@ higher_order = torch.ops.higher_order
 
 
 class Rounding(Frozen):
-    """The marks of a method's outputs, and of its inputs after a call, which may write into them."""
+    """The marks of a method's outputs, and of its inputs after a call, which may write into inputs."""
 
     outputs: tuple[Marks, ...]
     inputs: tuple[Marks, ...]
@@ -75,7 +75,7 @@ def rounding_of(program: ExportedProgram) -> Rounding:
 
 
 def values_of(program: ExportedProgram) -> Values:
-    """Return the marks of a program's values in any call: a buffer has those of the values that a call leaves there."""
+    """Return the marks of a program's values in any call: a buffer has the marks of the values that calls store."""
     constants = constant_placeholders(program)
     placeholders = program.graph.find_nodes(op="placeholder")
     state: dict[str, Marks] = {}
@@ -93,12 +93,12 @@ def values_of(program: ExportedProgram) -> Values:
 
 
 class Values:
-    """The marks of the values of one graph, given those of its inputs."""
+    """The marks of a graph's values, given the marks of its inputs."""
 
     def __init__(self, module: GraphModule, given: Sequence[Marks]) -> None:
         self._module = module
-        self._marks: dict[Node, list[Marks]] = {}  # of each result, or of all together
-        self.memory: dict[Node, Marks] = {}  # of what was written into the memory of each
+        self._marks: dict[Node, list[Marks]] = {}  # of each result, or of all results together
+        self.memory: dict[Node, Marks] = {}  # of values written into a node's memory
         inputs = iter(given)
         for node in module.graph.nodes:
             if node.op == "placeholder":
@@ -159,7 +159,7 @@ class Values:
         called = [leaf for leaf in leaves if isinstance(leaf, Node | int | float)][-taken:] if taken else []
         if len(bodies) == 1 and node.target in CALLED_ONCE:
             return self._branches(bodies, None, called)
-        # nobody knows how often, and with which values, the graphs are called
+        # unknown how often and with which values the graphs are called
         known = self.of(leaves)
         return [known.union(*(marks for body in bodies for marks in Values(body, [known] * taken).all()))]
 
@@ -181,7 +181,7 @@ class Values:
     def _loop(
         self, graphs: Sequence[GraphModule], carried: Sequence[object], rows: Sequence[object], extra: Sequence[object]
     ) -> list[Marks]:
-        # the last graph is the body: it returns what is carried on, then one row of each further result
+        # the last graph is the body, which returns the carried values, then a row of each further result
         marks = [self.of(value) for value in carried]
         operands = [*carried, *rows, *extra]
         while True:
@@ -216,7 +216,7 @@ def as_sequence(value: object) -> Sequence[object]:
 
 
 def own_marks(node: Node, target: OpOverload[..., object]) -> Marks:
-    """Return the marks that an operation adds to those of its arguments."""
+    """Return the marks that an operation adds to the marks of its arguments."""
     name = base_name(target)
     if target.namespace in ("quantized_decomposed", "torchao") and name.startswith("quantize_"):
         return frozenset({QUANTISED_MARK})

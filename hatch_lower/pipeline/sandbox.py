@@ -1,9 +1,8 @@
-"""Other people's code at work in the build's process.
+"""Guards around the code of backends and models in the build's process.
 
-What a backend raises becomes one paragraph, and what it changed of the process is put back, so that neither the next
-backend nor the comparison with eager works under other conditions. Of the model's code torch's settings are put back,
-and the functions of the standard library that it exchanged; but settings under which eager computes something else than
-a loaded model are refused.
+A backend's exception becomes a short error, and the backend's changes to the process are undone, so that the next
+backend and the comparison with eager work under equal conditions. After a model's code, torch's settings and exchanged
+functions of the standard library are restored; settings that would make eager and a loaded model differ are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_me
 
 @contextmanager
 def backend_guard(backend: str, where: str) -> Iterator[None]:
-    """Run a backend's code: whatever it raises that is no error of ours, `SystemExit` included, is a `BackendError`."""
+    """Run a backend's code; turn every exception except a `LowerError` into a `BackendError`, `SystemExit` included."""
     try:
         with process_restored():
             yield
@@ -45,16 +44,16 @@ def backend_guard(backend: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def export_guard(model: str) -> Iterator[None]:
-    """Run the model's own code; a `CaptureError` if it leaves a setting changed that decides what code computes."""
+    """Run the model's own code; raise `CaptureError` if the code leaves an arithmetic setting of torch changed."""
     with torch_restored(), library_restored():
         before = arithmetic()
         yield
         changed = {name: value for name, value in arithmetic().items() if value != before[name]}
     if changed:
         raise CaptureError(
-            "the model's code leaves a setting of torch changed, and whoever loads the model has not changed it",
+            "the model's code leaves a setting of torch changed, and a process that loads the model lacks the change",
             where=f"model `{model}`",
             found="\n".join(f"`{name}`: {value}, before {before[name]}" for name, value in changed.items()),
-            hint="put it back before the entry point returns; give tensors their dtype and device where they are made,"
-            " and use `torch.autocast` inside the method that needs it",
+            hint="restore the setting before the entry point returns; give tensors their dtype and device at their"
+            " creation, and use `torch.autocast` inside the method that needs autocast",
         )

@@ -1,4 +1,4 @@
-"""A lowered program as a folder that `hatch_lower.load` takes, without a project and a wheel around it."""
+"""Save a lowered program as a folder for `hatch_lower.load`, without a project and a wheel."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RECIPE = "default"
 
 
 def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model") -> Path:
-    """Write what `EdgeProgramManager.to_executorch` returned into a new or empty folder, as in a wheel's `_lowered`.
+    """Write the result of `EdgeProgramManager.to_executorch` into a new or empty folder, like a wheel's `_lowered`.
 
-    `hatch_lower.load(folder)` loads it, with the run halves of its backends as they are installed. Nothing is verified,
-    cached or checked for reproduction: `hatch build` does that.
+    `hatch_lower.load(folder)` loads the program with the installed run halves of its backends. The program is not
+    verified, cached or checked for reproduction, in contrast to `hatch build`.
 
     Raises:
-        PackageError: if the folder holds something.
-        EdgeError: for what a plan cannot hold.
+        PackageError: if the folder is not empty.
+        EdgeError: if a plan cannot express the program.
     """
     if folder.exists() and any(folder.iterdir()):
         raise PackageError(

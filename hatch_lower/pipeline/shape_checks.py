@@ -1,4 +1,4 @@
-"""What is wrong with dynamic shapes, as far as the example's sizes say it: torch says it of its own symbols."""
+"""Checks of dynamic shapes against the example's sizes, for clearer errors than torch's, which name torch's symbols."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.export import Dim
 from hatch_lower.errors import CaptureError
 from hatch_lower.frozen import Frozen
 
-FIXED_SIZES = (0, 1)  # which torch.export takes for fixed
+FIXED_SIZES = (0, 1)  # sizes that torch.export treats as fixed
 
 
 class DeclaredSize(Frozen):
     path: str  # of the tensor: `image`, `pair[0]`
     dimension: int
-    declared: Any  # a `Dim`, or a hint such as `Dim.AUTO`
+    declared: Any  # a `Dim`, or a hint, for example `Dim.AUTO`
     size: int  # the example's
 
     @property
@@ -32,7 +32,7 @@ class DeclaredSize(Frozen):
 def declared_sizes(
     signature: inspect.Signature, dynamic_shapes: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> list[DeclaredSize]:
-    """Return the dimensions of the example that are declared dynamic; none where the arguments do not fit."""
+    """Return the example's dimensions that are declared dynamic; empty if the arguments do not fit the signature."""
     if not isinstance(dynamic_shapes, Mapping | tuple | list):
         return []
     try:
@@ -59,7 +59,7 @@ def sizes_of(path: str, value: object, shape: Any) -> Iterator[DeclaredSize]:
 
 
 def check_declared(where: str, what: str, sizes: list[DeclaredSize]) -> None:
-    """Refuse dimensions that tensors lack, and ranges that leave out the example."""
+    """Refuse dimensions that tensors lack, and ranges without the example's size."""
     for declared in sizes:
         if declared.size < 0:
             raise CaptureError(
@@ -68,7 +68,7 @@ def check_declared(where: str, what: str, sizes: list[DeclaredSize]) -> None:
                 found=f"`{declared.path}` has no dimension {declared.dimension}",
                 hint="count the dimensions from 0",
             )
-        if type(declared.declared) is not Dim:  # another's multiple, or a hint
+        if type(declared.declared) is not Dim:  # a multiple of another dimension, or a hint
             continue
         low, high = declared.declared.min, declared.declared.max
         bound = f"below min = {low}" if declared.size < low else f"above max = {high}" if declared.size > high else ""
@@ -82,7 +82,7 @@ def check_declared(where: str, what: str, sizes: list[DeclaredSize]) -> None:
 
 
 def fixed_size(reason: str, sizes: list[DeclaredSize]) -> DeclaredSize | None:
-    """Return the dimension for whose size in the example torch.export fails, where it is such a failure."""
+    """Return the dimension whose example size of 0 or 1 made torch.export fail, or `None` for other failures."""
     if not any(text in reason for text in ("specialized", "Constraints violated", "not all values")):
         return None
     fixed = (size for size in sizes if size.size in FIXED_SIZES and size.declared is not Dim.AUTO)

@@ -1,4 +1,4 @@
-"""Checks of a model's tensors: where they are, that exporting left them alone, that its methods share them."""
+"""Checks of a model's tensors: on the CPU, unchanged by the export, shared by the methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hatch_lower.runtime.torch_private.tensors import own_tensors, version_of
 
 
 def check_memory(model: str, method: str, tensors: Mapping[str, object]) -> None:
-    """Refuse tensors that do not lie in the CPU's memory, element by element."""
+    """Refuse tensors that are not dense tensors in the CPU's memory."""
     where = f"model `{model}`, method `{method}`" if method else f"model `{model}`"
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
@@ -24,13 +24,13 @@ def check_memory(model: str, method: str, tensors: Mapping[str, object]) -> None
             raise CaptureError(
                 f"`{name}` has the layout `{tensor.layout}`; models are lowered with dense tensors",
                 where=where,
-                hint="make it dense: `.to_dense()`, or multiply by its indices and values, as two tensors, yourself",
+                hint="make the tensor dense: `.to_dense()`, or pass its indices and values as two tensors",
             )
         if tensor.device.type != "cpu":
             raise CaptureError(
                 f"`{name}` is on the device `{tensor.device}`; models are lowered on the CPU",
                 where=where,
-                hint="load the weights before exporting, `to_empty` alone leaves them unset"
+                hint="load the weights before exporting; `to_empty` alone leaves weights unset"
                 if tensor.device.type == "meta"
                 else "move the module and its example inputs: `.cpu()`",
             )
@@ -47,7 +47,7 @@ def path_text(path: trees.KeyPath) -> str:
 
 
 def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
-    # plain attributes too: an exported program cannot change one of these
+    # includes plain attributes, which an exported program cannot change
     versions: dict[str, tuple[torch.Tensor, int]] = {}
     for prefix, child in module.named_modules():
         for store in own_tensors(child):
@@ -67,30 +67,30 @@ def check_unchanged(
         if now is not None and now[0] is tensor and now[1] == version:
             continue
         if id(tensor) in buffers:
-            what = f"method `{name}` changes the buffer `{key}` through an object that is no module"
-            hint = "export it with `Method(…, strict=True)`, which sees that this is the buffer"
+            what = f"method `{name}` changes the buffer `{key}` through an object that is not a module"
+            hint = "export the method with `Method(…, strict=True)`, which recognizes the buffer"
         else:
             what = f"method `{name}` changes `{key}`, which is not a buffer"
-            hint = f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`"
+            hint = f"register the tensor with `register_buffer`, so that a loaded model can keep its state: `{key}`"
         raise CaptureError(what, where=f"model `{model}`", hint=hint)
 
 
 def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
-    # a method that keeps one of its results in the module leaves a tensor without contents there when it is exported
+    # if a method stores a result in the module, the export leaves a tensor without contents there
     for prefix, child in module.named_modules():
         for attribute, value in vars(child).items():
             if any(isinstance(leaf, FakeTensor) for leaf in trees.tree_leaves(value)):
                 key = f"{prefix}.{attribute}" if prefix else attribute
                 raise CaptureError(
-                    f"method `{name}` keeps a tensor that it computes in `{key}`, which a program cannot do",
+                    f"method `{name}` stores a computed tensor in `{key}`, which a program cannot do",
                     where=f"model `{model}`",
-                    hint="return it, or if later calls need it, register a buffer and copy into that:"
-                    f' `self.register_buffer("{attribute.lstrip("_")}", …)`',
+                    hint="return the tensor, or if later calls need the value, register a buffer and copy into the"
+                    f' buffer: `self.register_buffer("{attribute.lstrip("_")}", …)`',
                 )
 
 
 def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
-    # methods of a module do so from the start; programs that were exported or read one by one are joined, if they agree
+    # methods of a module share tensors from the start; separately exported programs are joined if the tensors are equal
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         buffers = set(program.graph_signature.inputs_to_buffers.values())
@@ -106,7 +106,7 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
                         f"methods `{owner}` and `{method}` have different tensors under the name `{name}`",
                         where=f"model `{model}`",
                         found=f"{ARRAYS.describe(known)} and {ARRAYS.describe(tensor)}",
-                        hint="export them from one module, or declare them as two models",
+                        hint="export both methods from the same module, or declare two models",
                     )
                 store[name] = known
 

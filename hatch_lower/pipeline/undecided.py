@@ -1,4 +1,4 @@
-"""Constant inputs for which eager's own results are no measure: NaN and infinities, and the order of equal numbers."""
+"""Constant inputs for which eager's results are no reference: NaN and infinities, and the order of equal numbers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.calls import CallsSeen
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
-# operators of which torch does not say which of equal numbers comes first
+# operators for which torch does not specify the order of equal numbers
 ORDERS = frozenset({"argsort", "kthvalue", "median", "mode", "nanmedian", "sort", "topk"})
 
 
 def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone: bool = False) -> str:
-    """Return what makes a difference for constant inputs no fault, else an empty string.
+    """Return the reason why a difference for constant inputs is not a fault, else an empty string.
 
-    `order_alone`: look for operations that order equal numbers, and not for numbers that are not finite.
+    `order_alone`: look only for operations that order equal numbers, not for numbers that are not finite.
 
-    Backends with `finite-only` are told that a model meets no NaN and no infinity, and constant inputs may give some
-    where no others do: the variance of equal numbers is 0.
+    `finite-only` tells a backend that a model meets neither NaN nor infinity. Constant inputs may cause both where
+    other inputs do not: the variance of equal numbers is 0.
     """
     met: list[str] = []
 
@@ -32,7 +32,7 @@ def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone:
         leaves = trees.tree_leaves(args)
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if base_name(operator) in ORDERS and given and has_equal(given[0]):
-            met.append(f"torch does not say which of equal numbers `{operator_name(operator)}` gives first")
+            met.append(f"torch does not specify which of equal numbers `{operator_name(operator)}` gives first")
         elif (
             not order_alone
             and any(map(is_not_finite, trees.tree_leaves(result)))

@@ -1,4 +1,4 @@
-"""The stage `verify`: what was written is read back as an installed wheel's files are, and compared with eager."""
+"""The stage `compare`: load the written files like an installed wheel's, and compare the program with eager."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private import trees
 
-EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
+EXAMPLES = "examples.safetensors"  # the example inputs and all of eager's outputs; the wheel has a limited selection
 
 
 class MethodError(VerificationError):
-    """What a comparison has failed in; `method` is empty where no method of the program can be called."""
+    """A failed comparison; `method` is empty if no method of the program can be called."""
 
     def __init__(self, error: VerificationError, recipe: str, method: str) -> None:
         super().__init__(error.what, where=error.where, found=error.found, hint=error.hint)
@@ -40,7 +40,7 @@ class MethodError(VerificationError):
 
 
 def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> tuple[VerifiedMethod, ...]:
-    """Compare each packaged recipe with eager, as far as it asks for that; return what it came to."""
+    """Compare each packaged recipe with eager, unless `verify` is false; return the results by method."""
     verified: list[VerifiedMethod] = []
     for lowered in recipes:
         if not lowered.recipe.verify:
@@ -61,7 +61,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
     examples = build.folder / EXAMPLES
     if not examples.exists():
         write_constants(examples, build.examples[0])
-    with stage(build.reporter, "verify", source.name, recipe.name) as describe:
+    with stage(build.reporter, "compare", source.name, recipe.name) as describe:
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
@@ -74,16 +74,16 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             requirements=wheel_requirements(build.settings, lowered),
         )
         asked = build.fresh.check(packaged, build.place(recipe))
-        describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed its pipes")
+        describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed the pipes")
 
 
 def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> Iterator[VerifiedMethod]:
-    # `wishes`: what should be compared, too, is said; it is the same for all recipes
+    # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
     source, recipe, reporter = build.source, lowered.recipe, build.reporter
     loaded: tuple[Plan, Executor] | None = None
     for method in source.methods:
-        with process_restored(), stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
-            if loaded is None:  # a library may crash as soon as it is loaded, and then the stage says so
+        with process_restored(), stage(reporter, "compare", source.name, recipe.name, method.name) as describe:
+            if loaded is None:  # inside the stage, so that a crash while loading a library is reported with the stage
                 loaded = load_program(build, lowered)
             plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
@@ -112,18 +112,18 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> I
             total = worst(list(result.outputs.values()))
             found = "equal" if total is None else f"{total.text()}; allowed: {result.allowed}"
             describe(f"{verified.compared}: {found}")
-        stands = [f"a mapping stands for its output `{name}`: {reason}" for name, reason in replaced.items()]
+        stands = [f"the output `{name}` becomes a plain mapping: {reason}" for name, reason in replaced.items()]
         for note in (*result.notes, *stands):
-            reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
+            reporter.report(Event("compare", "note", source.name, recipe.name, method.name, detail=note))
         asked = (wishes_for_real_inputs(method, result) if real is None else real.notes()) if wishes else ()
         for note in asked:
-            reporter.report(Event("verify", "note", source.name, method=method.name, detail=note))
+            reporter.report(Event("compare", "note", source.name, method=method.name, detail=note))
         yield verified
 
 
 def compared_text(cases: Sequence[str], real: RealInputs | None) -> str:
-    """Return `example inputs, random inputs, batch = 3, 12 real inputs of samples.safetensors`."""
-    # each name but that of a second call, and without the seed
+    """Format the compared inputs: `example inputs, random inputs, batch = 3, 12 real inputs of samples.safetensors`."""
+    # each name once, without the seed and without second calls
     own = {case.name for case in real.cases} if real is not None else set()
     names = [name.partition(", ")[0] for name in cases if name not in own]
     count = len(own)
@@ -137,7 +137,7 @@ def tolerance_in(recipe: Recipe) -> Tolerance:
 
 
 def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedMethod) -> Callable[..., object]:
-    # eager's classes, in place of what stands for them here, so that the trees of both sides can be compared
+    # restore eager's classes in place of their stand-ins, so that the trees of both sides can be compared
     leaves = take_apart(method.name, plan.outputs, "output")
     spec = method.program.call_spec.out_spec
 
@@ -148,28 +148,28 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
 
 
 def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Executor]:
-    """Load a program as an installed package would; a `VerificationError` for whatever a run half raises."""
+    """Load a program like an installed package; raise `VerificationError` for any exception of a run half."""
     packager = build.packager
     try:
         plan = packager.source(lowered.files.plan.path)
         return load_written(plan, constants_of(build, lowered), packager.folder, packager.outside)
     except UnavailableError as error:
         raise VerificationError(
-            "what was lowered cannot be compared with eager: it does not run on this machine",
+            "the lowered program cannot be compared with eager: the program does not run on this machine",
             where=build.place(lowered.recipe),
             found=f"{error.what}: {error.found}",
-            hint=f"{error.hint}, build where it runs, or write `verify = false` in the recipe: then it is in the wheel"
-            " without ever having run",
+            hint=f"{error.hint}, build on a machine that can run the program, or write `verify = false` in the recipe:"
+            " the wheel then has a program that has never run",
         ) from error
     except BaseException as error:
         refuse_out_of_memory(error)
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
         refused = VerificationError(
-            "what was lowered cannot be loaded",
+            "the lowered program cannot be loaded",
             where=build.place(lowered.recipe),
             found=trim(found),
-            hint="leave out backends to find the one whose program it is, and report it there; the next build lowers"
-            " it again",
+            hint="leave out backends to find the backend at fault, and report the error there; the next build lowers"
+            " the program again",
         )
         raise MethodError(refused, lowered.recipe.name, "") from error
 

@@ -49,7 +49,7 @@ ENTRY_POINTS = {
     "raising": """the entry point failed
   where: entry point `bad_entry = bad_entry.model:raising`, bad_entry/model.py:43
   found: RuntimeError: the weights are not here""",
-    "wrong_type": f"""the entry point returned something that cannot be exported
+    "wrong_type": f"""the entry point returned a value that cannot be exported
   where: entry point `bad_entry = bad_entry.model:wrong_type`
   found: 42
   to do: {ACCEPTED}""",
@@ -61,7 +61,7 @@ ENTRY_POINTS = {
   where: model `bad_entry`, method `forward`, bad_entry/model.py:19
   found: GuardOnDataDependentSymNode: Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  \
 (Size-like symbols: none)
-  to do: the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or `torch._check`""",
+  to do: the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there""",
     "constraint": """the dynamic shapes of method `forward` do not hold
   where: model `bad_entry`, method `forward`
   found: Constraints violated (rows)!
@@ -69,7 +69,7 @@ ENTRY_POINTS = {
 either remove it or use maybe_mark_dynamic. If you're using Dim.DYNAMIC, replace it with either Dim.STATIC or Dim.AUTO.
     Suggested fixes:
       rows = 3
-  to do: declare `dynamic_shapes` as torch suggests, or leave the dimension out of it to keep it fixed; \
+  to do: declare `dynamic_shapes` as torch suggests, or omit the dimension to keep the size fixed; \
 the parameters are `x`""",
     "missing_method": """`Square` has no method `embed`
   where: model `bad_entry`, method `embed`
@@ -103,7 +103,7 @@ def test_an_entry_point_that_crashes(project: Callable[[str], Project]) -> None:
     message = message_of(bad)
     assert message.startswith(
         """the build process crashed (SIGSEGV)
-  where: model `bad_entry`, stage `discover` of `bad_entry`
+  where: model `bad_entry`, stage `import` of `bad_entry`
   found: Fatal Python error: Segmentation fault
 """
     )
@@ -128,9 +128,9 @@ def test_a_module_that_is_missing(project: Callable[[str], Project]) -> None:
 @LONG_ONLY
 def test_a_module_whose_import_fails(project: Callable[[str], Project]) -> None:
     assert message_of(project("raises_on_import")) == (
-        """importing `raises_on_import.model` failed, for there is no module `a_package_that_nobody_installed`
+        """importing `raises_on_import.model` failed: there is no module `a_package_that_nobody_installed`
   where: entry point `raises_on_import = raises_on_import.model:export`, raises_on_import/model.py:3
-  to do: if `a_package_that_nobody_installed` is a library, add it to `[build-system] requires`"""
+  to do: if `a_package_that_nobody_installed` is a library, add the library to `[build-system] requires`"""
     )
 
 
@@ -220,7 +220,7 @@ def test_a_time_limit(project: Callable[[str], Project], tmp_path_factory: pytes
     marker = tmp_path_factory.mktemp("marker") / "marker"
     assert message_of(slow, {"SLOW_MARKER": str(marker)}) == (
         """the build process took longer than its time limit of 8 s
-  where: model `slow`, stage `discover` of `slow`
+  where: model `slow`, stage `import` of `slow`
   to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"""
     )
 
@@ -273,12 +273,12 @@ def test_a_mismatch_with_eager(project: Callable[[str], Project]) -> None:
     bad = project("bad_entry")
     bad.edit(PYPROJECT, ":ENTRY", ":counting")  # its state is a Python number, which an export cannot see
     assert message_of(bad) == (
-        """the lowered method computes something else than the eager module
+        """the lowered method computes other numbers than the eager module
   where: model `bad_entry`, recipe `default`, method `forward`, example inputs, its only output
   found: largest absolute error 1, largest relative error 0.5 (allowed: atol 1e-05, rtol 0.0001); 6 of 6 values \
 are wrong
   to do: if the difference is acceptable, raise `rtol` and `atol` in the hook's table; if not, leave out backends to \
-find the one that computes it, and report it there"""
+find the backend that causes the difference, and report it there"""
     )
 
 

@@ -119,9 +119,12 @@ ENDED = "something in the model's code or in a backend ended the process; the st
 RAISE = "let it raise an exception that says what is wrong"
 MISMATCH = (
     "if the difference is acceptable, raise `rtol` and `atol` in the hook's table; if not, leave out backends to find"
-    " the one that computes it, and report it there"
+    " the backend that causes the difference, and report it there"
 )
-LOST = "leave out backends to find the one whose program it is, and report it there; the next build lowers it again"
+LOST = (
+    "leave out backends to find the backend at fault, and report the error there; the next build lowers the program"
+    " again"
+)
 
 
 def failed(found: str, where: str = PLACE) -> str:
@@ -143,7 +146,7 @@ def wrong_field(name: str, expected: str, found: str) -> str:
 def ended(status: int) -> str:
     return (
         f"the build process ended with exit status {status} and no result\n"
-        f"  where: model `faulty`, stage `lower` of `faulty/default`\n  to do: {ENDED}"
+        f"  where: model `faulty`, stage `compile` of `faulty/default`\n  to do: {ENDED}"
     )
 
 
@@ -199,17 +202,17 @@ MESSAGES = {
         "{'a': ('b', None)}",
     ),
     "partitioner exit": failed("SystemExit: 0", "recipe `default`, backend `faulty`"),
-    "partitioner none": "the backend `faulty` returned something else than a `Partitioner`\n"
+    "partitioner none": "the backend `faulty` returned a value that is not a `Partitioner`\n"
     "  where: recipe `default`, backend `faulty`\n  found: None\n"
-    "  to do: let its classmethod `partitioner(options)` return one",
+    "  to do: return a `Partitioner` from the classmethod `partitioner(options)`",
     "partition raises": failed(RAISED),
     "wishes raises": failed(RAISED, f"{PLACE}, method `forward`"),
     "fingerprint raises": failed(RAISED),
     "fingerprint none": failed("AttributeError: 'NoneType' object has no attribute 'items'"),
     "tools raises": failed(RAISED, "recipe `default`"),
     "import exit": failed("SystemExit: 0", "recipe `default`, backend `faulty`"),
-    "load exit": f"what was lowered cannot be loaded\n  where: {PLACE}\n  found: SystemExit: 0\n  to do: {LOST}",
-    "load raises": f"what was lowered cannot be loaded\n  where: {PLACE}\n"
+    "load exit": f"the lowered program cannot be loaded\n  where: {PLACE}\n  found: SystemExit: 0\n  to do: {LOST}",
+    "load raises": f"the lowered program cannot be loaded\n  where: {PLACE}\n"
     f"  found: the delegate `faulty` cannot load its program: {RAISED}\n  to do: {LOST}",
     "run exit": "the lowered method fails where the eager module does not\n"
     f"  where: {PLACE}, method `forward`, example inputs\n  found: SystemExit: 0\n  to do: {MISMATCH}",
@@ -242,7 +245,7 @@ CRASHES = {
 def test_a_backend_that_crashes(faulty: Place, right: str, what: str) -> None:
     first, call = CRASHES[what]
     message = faulty.fails(fault(what))
-    stage = "lower` of `faulty/default`" if what.startswith("preprocess") else "verify` of `faulty/default.forward`"
+    stage = "compile` of `faulty/default`" if what.startswith("preprocess") else "compare` of `faulty/default.forward`"
     assert message.startswith(f"{first}\n  where: model `faulty`, stage `{stage}\n  found: Fatal Python error: ")
     assert call in message, "the backend's own line"
     assert "hatch_lower/pipeline/lower_model.py" not in message
@@ -254,7 +257,7 @@ def test_a_backend_that_computes_something_else_is_asked_again_by_the_next_build
     faulty.project.edit(PYPROJECT, 'backends = ["faulty"]', 'backends = ["faulty"]\non-mismatch = "fail"')
     message = faulty.fails(fault("begin operation"))
     assert message.startswith(
-        "the lowered method computes something else than the eager module\n"
+        "the lowered method computes other numbers than the eager module\n"
         f"  where: {PLACE}, method `forward`, example inputs, its only output\n"
     )
     assert faulty.succeeds() == right
@@ -387,7 +390,7 @@ def test_a_compiler_that_hangs_ends_with_the_time_limit(tiny: Place, tmp_path: P
             break
     assert message == (
         f"the build process took longer than its time limit of {seconds} s\n"
-        "  where: model `tiny`, stage `lower` of `tiny/default`\n"
+        "  where: model `tiny`, stage `compile` of `tiny/default`\n"
         "  to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"
     )
     assert not is_running(int(compiler.marker.read_text()))
@@ -398,7 +401,7 @@ def test_a_library_that_crashes_when_it_is_loaded(tiny: Place, tmp_path: Path) -
     compiler = make_compiler(tmp_path, "writes a library that crashes when it is loaded")
     assert tiny.fails(compiler.variables()) == (
         "the build process crashed (SIGILL)\n"
-        "  where: model `tiny`, stage `verify` of `tiny/default.forward`\n"
+        "  where: model `tiny`, stage `compare` of `tiny/default.forward`\n"
         "  found: Fatal Python error: Illegal instruction\n"
         "  to do: the last stage says which backend or operation was at work; lower the model without it to be sure"
     )
@@ -411,7 +414,7 @@ def test_a_compiler_that_is_repaired_compiles_again(tiny: Place, tmp_path: Path,
     compiler = make_compiler(tmp_path, what)
     message = tiny.fails(compiler.variables())
     if what.endswith("something else"):
-        assert message.startswith("the lowered method computes something else than the eager module\n")
+        assert message.startswith("the lowered method computes other numbers than the eager module\n")
     compiler.repair()
     tiny.succeeds(compiler.variables())
 

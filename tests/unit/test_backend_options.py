@@ -98,5 +98,5 @@ def test_an_engine_of_another_version_is_refused_before_it_is_asked(
     assert str(caught.value) == (
         f"the backend `{backend}` needs another version of `{backend}`\n  where: recipe `fast`, backend `{backend}`\n"
         f"  found: it needs {needed}, and 1.0 is installed\n"
-        "  to do: name the version that it needs in `[build-system] requires`"
+        "  to do: name the needed version in `[build-system] requires`"
     )

@@ -239,7 +239,7 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reporter.lines() == ["loading the weights"]
     events = [event for event in reporter.events if event.stage != "output" and event.state != "going"]
     stages = [(event.stage, event.state) for event in events]
-    assert stages == [(name, state) for name in ("discover", "export", "lower") for state in ("start", "end")]
+    assert stages == [(name, state) for name in ("import", "export", "lower") for state in ("start", "end")]
     assert sorted(shop.root.rglob("*")) == before
 
 
@@ -294,7 +294,7 @@ def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
         file.write("# another line\n")
     third = shop.build(shop.settings("small"), reporter)
     started = [(event.stage, event.model) for event in reporter.events if event.state == "start"]
-    assert started == [(name, "small") for name in ("discover", "export", "lower")]
+    assert started == [(name, "small") for name in ("import", "export", "lower")]
     assert [row.note for row in third.rows] == ["shop/models.py"]
 
 
@@ -313,7 +313,7 @@ def test_two_builds_at_once_lower_once(shop: Shop) -> None:
         ]
         results = [build.result() for build in builds]
     ended = [event.stage for to in reporters for event in to.events if event.state == "end"]
-    assert ended == ["discover", "export", "lower"]
+    assert ended == ["import", "export", "lower"]
     assert results[0].payload[1].sha256 == results[1].payload[1].sha256
 
 
@@ -329,7 +329,7 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
         "  where: entry point `broken = shop.models:broken`, shop/models.py:18\n"
         "  found: ValueError: no weights\n"
         "    other models failed too:\n"
-        "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
+        "    the build process ended with exit status 7 and no result (model `leaving`, stage `import` of `leaving`)"
     )
     assert not (shop.work / "models" / "small" / "request.json").exists()
 
@@ -440,7 +440,7 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
         shop.build(shop.settings("sleeping", timeout=1800), reporter)
     assert str(caught.value) == (
         "the build process took longer than its time limit of 1800 s\n"
-        "  where: model `sleeping`, stage `discover` of `sleeping`\n"
+        "  where: model `sleeping`, stage `import` of `sleeping`\n"
         f"  found: {reporter.lines()[0]}\n"
         "  to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"
     )

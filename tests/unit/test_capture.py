@@ -294,7 +294,7 @@ def test_ready_programs_with_different_weights_are_refused() -> None:
         "methods `one` and `other` have different tensors under the name `linear.weight`\n"
         "  where: model `net`\n"
         "  found: float32[3, 4] and float32[3, 4]\n"
-        "  to do: export them from one module, or declare them as two models"
+        "  to do: export both methods from the same module, or declare two models"
     )
 
 
@@ -304,10 +304,10 @@ def test_a_ready_program_without_example_inputs() -> None:
     with pytest.raises(CaptureError) as caught:
         capture_model("net", {"forward": program}, NullReporter())
     assert str(caught.value) == (
-        "the exported program has no example inputs, so what it is lowered to cannot be verified\n"
+        "the exported program has no example inputs, so the lowered program cannot be verified\n"
         "  where: model `net`, method `forward`\n"
-        "  to do: export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
-        " the model and `check-megabytes = 0`"
+        "  to do: export the program with `torch.export.export`, which keeps the example inputs, or set"
+        " `verify = false` for every recipe of the model and `check-megabytes = 0`"
     )
     method = only(capture_model("net", {"forward": program}, NullReporter(), examples_needed=False))
     assert not method.has_examples
@@ -386,8 +386,7 @@ def test_a_branch_on_data() -> None:
         f"  where: model `net`, method `branch`, test_capture.py:{line_of('if x.sum() > 0:')}\n"
         "  found: GuardOnDataDependentSymNode: Could not guard on data-dependent expression Eq(u0, 1)"
         " (unhinted: Eq(u0, 1)).  (Size-like symbols: none)\n"
-        "  to do: the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or"
-        " `torch._check`"
+        "  to do: the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
     )
 
 
@@ -396,8 +395,7 @@ def test_code_that_leaves_torch() -> None:
         "torch.export cannot capture method `leave`\n"
         f"  where: model `net`, method `leave`, test_capture.py:{line_of('return torch.from_numpy(x.numpy())')}\n"
         "  found: RuntimeError: .numpy() is not supported for tensor subclasses.\n"
-        "  to do: rewrite the line with torch operations; `torch.export.draft_export` lists everything that stands in"
-        " the way"
+        "  to do: rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle"
     )
 
 
@@ -412,7 +410,7 @@ def test_a_dynamic_dimension_that_the_code_fixes() -> None:
     assert "Suggested fixes:\n      rows = 2\n" in message
     assert "TORCH_LOGS" not in message
     assert message.endswith(
-        "  to do: declare `dynamic_shapes` as torch suggests, or leave the dimension out of it to keep it fixed; the"
+        "  to do: declare `dynamic_shapes` as torch suggests, or omit the dimension to keep the size fixed; the"
         " parameters are `x`"
     )
 
@@ -422,8 +420,7 @@ def test_dynamic_shapes_of_an_unknown_parameter() -> None:
     assert message.startswith("the dynamic shapes of method `forward` do not hold\n")
     assert "but here they are ['x']" in message
     assert message.endswith(
-        "  to do: correct `dynamic_shapes`, or leave the dimension out of it to keep it fixed; the parameters are"
-        " `image`"
+        "  to do: correct `dynamic_shapes`, or omit the dimension to keep the size fixed; the parameters are `image`"
     )
 
 
@@ -431,7 +428,7 @@ def test_a_tensor_that_changes_and_is_no_buffer() -> None:
     assert refuse(Bad(), add=Method((PAIR,))) == (
         "method `add` changes `total`, which is not a buffer\n"
         "  where: model `net`\n"
-        "  to do: register it with `register_buffer`, so that a loaded model can keep it: `total`"
+        "  to do: register the tensor with `register_buffer`, so that a loaded model can keep its state: `total`"
     )
 
 
@@ -460,9 +457,9 @@ class Decoder(torch.nn.Module):
 
 def test_a_buffer_that_is_reached_through_another_object() -> None:
     assert refuse(Decoder(), forward=Method((PAIR,))) == (
-        "method `forward` changes the buffer `keys` through an object that is no module\n"
+        "method `forward` changes the buffer `keys` through an object that is not a module\n"
         "  where: model `net`\n"
-        "  to do: export it with `Method(…, strict=True)`, which sees that this is the buffer"
+        "  to do: export the method with `Method(…, strict=True)`, which recognizes the buffer"
     )
 
 
@@ -481,7 +478,7 @@ def test_a_module_that_was_never_given_memory() -> None:
     assert refuse(net, forward=Method((PAIR,))) == (
         "`linear.weight` is on the device `meta`; models are lowered on the CPU\n"
         "  where: model `net`\n"
-        "  to do: load the weights before exporting, `to_empty` alone leaves them unset"
+        "  to do: load the weights before exporting; `to_empty` alone leaves weights unset"
     )
 
 
@@ -491,7 +488,7 @@ def test_a_sparse_buffer_and_a_sparse_input() -> None:
     assert refuse(net, forward=Method((PAIR,))) == (
         "`adjacency` has the layout `torch.sparse_coo`; models are lowered with dense tensors\n"
         "  where: model `net`\n"
-        "  to do: make it dense: `.to_dense()`, or multiply by its indices and values, as two tensors, yourself"
+        "  to do: make the tensor dense: `.to_dense()`, or pass its indices and values as two tensors"
     )
     assert refuse(Net(), forward=Method((torch.eye(3).to_sparse(),))).startswith("`args[0]` has the layout")
 
@@ -518,8 +515,8 @@ def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Call
     with pytest.raises(CaptureError) as caught, export_guard("net"):
         change()
     assert str(caught.value).startswith(
-        "the model's code leaves a setting of torch changed, and whoever loads the model has not changed it\n"
-        f"  where: model `net`\n  found: {found}\n  to do: put it back before the entry point returns"
+        "the model's code leaves a setting of torch changed, and a process that loads the model lacks the change\n"
+        f"  where: model `net`\n  found: {found}\n  to do: restore the setting before the entry point returns"
     )
     assert arithmetic() == before
 
@@ -571,11 +568,10 @@ def test_a_ready_program_whose_inputs_were_one_tensor_is_refused() -> None:
     with pytest.raises(CaptureError) as caught:
         capture_model("net", {"forward": program}, NullReporter())
     assert str(caught.value) == (
-        "one tensor stands twice among the example inputs of the exported program; of two inputs that are one tensor,"
-        " torch.export makes one\n"
+        "the same tensor appears twice in the example inputs of the exported program; torch.export merges such inputs\n"
         "  where: model `net`, method `forward`\n"
         "  found: `args[0]`, `args[1]`\n"
-        "  to do: export it with a tensor of its own for each input: `x.clone()`"
+        "  to do: export the program with a separate tensor for each input: `x.clone()`"
     )
 
 
@@ -593,9 +589,9 @@ class Keeping(torch.nn.Module):
 
 def test_a_result_that_a_method_keeps_in_the_module_is_refused() -> None:
     assert refuse(Keeping(), forward=Method(args=(torch.ones(2),))) == (
-        "method `forward` keeps a tensor that it computes in `inner.last`, which a program cannot do\n"
+        "method `forward` stores a computed tensor in `inner.last`, which a program cannot do\n"
         "  where: model `net`\n"
-        "  to do: return it, or if later calls need it, register a buffer and copy into that:"
+        "  to do: return the tensor, or if later calls need the value, register a buffer and copy into the buffer:"
         ' `self.register_buffer("last", …)`'
     )
 
@@ -629,11 +625,11 @@ class Counting(torch.nn.Module):
 def test_a_counter_of_python() -> None:
     net = torch.nn.Sequential(Counting())
     assert refuse(net, forward=Method((PAIR,))) == (
-        "method `forward` changes `0.calls`, a value of Python that its results depend on\n"
+        "method `forward` changes `0.calls`, a Python value that influences the results\n"
         "  where: model `net`\n"
-        "  found: it is 0 before a call and 1 after it; a program keeps the first\n"
-        '  to do: keep it in a buffer, and change that in place: `self.register_buffer("calls", torch.tensor(0))`,'
-        " `self.calls.add_(1)`"
+        "  found: 0 before a call and 1 after the call; a program keeps the first value\n"
+        "  to do: keep the value in a buffer, and change the buffer in place:"
+        ' `self.register_buffer("calls", torch.tensor(0))`, `self.calls.add_(1)`'
     )
     assert net[0].calls == 0
     assert only(capture(Counting(), harmless=Method((PAIR,)))).program
@@ -645,7 +641,7 @@ def test_modules_that_have_no_contents_yet() -> None:
         "`0.weight` has no shape and no contents yet\n"
         "  where: model `net`\n"
         "  found: a `LazyLinear` that was never called\n"
-        "  to do: call the module once before the entry point returns it: `module(*example_args)`"
+        "  to do: call the module once in the entry point, before the return: `module(*example_args)`"
     )
     bare = torch.nn.Module()
     bare.register_buffer("table", torch.nn.UninitializedBuffer())
@@ -656,16 +652,14 @@ def test_modules_that_have_no_contents_yet() -> None:
 def test_torchscript() -> None:
     traced = torch.jit.trace(torch.nn.Linear(PAIR.shape[-1], 2), PAIR)
     for module in (traced, torch.nn.Sequential(traced)):
-        assert "is TorchScript, of which torch.export cannot see the Python code" in refuse(
-            module, forward=Method((PAIR,))
-        )
+        assert "is TorchScript, whose Python code torch.export cannot see" in refuse(module, forward=Method((PAIR,)))
 
 
 @pytest.mark.parametrize(
     ("rows", "declared", "found"),
     [
-        (1, Dim("rows", max=8), "dimension 0 of `input` is 1 in the example, and torch.export takes a size of 0 or 1"),
-        (1, Dim.DYNAMIC, "dimension 0 of `input` is 1 in the example, and torch.export takes a size of 0 or 1"),
+        (1, Dim("rows", max=8), "dimension 0 of `input` is 1 in the example, and torch.export treats a size of 0 or 1"),
+        (1, Dim.DYNAMIC, "dimension 0 of `input` is 1 in the example, and torch.export treats a size of 0 or 1"),
         (2, Dim("rows", max=1), "dimension 0 of `input` is 2 in the example, which is above max = 1 of `rows`"),
         (2, Dim("rows", min=4), "dimension 0 of `input` is 2 in the example, which is below min = 4 of `rows`"),
     ],
@@ -714,4 +708,4 @@ def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
     method = Method((torch.ones(2, 3),), dynamic_shapes=({0: Dim("rows", max=8)},))
     refusal = refuse(Derived(), jacobian=method)
     assert refusal.startswith("torch.export cannot trace the derivatives in method `jacobian`")
-    assert "are taken for inputs of fixed sizes" in refusal
+    assert "are supported for inputs of fixed sizes" in refusal

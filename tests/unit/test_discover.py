@@ -113,20 +113,20 @@ def test_a_missing_module_that_a_later_hook_writes(package: Package) -> None:
         "  where: entry point `clerk = shop.model:export`, shop/model.py:4\n"
         "  found: ImportError: cannot import name '_version' from 'shop'"
         f" ({package.root}/shop/__init__.py)\n"
-        "  to do: build hook `vcs` runs after `lower` and may write what is missing; list it before `lower` in"
+        "  to do: build hook `vcs` runs after `lower` and may write the missing file; list the hook before `lower` in"
         " pyproject.toml"
     )
     assert package.refuse("import shop._version", later_hooks=("vcs", "custom")).endswith(
-        "\n  to do: build hooks `vcs`, `custom` run after `lower` and may write what is missing; list them before"
-        " `lower` in pyproject.toml"
+        "\n  to do: build hooks `vcs`, `custom` run after `lower` and may write the missing file; list these hooks"
+        " before `lower` in pyproject.toml"
     )
 
 
 def test_a_missing_library(package: Package) -> None:
     assert package.refuse("import nowhere_to_be_found") == (
-        "importing `shop.model` failed, for there is no module `nowhere_to_be_found`\n"
+        "importing `shop.model` failed: there is no module `nowhere_to_be_found`\n"
         "  where: entry point `clerk = shop.model:export`, shop/model.py:4\n"
-        "  to do: if `nowhere_to_be_found` is a library, add it to `[build-system] requires`"
+        "  to do: if `nowhere_to_be_found` is a library, add the library to `[build-system] requires`"
     )
 
 
@@ -174,7 +174,7 @@ def test_a_function_that_needs_arguments(package: Package) -> None:
         "an entry point must be callable without arguments\n"
         "  where: entry point `clerk = shop.model:export`\n"
         "  found: `shop.model:export(size)`: missing a required argument: 'size'\n"
-        "  to do: give its parameters defaults, or wrap it in a function without arguments"
+        "  to do: give the parameters defaults, or wrap the function in a function without arguments"
     )
 
 
@@ -210,7 +210,7 @@ def test_memory_that_ran_out_is_not_the_entry_points_fault(package: Package) -> 
         (
             "linear",
             "a value of type `Linear`",
-            f"a module alone does not say what its inputs look like; {ACCEPTED}",
+            f"a module alone lacks example inputs; {ACCEPTED}",
         ),
         (
             "linear, torch.ones(1, 2)",
@@ -221,7 +221,7 @@ def test_memory_that_ran_out_is_not_the_entry_points_fault(package: Package) -> 
 )
 def test_a_function_that_returns_something_else(package: Package, value: str, found: str, hint: str) -> None:
     assert package.refuse(f"def export():\n    return {value}\n") == (
-        "the entry point returned something that cannot be exported\n"
+        "the entry point returned a value that cannot be exported\n"
         "  where: entry point `clerk = shop.model:export`\n"
         f"  found: {found}\n"
         f"  to do: {hint}"
@@ -255,7 +255,7 @@ def test_a_function_that_returns_something_else(package: Package, value: str, fo
 )
 def test_a_model_whose_fields_are_wrong(package: Package, value: str, part: str, found: str, hint: str) -> None:
     assert package.refuse(f"def export():\n    return {value}\n") == (
-        "the entry point returned something that cannot be exported\n"
+        "the entry point returned a value that cannot be exported\n"
         f"  where: entry point `clerk = shop.model:export`, {part}\n"
         f"  found: {found}\n"
         f"  to do: {hint}"
@@ -269,9 +269,9 @@ def test_weights_that_are_missing(package: Package) -> None:
         "  where: entry point `clerk = shop.model:export`, shop/model.py:6\n"
         "  found: FileNotFoundError: [Errno 2] No such file or directory:"
         f" '{package.root}/shop/clerk.safetensors'\n"
-        "  to do: `shop/clerk.safetensors` is not there; an sdist leaves out what git ignores: if the wheel is built"
-        " from one, let the hook's table be `[tool.hatch.build.hooks.lower]`, which sdists read too, and contain"
-        ' `inputs = ["shop/clerk.safetensors"]`'
+        "  to do: `shop/clerk.safetensors` is missing; an sdist leaves out the files that git ignores: if the wheel is"
+        " built from an sdist, name the hook's table `[tool.hatch.build.hooks.lower]`, which sdists read too, and write"
+        ' `inputs = ["shop/clerk.safetensors"]` there'
     )
 
 
@@ -317,7 +317,7 @@ def test_an_error_that_a_library_raises_of_missing_modules(package: Package) -> 
     [
         ('raise AssertionError("Torch not compiled with CUDA enabled")', "models are lowered on the CPU"),
         ('linear.load_state_dict({"module.weight": linear.weight})', "were saved from `DataParallel`"),
-        ('raise OSError("no files") from ConnectionError("refused")', "download what it loads before the build"),
+        ('raise OSError("no files") from ConnectionError("refused")', "download the files before the build"),
     ],
 )
 def test_errors_that_are_met_often(package: Package, statement: str, hint: str) -> None:

@@ -81,7 +81,7 @@ def test_a_note_of_an_unknown_kind_has_no_digest() -> None:
     for value in (object(), lambda: None, {"deep": [io.BytesIO()]}, functools.partial(print)):
         node = next(node for node in method.program.graph.nodes if node.op == "call_function")
         node.meta["mark"] = value
-        with pytest.raises(NoKeyError, match=r"node `sin` has a note of the type"):
+        with pytest.raises(NoKeyError, match=r"node `sin` has metadata of the type"):
             describe_method(method)
 
 
@@ -161,9 +161,9 @@ def test_tensors_that_are_no_plain_memory_have_no_digest() -> None:
     program = torch.export.export(Holder(torch.ones(3, dtype=torch.complex64)), (torch.ones(3),))
     describe_method(ready(program))
     program.state_dict["table"] = conjugate
-    with pytest.raises(NoKeyError, match="`table` is no plain tensor"):
+    with pytest.raises(NoKeyError, match="`table` is not a plain tensor"):
         describe_method(ready(program))
-    with pytest.raises(NoKeyError, match="an example input is no plain tensor"):
+    with pytest.raises(NoKeyError, match="an example input is not a plain tensor"):
         describe_method(captured(lambda x: x + 1, torch.ones(3, dtype=torch.complex64).conj()))
 
 

@@ -501,7 +501,7 @@ def test_a_build_says_what_to_write_where_a_size_may_be_zero() -> None:
     (method,) = capture_model("net", model, NullReporter()).methods
     assert line_on_ranges(method, ["onnxruntime: it has no kernel"]) == ""
     assert line_on_ranges(method, [f"onnxruntime: of tensors without elements, and {MAY_BE_ZERO}"]) == (
-        "1 operation stays outside of delegates because a dynamic size may be 0; if it never is, write"
+        "1 operation stays outside of delegates because a dynamic size may be 0; if the size is never 0, write"
         ' `Dim("batch", min=1, max=9)`'
     )
 
@@ -739,7 +739,7 @@ def test_a_line_on_finite_numbers_names_three_operators() -> None:
     assert line_on_finite("onnxruntime", []) == ""
     assert line_on_finite("onnxruntime", ["aten.d", "aten.c", "aten.a", "aten.b", "aten.e"]) == (
         "`onnxruntime` computes `aten.a`, `aten.b`, `aten.c` and 2 more as eager does for finite numbers only;"
-        " write `finite-only = true` if the model meets no NaN and no infinity, else `finite-only = false`"
+        " write `finite-only = true` if the model meets neither NaN nor infinity, else `finite-only = false`"
     )
 
 

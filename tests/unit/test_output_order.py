@@ -172,4 +172,6 @@ def test_outputs_have_eagers_strides_on_numpys_arrays(tmp_path: Path) -> None:
 def test_an_output_whose_order_depends_on_a_size_is_named(tmp_path: Path) -> None:
     images = {"tokens": {0: Dim("images", min=1, max=8)}}
     _, (note,) = build(tmp_path, Tokens(), torch.randn(2, 24, 8), "onnxruntime", images)
-    assert note.startswith("`output` has the strides [120, 1, 30, 5] that `torch.export` foretells, and eager's [120,")
+    assert note.startswith(
+        "`output` has the strides [120, 1, 30, 5] that `torch.export` predicts, where eager has [120,"
+    )

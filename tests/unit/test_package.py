@@ -91,5 +91,5 @@ def test_a_file_that_a_backend_takes_away_is_named(tmp_path: Path) -> None:
             "a backend has changed a packaged file\n"
             "  where: model `digits`, `digits/blob`\n"
             f"  found: {found}\n"
-            "  to do: a run half only reads its blob; report this to the authors of the backend, or leave it out"
+            "  to do: a run half may only read its blob; report this to the backend's authors, or leave the backend out"
         )

@@ -129,7 +129,7 @@ def test_facts_that_are_no_json_are_refused_with_a_cache_too(
     monkeypatch.setattr(Whatever, "result", PreprocessResult(b"", info={"scale": float("inf")}))
     store = Store(tmp_path, "on", pytest.fail)
     lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"].program
-    with pytest.raises(BackendError, match="a backend returned facts for its run half that are no JSON"):
+    with pytest.raises(BackendError, match="a backend returned facts for its run half that are not JSON"):
         emit_program("model", {"m": LoweredMethod("m", lowered, ("x",))})
 
 

@@ -70,8 +70,8 @@ def test_a_quantised_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.M
         reports.append((files_of(report), events.stages()))
     (first, lowering), (second, reusing) = reports
     assert first == second
-    assert "verify" in lowering
-    assert "verify" not in reusing
+    assert "compare" in lowering
+    assert "compare" not in reusing
 
 
 def test_outputs_may_be_two_steps_apart_but_not_on_average() -> None:
@@ -120,7 +120,7 @@ def test_a_step_is_allowed_and_told() -> None:
     assert not verify(0).notes
     (note,) = verify(0.7).notes
     assert note == "outputs differ by up to 0.7 of a step of 8 bits, as the method rounds to integers"
-    with pytest.raises(VerificationError, match="computes something else than the eager module") as caught:
+    with pytest.raises(VerificationError, match="computes other numbers than the eager module") as caught:
         verify(2.5)
     assert "raise `recipes.r.rtol` and `.atol`" in caught.value.hint  # and no word of a training mode
 
@@ -163,8 +163,8 @@ def test_weights_of_torchaos_classes_are_plain_tensors(
             source = capture_model("net", Model(TwoMethods().eval(), methods), Events())
             report, events = workshop.build(source, settings_of())
             seen.append(events.stages())
-    assert "verify" in seen[0]
-    assert "verify" not in seen[1]
+    assert "compare" in seen[0]
+    assert "compare" not in seen[1]
     constants = files_of(report)["net/constants.safetensors"]
     # the quantised weight once, in bytes; its scales and zero points; the rest in floating point
     assert len(constants) < 64 * 32 + 64 * (4 + 1) + 4 * (64 + 8 * 64 + 8 + 1) + 2500

@@ -125,7 +125,7 @@ def test_nan_is_told(source: CapturedModel, tmp_path: Path) -> None:
     keys = {f"forward/{case}/pair[{at}]": odd for case in (0, 1) for at in (0, 1)}
     found = read(source, tmp_path, general=write(tmp_path, **keys))["forward"]
     assert list(found.notes()) == [
-        "there are NaN in samples.safetensors, case 0 and 1 more: outputs that are NaN on both sides agree"
+        "samples.safetensors, case 0 and 1 more contain NaN: outputs that are NaN on both sides count as equal"
     ]
 
 
@@ -140,7 +140,7 @@ def test_sizes_out_of_range_are_refused(source: CapturedModel, tmp_path: Path) -
 
 def test_a_source_without_real_inputs_is_refused(source: CapturedModel, function: Callable[[Any], str]) -> None:
     text = refusal(lambda: read(source, Path(), general=function(lambda method: [])))
-    assert text.startswith("there are no real inputs for any method\n  where: model `net`, `verify-inputs`")
+    assert text.startswith("no method has real inputs\n  where: model `net`, `verify-inputs`")
 
 
 ONES = torch.ones(2, 2)
@@ -149,11 +149,11 @@ ONES = torch.ones(2, 2)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (lambda method: None, "a function of real inputs returned something else"),
-        (lambda method: ONES, "a function of real inputs returned something else"),
-        (lambda method: [], "there are no real inputs for any method"),
-        (lambda method: [ONES], "this is no call"),
-        (lambda method: {"tokens": ONES}, "this is no call"),
+        (lambda method: None, "a function of real inputs returned a value that is not a sequence of calls"),
+        (lambda method: ONES, "a function of real inputs returned a value that is not a sequence of calls"),
+        (lambda method: [], "no method has real inputs"),
+        (lambda method: [ONES], "a real input is not a call"),
+        (lambda method: {"tokens": ONES}, "a real input is not a call"),
         (lambda method: [()], "no `"),
         (lambda method: [{}], "no `"),
         (lambda method: [(ONES, ONES, ONES)], "3 arguments; the method takes `tokens`"),
@@ -163,7 +163,7 @@ ONES = torch.ones(2, 2)
         (lambda method: [(torch.arange(4, device="meta"),)], "on the device meta, which must be the CPU"),
         (lambda method: [(torch.arange(4).numpy(),)], "torch.from_numpy(array)"),
         (lambda method: ((torch.arange(4),) for _ in iter(int, 1)), "more than 1000 calls of `embed`"),
-        (3, "real inputs come from a function"),
+        (3, "real inputs must come from a function"),
     ],
 )
 def test_a_function_that_gives_something_else_is_refused(
@@ -176,7 +176,7 @@ def test_a_function_that_fails_or_is_not_there_is_refused(
     source: CapturedModel, function: Callable[[Any], str]
 ) -> None:
     text = refusal(lambda: read(source, Path(), general=function(lambda method: [1 / 0])), EntryPointError)
-    assert text.startswith("it failed to give real inputs for method `forward`")
+    assert text.startswith("the function gave no real inputs for method `forward`")
     assert "`verify-inputs = real_data:samples`" in text
     assert "there is no module `no_data`" in refusal(
         lambda: read(source, Path(), general="no_data:samples"), EntryPointError

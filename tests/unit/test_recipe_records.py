@@ -76,12 +76,12 @@ def test_recipes_that_were_made_one_by_one_are_joined_in_a_frozen_cache(
 ) -> None:
     for recipe in order:
         report, records, events = make(shop, plain, recipe)
-        assert events.stages() >= {"known", "edge", "emit", "verify"}
+        assert events.stages() >= {"lookup", "decompose", "package", "compare"}
         assert events.notes() == [], "nothing is said to be lost"
         assert (report.files, list(records)) == ((), [recipe])
     monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
     joined, events = shop.build(plain, BOTH)
-    assert "verify" not in events.stages()
+    assert "compare" not in events.stages()
     fresh = uncached(shop, plain, BOTH)
     assert files_of(joined) == files_of(fresh)
     assert (joined.manifest, joined.verified) == (fresh.manifest, fresh.verified)
@@ -133,14 +133,14 @@ def test_a_model_that_lacks_a_recipe_is_refused_by_a_frozen_cache_and_the_recipe
     with pytest.raises(CacheError, match="the cache is frozen") as caught:
         shop.build(plain, BOTH)
     assert caught.value.where == "model `net`"
-    assert caught.value.found.endswith("; not made: `net/portable`")
-    assert caught.value.hint.startswith("make them with `hatch-lower lower --only net/portable`, or build once with")
+    assert caught.value.found.endswith("; missing: `net/portable`")
+    assert caught.value.hint.startswith("lower with `hatch-lower lower --only net/portable`, or build once with")
 
 
 def test_a_recipe_is_not_verified_again_when_another_one_is_added(shop: Workshop, plain: CapturedModel) -> None:
     shop.build(plain, ONE)
     report, events = shop.build(plain, BOTH)
-    compared = {event.recipe for event in events.seen if event.stage == "verify"}
+    compared = {event.recipe for event in events.seen if event.stage == "compare"}
     assert compared == {"portable"}
     assert report.verified == uncached(shop, plain, BOTH).verified
 
@@ -154,7 +154,7 @@ def test_a_program_that_is_not_the_one_of_the_record_is_verified(shop: Workshop,
     others = [{"plan": "0" * 64}, {"files": ()}, {"requirements": ("numpy",)}, {"verified": elsewhere}]
     for wrong in (replace(record, **other) for other in others):
         replace_record(store, records["default"], plain, wrong)
-        assert "verify" in shop.build(plain, ONE)[1].stages()
+        assert "compare" in shop.build(plain, ONE)[1].stages()
         clear_reports(shop)
 
 
@@ -175,17 +175,21 @@ def test_a_record_of_another_backend_version_does_not_count(
 ) -> None:
     used = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
     make(shop, plain, "default", settings=used)
-    assert make(shop, plain, "default", settings=used)[2].stages() == {"known"}
+    assert make(shop, plain, "default", settings=used)[2].stages() == {"lookup"}
     monkeypatch.setattr(Versioned, "library", "2.0")
-    assert "emit" in make(shop, plain, "default", settings=used)[2].stages()
+    assert "package" in make(shop, plain, "default", settings=used)[2].stages()
 
 
 def test_a_recipe_whose_partition_is_lost_is_made_again(shop: Workshop, plain: CapturedModel) -> None:
     make(shop, plain, "default", "portable")
-    assert make(shop, plain, "default", "portable")[2].stages() == {"known"}
+    assert make(shop, plain, "default", "portable")[2].stages() == {"lookup"}
     partition = partitions(shop)[0]
     partition.unlink()
-    made = {event.recipe for event in make(shop, plain, "default", "portable")[2].seen if event.stage == "emit"}
+    made = {
+        event.recipe
+        for event in make(shop, plain, "default", "portable")[2].seen
+        if event.stage == "package" and event.recipe
+    }
     assert made == {"default"}
     assert partition.exists()
 
@@ -213,4 +217,4 @@ def test_a_cache_that_is_refreshed_keeps_what_was_made_again(
     monkeypatch.setenv("HATCH_LOWER_CACHE", "refresh")
     _, records, events = make(shop, plain, "default")
     assert (records, events.notes()) == (first, [])
-    assert "verify" in events.stages()
+    assert "compare" in events.stages()

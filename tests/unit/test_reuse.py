@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 
 REFERENCE = Recipe("default", (BackendChoice("reference"),))
 ONE = settings_of(REFERENCE)  # where recipes are not the subject
-LOWERING = {"edge", "lower", "emit", "constants", "verify"}
+LOWERING = {"decompose", "compile", "package", "compare"}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_comment_moves_the_lines_in_the_debug_map_and_nothing_is_lowered(
     assert events.notes() == []
     moved = shop.capture(BRANCHING, {"class Block": "# A comment\n# on two lines.\nclass Block"})
     second, events = shop.build(moved)
-    assert events.stages() == {"known"}
+    assert events.stages() == {"lookup"}
     assert lines_of(second) == {line + 2 for line in lines_of(first)}
     fresh = uncached(shop, moved, monkeypatch)
     assert files_of(second) == files_of(fresh)
@@ -110,12 +110,12 @@ def test_other_real_inputs_verify_again_and_lower_no_partition_again(shop: Works
 
     first, stages = build(1.0)
     assert stages >= {*LOWERING, "inputs"}
-    assert build(1.0)[1] == {"inputs", "known"}
+    assert build(1.0)[1] == {"inputs", "lookup"}
     second, stages = build(2.0)
-    assert "verify" in stages
+    assert "compare" in stages
     assert [row.level for row in second.rows] == [3, 3]
     assert files_of(second) == files_of(first)
-    assert build(2.0, ONE)[1] >= {"verify"}, "what was verified without them is another result"
+    assert build(2.0, ONE)[1] >= {"compare"}, "what was verified without them is another result"
     (embed,) = [each for each in second.verified if each.method == "embed"]
     assert embed.compared == "example inputs, equal numbers, random inputs, zeros, 1 real input of samples.safetensors"
     assert build(2.0)[0].verified == second.verified, "the record is kept with the result"
@@ -125,7 +125,7 @@ def test_real_inputs_that_nothing_compares_are_not_read_and_it_is_said(shop: Wor
     settings = settings_of(replace(REFERENCE, verify=False), check=False)
     model = replace(settings.models[0], verify_inputs="samples.safetensors")
     _, events = shop.build(plain, replace(settings, models=(model,)))
-    assert "its `verify-inputs` are not used: `verify` is false for every recipe of the model" in events.notes()
+    assert "`verify-inputs` are not used: `verify` is false for every recipe of the model" in events.notes()
 
 
 def test_a_real_input_that_eager_refuses_costs_no_partition(shop: Workshop) -> None:
@@ -157,7 +157,7 @@ def test_lines_that_move_apart_are_told_apart(shop: Workshop, monkeypatch: pytes
         }
     )
     second, events = shop.build(moved, ONE)
-    assert events.stages() == {"known"}
+    assert events.stages() == {"lookup"}
     assert files_of(second) == files_of(uncached(shop, moved, monkeypatch, ONE))
 
 
@@ -202,7 +202,7 @@ def test_renamed_nodes_are_a_hit(shop: Workshop, plain: CapturedModel, monkeypat
             if name in names:
                 spec.arg = replace(spec.arg, name=names[name])
     second, events = shop.build(renamed, ONE)
-    assert events.stages() == {"known"}
+    assert events.stages() == {"lookup"}
     assert files_of(second) == files_of(uncached(shop, renamed, monkeypatch, ONE))
 
 
@@ -303,7 +303,7 @@ def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, plain: Captured
     (blob,) = (tmp_path / "cache").rglob(plan.sha256)
     blob.write_bytes(blob.read_bytes()[:-1] + b" ")
     again, events = shop.build(plain, ONE)
-    assert events.stages() >= LOWERING - {"verify"}, "its record says that the very same was verified"
+    assert events.stages() >= LOWERING - {"compare"}, "its record says that the very same was verified"
     assert any("damaged" in note for note in events.notes())
     assert files_of(again) == files_of(report)
 
@@ -326,7 +326,7 @@ def test_a_look_up_that_writes_nothing(
     for mode in ("read-only", "frozen"):
         monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
         again, events = shop.build(moved, ONE)
-        assert events.stages() == {"known"}, mode
+        assert events.stages() == {"lookup"}, mode
         assert files_of(again).keys() == files_of(report).keys(), mode
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries, mode
 
@@ -337,7 +337,7 @@ def test_a_frozen_cache_lets_no_changed_program_through(
     portable = settings_of(Recipe("portable"))
     shop.build(plain, portable)
     monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
-    assert shop.build(plain, portable)[1].stages() == {"known"}
+    assert shop.build(plain, portable)[1].stages() == {"lookup"}
     for edit in ({"manual_seed(3)": "manual_seed(4)"}, {"0, 600)": "0, 601)"}):  # weights, the graph
         with pytest.raises(CacheError, match="the cache is frozen") as caught:
             shop.build(shop.capture(edits=edit), portable)
@@ -351,10 +351,12 @@ def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Works
         source = shop.capture(edits={"torch.relu(self.linear(x))": "torch.ops.hatch_lower_reuse.twice(self.linear(x))"})
         for _ in range(2):
             report, events = shop.build(source, settings_of(Recipe("portable")))
-            assert events.stages() >= LOWERING - {"lower"} - {"constants"}
+            assert events.stages() >= LOWERING - {"compile"}
             assert report.methods == {}
         (note,) = events.notes()
-    assert re.search(r"only partitions are looked up in the cache: .*twice.* is composed of others", note)
+    assert re.search(
+        r"only partitions are looked up in the cache: .*twice.* has a decomposition in code of its own", note
+    )
 
 
 def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop, plain: CapturedModel) -> None:
@@ -389,7 +391,7 @@ def test_what_cannot_be_loaded_does_not_verify(
         raise error
 
     monkeypatch.setattr(verify, "load_written", fail)
-    with pytest.raises(VerificationError, match="what was lowered cannot be loaded") as caught:
+    with pytest.raises(VerificationError, match="the lowered program cannot be loaded") as caught:
         shop.build(plain, ONE)
     assert caught.value.found == found
 
@@ -401,11 +403,11 @@ def test_a_recipe_whose_device_is_missing_is_not_verified(
         raise UnavailableError("no `GPU` here", found="CPU only", hint="install a driver")
 
     monkeypatch.setattr(verify, "load_written", fail)
-    with pytest.raises(VerificationError, match="it does not run on this machine") as caught:
+    with pytest.raises(VerificationError, match="the program does not run on this machine") as caught:
         shop.build(plain, ONE)
     assert caught.value.found == "no `GPU` here: CPU only"
     assert caught.value.hint.startswith(
-        "install a driver, build where it runs, or write `verify = false` in the recipe"
+        "install a driver, build on a machine that can run the program, or write `verify = false` in the recipe"
     )
 
 
@@ -427,11 +429,11 @@ def test_a_backend_that_has_changed_lowers_again(
     report, _ = shop.build(plain, settings)
     assert [row.level for row in report.rows] == [0, 0]
     again, events = shop.build(plain, settings)
-    assert events.stages() == {"known"}
+    assert events.stages() == {"lookup"}
     assert files_of(again) == files_of(report)
     monkeypatch.setattr(Versioned, "library", "2.0")
     third, events = shop.build(plain, settings)
-    assert events.stages() >= LOWERING - {"verify"}
+    assert events.stages() >= LOWERING - {"compare"}
     assert files_of(third) != files_of(report)
     monkeypatch.setattr(Versioned, "library", "broken")
     with pytest.raises(BackendError, match="the library is broken"):
@@ -439,7 +441,7 @@ def test_a_backend_that_has_changed_lowers_again(
     monkeypatch.setattr(Versioned, "library", "2.0")
     other = replace(settings, recipes=(replace(settings.recipes[0], rtol=0.5),))
     fourth, events = shop.build(plain, other)
-    assert events.stages() >= LOWERING - {"verify"}
+    assert events.stages() >= LOWERING - {"compare"}
     assert [row.level for row in fourth.rows] == [3, 3], "the partitions are known"
     assert files_of(fourth) == files_of(third)
 
@@ -457,7 +459,7 @@ def test_a_reason_that_names_a_source_line_would_be_stale(
     settings = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
     for _ in range(2):
         _, events = shop.build(plain, settings)
-        assert events.stages() >= LOWERING - {"verify"}
+        assert events.stages() >= LOWERING - {"compare"}
         (note,) = events.notes()
         assert note.startswith("the model is not kept in the cache as a whole: a backend's reason names a source line:")
 

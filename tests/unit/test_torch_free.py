@@ -107,12 +107,12 @@ def test_a_promise_is_refused_with_the_operation_and_its_source_line(shop: Works
     with pytest.raises(BackendError) as caught:
         shop.build(source, settings(ONNX, promised=["default"]))
     assert str(caught.value) == (
-        "the recipe is `torch-free`, and its program would need torch\n"
+        "the recipe is `torch-free`, but its program needs torch\n"
         "  where: model `net`, recipe `default`\n"
         "  found: `aten.special_bessel_j0.default` in method `forward` at net.py:11: onnxruntime: ONNX"
         " Runtime has nothing that is known to give eager's results for `aten.special_bessel_j0.default`\n"
-        "  to do: write the model without these operations, or so that a backend takes them; or let `torch-free` of the"
-        " recipe be false"
+        "  to do: write the model without these operations, or in a form that a backend takes; or set `torch-free` of"
+        " the recipe to false"
     )
 
 

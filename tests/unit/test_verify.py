@@ -34,7 +34,7 @@ pytestmark = pytest.mark.torch
 
 HINT = (
     "\n  to do: if the difference is acceptable, raise `rtol` and `atol` in the hook's table; if not, leave out"
-    " backends to find the one that computes it, and report it there"
+    " backends to find the backend that causes the difference, and report it there"
 )
 
 
@@ -136,7 +136,7 @@ def test_state_that_does_not_go_on() -> None:
 
     lowered.change = forget
     assert refuse(captured(module, torch.zeros(2)), lowered) == (
-        "the lowered method computes something else than the eager module\n"
+        "the lowered method computes other numbers than the eager module\n"
         "  where: model `net`, recipe `default`, method `forward`, example inputs, second call, output `['sum']`\n"
         "  found: largest absolute error 1, largest relative error 0.5 (allowed: atol 1e-05, rtol 0.0001); 2 of 2"
         f" values are wrong{HINT}"
@@ -190,7 +190,7 @@ def test_inputs_that_eager_refuses_are_noted() -> None:
         "a large size, length = 65: left out (ValueError: negative)",
     )
     assert list(wishes_for_real_inputs(model.methods[0], result)) == [
-        "1 of 1 generated inputs were left out, for eager refuses them; name real inputs in `verify-inputs`"
+        "1 of 1 generated inputs were left out: eager refuses them; name real inputs in `verify-inputs`"
     ]
 
 
@@ -247,7 +247,7 @@ def test_integers_and_refused_inputs_ask_for_real_ones() -> None:
     module = Function(short)
     model = captured(module, torch.arange(4))
     assert list(wishes_for_real_inputs(model.methods[0], verify(model, Lowered(module)))) == [
-        "`x`: compared on integers of the example, zeros and limits only; name real inputs in `verify-inputs`"
+        "`x`: compared only on integers of the example, zeros and limits; name real inputs in `verify-inputs`"
     ]
     floats = captured(Function(lambda x: x + 1), torch.ones(2))
     assert list(wishes_for_real_inputs(floats.methods[0], verify(floats, Lowered(Function(lambda x: x + 1))))) == []
@@ -345,7 +345,7 @@ def test_outputs_that_only_eager_gives_contiguous_are_named() -> None:
     model = captured(module, torch.randn(2, 4))
     assert verify(model, Lowered(module)).notes == ()
     (note,) = verify(model, Lowered(module, lambda result: result.t().contiguous().t())).notes
-    assert note.startswith("`output` has the strides [1, 2] that `torch.export` foretells, and eager's [3, 1]: where")
+    assert note.startswith("`output` has the strides [1, 2] that `torch.export` predicts, where eager has [3, 1]: if")
 
 
 def test_a_module_in_training_mode_is_told_so() -> None:
@@ -370,10 +370,10 @@ def test_a_method_that_draws_random_numbers_is_told_so() -> None:
     module = Function(lambda x: x + torch.rand_like(x))
     model = captured(module, torch.ones(64))
     assert refuse(model, Lowered(module)) == (
-        "the method draws random numbers, so that it cannot be compared with the eager module\n"
+        "the method draws random numbers, so that a comparison with the eager module is impossible\n"
         "  where: model `net`, recipe `default`, method `forward`\n"
         "  found: `aten.rand_like.default`\n"
-        "  to do: let it take the random numbers as an input, or set `verify = false` for the recipe"
+        "  to do: pass the random numbers as an input, or set `verify = false` for the recipe"
     )
     assert example_tensors(model) == ({}, "")
 
@@ -403,7 +403,7 @@ def test_a_module_that_cannot_be_copied() -> None:
     with pytest.raises(VerificationError) as caught:
         verify_method(model, model.methods[0], module, lambda: None, recipe="default", tolerance=Tolerance(0, 0))
     assert str(caught.value) == (
-        "the module cannot be copied, so that verifying it would change its state\n"
+        "the module cannot be copied, so that a verification would change its state\n"
         "  where: model `net`\n"
         "  found: TypeError: locked\n"
         "  to do: make `copy.deepcopy(module)` work: keep objects that cannot be copied outside of the module"
@@ -525,7 +525,7 @@ def test_check_data_that_are_too_large_are_left_out_and_named() -> None:
     assert tensors == {}
     assert lines == [
         "no check data of `forward`: its example inputs and outputs take 1.91 MiB,"
-        " and the check data of a model 1.43 MiB at most; raise `check-megabytes`"
+        " and the limit for a model's check data is 1.43 MiB; raise `check-megabytes`"
     ]
 
 
@@ -634,15 +634,16 @@ def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp
     torch_own, missing, absent, named, not_required, required = json.loads(done.stdout)
     assert torch_own is None
     assert missing == (
-        "what is packaged does not run in a process that has not run the model's code\n"
+        "the packaged program does not run in a process that has not run the model's code\n"
         "  where: model `net`, recipe `default`\n"
         "  found: the program calls an operator that torch does not have here: other.twice.default\n"
-        "  to do: if it needs operators or classes of a library, name the library's module in `imports` of the recipe;"
-        " if it needs a setting of the process, such as the default dtype, let the model's code do without"
+        "  to do: if the program needs operators or classes of a library, name the library's module in `imports` of the"
+        " recipe; if the program needs a setting of the process, such as the default dtype, change the model's code to"
+        " do without"
     )
     assert "found: ModuleNotFoundError: No module named 'no_such_library'" in absent
     assert named is None
-    assert "`helper_library` is installed here, but nothing that the wheel requires brings it" in not_required
+    assert "`helper_library` is installed here, but no requirement of the wheel brings the module" in not_required
     assert required is None
 
 
@@ -673,7 +674,7 @@ def test_a_mismatch_in_the_order_of_equal_numbers_names_the_operation() -> None:
     with pytest.raises(VerificationError) as caught:
         verify(model, Lowered(Function(lambda x: 3 - x.flip(0).topk(2).indices)))
     assert caught.value.hint.startswith(
-        "torch does not say which of equal numbers `aten.topk.default` gives first: let the outputs not depend"
+        "torch does not specify which of equal numbers `aten.topk.default` gives first: make the outputs independent"
     )
 
 
@@ -682,7 +683,7 @@ def test_a_mismatch_at_the_smallest_size_says_how_to_leave_it_out() -> None:
     model = captured(module, torch.randn(3, 2), dynamic_shapes={"x": {0: Dim("rows", max=64)}})
     with pytest.raises(VerificationError) as caught:
         verify(model, lowered)
-    assert caught.value.hint.startswith("if the method is never called with such a size, let the range begin later")
+    assert caught.value.hint.startswith("if the method is never called with this size, let the range begin later")
 
 
 @pytest.mark.parametrize("value", [torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).min])
@@ -728,7 +729,10 @@ def test_what_is_not_finite_or_in_no_order_for_equal_numbers_is_no_fault() -> No
     ordered = Function(lambda x: x.topk(2).indices)
     other = Lowered(Function(lambda x: 5 - x.flip(0).topk(2).indices))
     result = verify(captured(ordered, torch.randn(6)), other)
-    assert "zeros: left out (torch does not say which of equal numbers `aten.topk.default` gives first)" in result.notes
+    assert (
+        "zeros: left out (torch does not specify which of equal numbers `aten.topk.default` gives first)"
+        in result.notes
+    )
 
 
 def test_integers_that_decide_how_long_a_call_takes_are_not_at_their_limits() -> None:

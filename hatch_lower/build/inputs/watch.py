@@ -20,7 +20,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 
 # stages in which backends run, or the distribution of a class is looked up: the key covers their reads
-UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
+UNWATCHED = frozenset({"lookup", "compile", "package", "compare"})
 
 
 class Watch:
