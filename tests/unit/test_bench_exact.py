@@ -19,7 +19,7 @@ from support.shared import Shared
 from support.venv import run
 
 from hatch_lower.build.contents import find_contents
-from hatch_lower.cli.measure.exact import exact_figures
+from hatch_lower.cli.measure.exact import exact_figures, kernels_in
 from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.errors import ProgramError
@@ -125,6 +125,11 @@ def test_constants_that_an_engine_may_copy_have_no_figure(tmp_path: Path, backen
         blobs={"net/delegates/a.bin": b"blob"},
     )
     assert figures["net/default"].get("copied-constants") == copied
+
+
+@pytest.mark.parametrize("data", [b"\x7fELF", b"\x7fELF\2\1\1" + b"\xff" * 57, b"\x7fELF\1\2\1" + b"\x7f" * 4096])
+def test_a_damaged_library_has_no_number_of_kernels(data: bytes) -> None:
+    assert kernels_in(memoryview(data)) is None
 
 
 def test_a_method_without_operations_has_no_share(tmp_path: Path) -> None:

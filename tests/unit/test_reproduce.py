@@ -268,7 +268,7 @@ def test_a_source_distribution_that_leaves_its_folder_is_refused(name: str, tmp_
 
 def test_archives_that_are_no_source_distribution(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "a.tar.gz", {"a/setup.py": ""})
-    with pytest.raises(PackageError, match="no source distribution of one project") as caught:
+    with pytest.raises(PackageError, match="not a source distribution of a project") as caught:
         unpack_sdist(archive, tmp_path / "one")
     assert caught.value.found == "0 folders with a `pyproject.toml`"
     archive.write_bytes(archive.read_bytes()[:-20])

@@ -154,8 +154,8 @@ def kernels_in(library: memoryview) -> int | None:
     try:
         file = ELFFile(io.BytesIO(library))
         table: Any = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
-        symbols = [] if table is None else list(table.iter_symbols())
-        names = [str(symbol.name) for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"]
+        symbols = () if table is None else table.iter_symbols()
+        names = (str(symbol.name) for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF")
         return sum(name.startswith(KERNEL) for name in names)
     except Exception:  # the parser raises any exception for a damaged file
         return None
