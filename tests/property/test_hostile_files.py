@@ -363,7 +363,7 @@ def test_the_commands_show_a_changed_document_or_one_error(
         with ZipFile(wheel, "w") as archive:
             for each in package.files:
                 archive.write(package.folder / each, f"net/_lowered/{each}")
-        for command in (["inspect"], ["inspect", "--json"], ["debug", "forward"]):
+        for command in (["inspect"], ["inspect", "--json"], ["inspect", "--debug", "forward"]):
             done = CliRunner().invoke(main, [command[0], str(wheel), *command[1:]])
             assert isinstance(done.exception, SystemExit | None), (command, done.exception)
             assert (done.exit_code, done.stderr == "") in ((0, True), (1, False))
