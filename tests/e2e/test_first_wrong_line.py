@@ -95,7 +95,10 @@ def test_the_command_names_the_line_in_the_projects_folder(faulty: Project, monk
     assert "there is no" in done.stderr
 
 
-def test_a_wheel_that_holds_another_program_is_said_to(faulty: Project, right_wheel: Path) -> None:
+def test_a_wheel_that_holds_another_program_is_said_to(
+    faulty: Project, right_wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(faulty.root)
     done = localise(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert LINE in done.stdout
