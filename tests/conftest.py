@@ -1,7 +1,9 @@
-"""What all tests share: the switch `--long`, the order of the run, its shared folder, and interpreters to look into.
+"""Switches, the order of the run, its shared folder, and interpreters to look into: common to all tests.
 
-A run without `--long` leaves out tests with the marker `long`; others try a part of what they could
-(`support.effort.LONG`), and property tests a few examples, always the same. A long one tries all, and new examples.
+A short run tries a part of what tests could try, on a torch whose slow private functions remember their results
+(`support.quick`). `--all` leaves torch as it is, and tests that look at `support.effort.ALL` try more. `--long` is more
+than `--all`: it takes tests with the marker `long`, too, tests that look at `support.effort.LONG` try everything, and
+property tests try new examples.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from support import effort, quick
+from support import effort, passed, quick
 from support.compilers import FOLDER, write_remembering_compilers
 from support.shared import Shared, shared_by_the_run
 
@@ -28,7 +31,12 @@ settings.load_profile("short")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", dest="everything", action="store_true", help="try more, with torch as it is")
     parser.addoption("--long", action="store_true", help="try everything: takes hours")
+    parser.addoption("--write-passed", metavar="FILE", help="write the ids of the tests that passed")
+    parser.addoption(
+        "--leave-out", metavar="FILE", help="leave out tests whose ids a file has, and that try no more now"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,21 +45,32 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     effort.LONG = config.getoption("long")
+    effort.ALL = effort.LONG or config.getoption("everything")
+    if config.getoption("write_passed"):
+        config.pluginmanager.register(passed.Writer(Path(config.getoption("write_passed"))))
     if effort.LONG:
         settings.load_profile("long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for long runs, and run last what installs things: who breaks a function hears of it first."""
-    if not effort.LONG:
-        left_out = [item for item in items if item.get_closest_marker("long") is not None]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    """Leave out tests of longer runs, and run tests that install things last: other failures are seen earlier."""
+    known = passed.read(config.getoption("leave_out"))
+    left_out = {
+        item
+        for item in items
+        if (item.get_closest_marker("long") is not None and not effort.LONG)
+        or (item.nodeid in known and item.get_closest_marker("more") is None)
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("isolated") is not None)
 
 
 def pytest_collection_finish() -> None:
     quick.keep_what_is_imported()
+    if effort.ALL:
+        return
     quick.leave_annotations_unevaluated()
     quick.remember_decomposable_operators()
     quick.remember_overrides()

@@ -1,6 +1,7 @@
 """Whatever is written into the files that hatch-lower reads: our error, or what was there before. Nothing else.
 
-A thousand inputs of each kind; a long run tries each byte position and more than a million inputs in total.
+Some hundred inputs of each kind, and four times as many with `--all`; a long run tries each byte position and more than
+a million inputs in total.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import LONG
+from support.effort import ALL, LONG
 from support.exports import Workshop, settings_of
 from support.hostile import MARKER, changed_bytes, changed_document, item_at, strings_in, time_limit, watched
 from support.installed import update_entries
@@ -82,9 +83,13 @@ from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.sources import hub_file, hub_path
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.more,
+    pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning"),
+]
 
-SEEDS = 1500 if LONG else 24
+SEEDS = 1500 if LONG else 24 if ALL else 6
 BATCH = 100 if LONG else 25
 """How many inputs are made of one document."""
 
@@ -193,7 +198,7 @@ NAMES = [
 
 def damages(name: str, data: bytes) -> Iterator[bytes]:
     """Yield a file with each byte flipped, and cut off at each length; in CI at a sample of the places."""
-    step = 1 if LONG else max(1, len(data) // 80)
+    step = 1 if LONG else max(1, len(data) // (80 if ALL else 20))
     for index in range(len(name) % step, len(data), step):
         for mask in (1 << index % 8, 0x20, 0xFF) if LONG else (1 << index % 8,):
             yield data[:index] + bytes([data[index] ^ mask]) + data[index + 1 :]

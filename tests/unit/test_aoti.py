@@ -19,7 +19,6 @@ from elftools.elf.elffile import ELFFile
 from torch import Tensor, nn
 from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
-from transformers import MixtralConfig, MixtralModel
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
@@ -340,6 +339,8 @@ def test_an_operation_without_native_code_separates_two_partitions() -> None:
 class Experts(nn.Module):
     def __init__(self, implementation: str) -> None:
         super().__init__()
+        from transformers import MixtralConfig, MixtralModel
+
         heads = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
         config = MixtralConfig(vocab_size=9, num_hidden_layers=1, num_local_experts=2, use_cache=False, **heads)
         self.inner = MixtralModel._from_config(config, experts_implementation=implementation)
@@ -354,6 +355,7 @@ class Experts(nn.Module):
 def test_experts_need_no_operator_of_transformers_if_they_are_multiplied_in_batches(
     implementation: str, left: set[str]
 ) -> None:
+    pytest.importorskip("transformers")
     program = export(Experts(implementation), torch.tensor([[1, 2, 3]]))
     result, _ = partition(program)
     assert (len(result.partition_tags) == 1) == (not left)

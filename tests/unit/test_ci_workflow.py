@@ -23,6 +23,13 @@ HUBS = [GITHUB, SHARDS]
 EVERY_STEP = [step for hub in HUBS for job in hub["jobs"].values() for step in job["steps"]]
 
 
+def needs(tool: str) -> pytest.MarkDecorator:
+    """Skip a test where a command is neither in this environment nor on the path."""
+    missing = not (TOOLS / tool).exists() and shutil.which(tool) is None
+    return pytest.mark.skipif(missing, reason=f"{tool} is not installed")
+
+
+@needs("check-jsonschema")
 @pytest.mark.parametrize(
     ("schema", "name"),
     [
@@ -33,23 +40,24 @@ EVERY_STEP = [step for hub in HUBS for job in hub["jobs"].values() for step in j
     ],
 )
 def test_a_workflow_has_the_form_that_its_service_publishes(schema: str, name: str) -> None:
-    run([TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name]).check()
+    run(["check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name]).check()
 
 
+@needs("shellcheck")
 def test_the_steps_are_sound_shell(tmp_path: Path) -> None:
     scripts = [step["run"] for step in EVERY_STEP if "run" in step]
     scripts += ["\n".join(GITLAB["lower"]["script"])]
     scripts += ["\n".join(GITLAB_SHARDS[job]["script"]) for job in ("lower", "wheel")]
     for number, script in enumerate(scripts):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}\n")
-    run([TOOLS / "shellcheck", *sorted(tmp_path.glob("*.sh"))]).check()
+    run(["shellcheck", *sorted(tmp_path.glob("*.sh"))]).check()
 
 
 def test_no_step_puts_what_others_write_into_its_shell() -> None:
     assert [step["run"] for step in EVERY_STEP if "${{" in step.get("run", "")] == []
 
 
-@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is on no index of Python packages")
+@needs("actionlint")  # on no index of Python packages
 def test_actionlint_accepts_the_workflows() -> None:
     run(["actionlint", CI / "lower.yml", CI / "shards.yml"]).check()
 

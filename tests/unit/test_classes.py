@@ -15,10 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from support.lowered import install
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils.generic import ModelOutput
 
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.runtime import classes
@@ -26,6 +23,13 @@ from hatch_lower.runtime.classes import NoClassError, find_maker, owner_of
 from hatch_lower.runtime.containers import Record, choose_builder, replaced_in
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def pooled() -> Any:
+    """A class of outputs of transformers."""
+    return pytest.importorskip("transformers.modeling_outputs").BaseModelOutputWithPooling
+
 
 SHAPES = """
 from collections import OrderedDict, namedtuple
@@ -295,11 +299,11 @@ def test_a_result_of_torch_is_made() -> None:
     assert (type(made), made.indices) == (torch.return_types.max, 2)
 
 
-def test_an_output_of_transformers_is_what_its_constructor_would_have_made() -> None:
+def test_an_output_of_transformers_is_what_its_constructor_would_have_made(pooled: Any) -> None:
     name = "transformers.modeling_outputs:BaseModelOutputWithPooling"
     keys = "pooler_output last_hidden_state"
     made = find_maker(container(name, "transformers", keys=keys))(torch.ones(1), torch.ones(2))
-    expected = BaseModelOutputWithPooling(torch.ones(2), torch.ones(1))
+    expected = pooled(torch.ones(2), torch.ones(1))
     assert list(made) == list(expected)
     assert vars(made).keys() == vars(expected).keys()
     assert made.hidden_states is None
@@ -308,18 +312,23 @@ def test_an_output_of_transformers_is_what_its_constructor_would_have_made() -> 
     assert made["pooler_output"] is made.pooler_output
 
 
-def test_a_class_of_transformers_is_found_after_its_models_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_transformers_is_found_after_its_models_were_imported(
+    pooled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers: Any = sys.modules["transformers"]
     # the import of any model writes the package's folder as a `Path`
     monkeypatch.setattr(transformers.__spec__, "submodule_search_locations", [Path(transformers.__path__[0])])
-    assert owner_of(BaseModelOutputWithPooling) == "transformers"
+    assert owner_of(pooled) == "transformers"
     name = "transformers.modeling_outputs:BaseModelOutputWithPooling"
     made = find_maker(container(name, "transformers", keys="pooler_output"))(torch.ones(1))
-    assert type(made) is BaseModelOutputWithPooling
+    assert type(made) is pooled
 
 
 def test_a_constructor_that_others_than_transformers_wrap_is_one_of_its_own() -> None:
+    generic = pytest.importorskip("transformers.utils.generic")
+
     @dataclass
-    class Output(ModelOutput):
+    class Output(generic.ModelOutput):  # type: ignore[name-defined,misc]
         state: torch.Tensor | None = None
 
     assert classes.reason_against(Output, ["state"]) == ""

@@ -552,6 +552,7 @@ def test_a_module_that_takes_all_variables_of_one_beginning_reads_those(project:
 
 @pytest.mark.torch
 def test_variables_that_the_standard_library_and_hubs_read_are_inputs(project: Project) -> None:
+    pytest.importorskip("huggingface_hub")
     code = "import getpass, torch, huggingface_hub.constants; getpass.getuser(); torch.hub.get_dir()"
     names = ("LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME")
     inputs = project.record(code, **dict.fromkeys(names, "/one"))

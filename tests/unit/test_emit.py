@@ -18,7 +18,6 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
-from transformers.modeling_outputs import BaseModelOutput
 
 from hatch_lower.errors import BackendError, EdgeError, InputError
 from hatch_lower.exir.backend.backend_api import to_backend
@@ -289,7 +288,8 @@ def test_named_tuples_dataclasses_and_ordered_dictionaries() -> None:
 
 
 def test_model_outputs_of_transformers() -> None:
-    made = module(lambda self, x: BaseModelOutput(last_hidden_state=x * 2))
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    made = module(lambda self, x: outputs.BaseModelOutput(last_hidden_state=x * 2))
     check(made, (torch.ones(2),))
 
 
