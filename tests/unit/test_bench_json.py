@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from pytest_benchmark.cli import main
 
 from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.json_report import FORMAT, NO_TIME, report_text, stats_of
@@ -21,6 +20,8 @@ from hatch_lower.cli.measure.limits import Limit
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.cli.measure.timed import Measured, Observations
 from hatch_lower.cli.measure.verdict import Row, exact_row
+
+main = pytest.importorskip("pytest_benchmark.cli").main
 
 FORWARD = Subject("digits", "default", "forward")
 BATCH = Subject("digits", "default", "forward", "batch=32", 2)

@@ -89,6 +89,7 @@ def test_other_contents_that_are_here_are_replaced(tmp_path: Path, cache: Path, 
 def test_what_load_would_take_is_replaced_though_a_good_copy_is_here(
     tmp_path: Path, cache: Path, server: Served, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
+    pytest.importorskip("huggingface_hub")
     folder, image = lowered(tmp_path, HUB_URL), tmp_path / "image"
     hatch_lower.fetch(folder, image if place == "another folder" else None)
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", os.pathsep.join([str(cache), str(image)]))
@@ -255,6 +256,7 @@ def test_a_machine_that_is_offline_takes_files_alone(
 
 
 def test_a_file_of_the_hub_goes_into_its_own_cache(tmp_path: Path, cache: Path, server: Served) -> None:
+    pytest.importorskip("huggingface_hub")
     folder = lowered(tmp_path, HUB_URL)
     (file,) = hatch_lower.fetch(folder)
     place = tmp_path / "hub" / "hub" / "models--org--name" / "snapshots" / COMMIT / "model.safetensors"
@@ -268,6 +270,7 @@ def test_a_file_of_the_hub_goes_into_its_own_cache(tmp_path: Path, cache: Path, 
 
 
 def test_a_file_of_the_hub_replaces_what_load_would_take(tmp_path: Path, cache: Path, server: Served) -> None:
+    pytest.importorskip("huggingface_hub")
     cache.mkdir()
     (cache / NAME).write_bytes(OTHER.data)
     (file,) = hatch_lower.fetch(lowered(tmp_path, HUB_URL))
@@ -277,6 +280,7 @@ def test_a_file_of_the_hub_replaces_what_load_would_take(tmp_path: Path, cache: 
 def test_a_file_of_the_hub_for_another_machine_is_not_in_its_cache(
     tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_TOKEN", "secret")
     folder = lowered(tmp_path, HUB_URL)
     (file,) = hatch_lower.fetch(folder, tmp_path / "image")
@@ -285,6 +289,7 @@ def test_a_file_of_the_hub_for_another_machine_is_not_in_its_cache(
 
 
 def test_a_hub_that_lies_or_has_no_such_file(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
     folder = lowered(tmp_path, HUB_URL)
     server.files[HUB_PATH] = OTHER.data
     assert f"other contents than {SIZE} bytes with the sha256" in refused(lambda: hatch_lower.fetch(folder))

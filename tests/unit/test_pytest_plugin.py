@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 
 # a run in this process forgets what it has imported, and torch cannot be imported twice
@@ -20,6 +19,8 @@ from hatch_lower.cli.measure import exact, opened, tested, worker  # noqa: F401
 from hatch_lower.cli.measure.side import Side, open_wheel
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.errors import ProcessError
+
+BenchmarkFixture = pytest.importorskip("pytest_benchmark.fixture").BenchmarkFixture
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ["pytester"]
