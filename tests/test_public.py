@@ -5,6 +5,7 @@ from importlib.metadata import entry_points, metadata
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import hatch_lower
 from hatch_lower.errors import LowerError
@@ -51,6 +52,23 @@ def test_links_between_the_documents_lead_somewhere() -> None:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+LATER = {
+    "test_experts_need_no_operator_of_transformers_if_they_are_multiplied_in_batches": "needs transformers",
+    "test_in_the_window_of_finalize_an_incomplete_wheel_stays_that_everybody_refuses": "kills builds",
+    "test_code_for_another_instruction_set_has_that_as_its_reason": "a part of `diff`",
+    "test_a_contiguous_output_has_eagers_strides": "`test_each_engine` holds it for each engine that is there",
+}
+"""Tests that the page of limits names and only a run with `--all` has."""
+
+
+def test_the_short_run_holds_the_limits() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    tests = "\n".join(path.read_text() for place in options["testpaths"] for path in (ROOT / place).rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "limits.md").read_text())
+    assert named
+    assert [each for each in named if f"def {each}(" not in tests and each not in LATER] == []
 
 
 def test_every_test_that_the_documents_name_is_there() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.exports import NET_PROJECT, SOURCE, Workshop, packaged, settings_of, write_wheel
+from support.shared import Shared
 
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.measure import errors, gate, timed
@@ -29,19 +30,22 @@ BENCH = "[tool.hatch.build.targets.wheel.hooks.lower.bench]"
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def wheels(shared: Shared) -> Mapping[str, Path]:
     """Wheels of a model: `one`; `more` and `slow`, whose `embed` has 2 and 40 operations more; `other` has another."""
-    shop = Workshop(tmp_path_factory.mktemp("shop"))
+    made = shared.once("bench-wheels", write_wheels)
+    return {path.name: path / "net-1.0-py3-none-any.whl" for path in made.iterdir() if path.is_dir()}
+
+
+def write_wheels(folder: Path) -> None:
+    shop = Workshop(folder)
     sources = {"one": SOURCE, "more": LONGER, "slow": SLOW, "examples": EXAMPLES}
     made = {name: packaged(shop, source) for name, source in sources.items()}
     made["other"] = packaged(shop, name="other")
     made["importing"] = packaged(shop, settings=settings_of(Recipe("portable", imports=("colorsys",))))
     # a description of 20 KB, so that two operations are less than the 5 % by which a wheel may grow
     metadata = f"Metadata-Version: 2.4\nName: net\nVersion: 1.0\n\n{'text ' * 4000}\n"
-    return {
-        name: write_wheel(shop.folder / name / "net-1.0-py3-none-any.whl", files, METADATA=metadata)
-        for name, files in made.items()
-    }
+    for name, files in made.items():
+        write_wheel(folder / name / "net-1.0-py3-none-any.whl", files, METADATA=metadata)
 
 
 def project(folder: Path, table: str) -> Path:
