@@ -59,6 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for item in items
         if (item.get_closest_marker("long") is not None and not effort.LONG)
+        or (item.get_closest_marker("rest") is not None and not effort.ALL)
         or (item.nodeid in known and item.get_closest_marker("more") is None)
     }
     if left_out:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +67,7 @@ def quiet() -> Iterator[None]:
 @quiet()
 def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
     """Return ExecuTorch's quantiser: symmetric weights of each channel; activations by calibration, or of each call."""
+    pytest.importorskip("executorch")
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
@@ -83,6 +85,7 @@ def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
 @quiet()
 def x86_quantizer(*, dynamic: bool = False) -> Any:
     """Return torchao's quantiser for Inductor: symmetric weights of each channel, unsigned activations."""
+    pytest.importorskip("torchao")
     from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
         X86InductorQuantizer,
         get_default_x86_inductor_quantization_config,

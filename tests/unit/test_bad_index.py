@@ -99,7 +99,9 @@ def lookups(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[n
     return lowered
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[pytest.mark.rest] if name == "aoti" else []) for name in ENGINES]
+)
 def test_a_bad_index_is_an_error_of_that_call(
     lookups: Callable[[str], tuple[nn.Module, LoadedModel]], engine: str
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_bad_index_is_an_error_of_that_call(
     assert refused == 7 * 5 - 2
 
 
+@pytest.mark.rest  # half a minute of the compiler
 def test_a_bad_index_in_one_thread_lets_others_go_on(
     lookups: Callable[[str], tuple[nn.Module, LoadedModel]],
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_bad_index_in_one_thread_lets_others_go_on(
     assert len(done) == 1200
 
 
+@pytest.mark.rest  # half a minute of the compiler
 @pytest.mark.parametrize("place", range(6))  # the seventh, `one_hot`, is computed by torch itself
 def test_a_bad_index_is_told_once_and_without_frames_of_torch(
     lookups: Callable[[str], tuple[nn.Module, LoadedModel]], place: int, capfd: pytest.CaptureFixture[str]

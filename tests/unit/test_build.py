@@ -243,6 +243,7 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(shop.root.rglob("*")) == before
 
 
+@pytest.mark.rest  # a child process that imports torch
 def test_a_model_is_lowered_with_all_of_its_sources(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that had a result has none any more where a source that another model is to be lowered with has changed."""
     one, two = "https://example.org/1", "https://example.org/2"
@@ -274,6 +275,7 @@ def test_a_model_is_lowered_with_all_of_its_sources(shop: Shop, monkeypatch: pyt
     assert lowered == [(["small", "small2"], [one, two])]
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
     first = shop.build(shop.settings("small"))
@@ -334,6 +336,7 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
     assert not (shop.work / "models" / "small" / "request.json").exists()
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_torch_that_was_not_tried_is_warned_about_once(shop: Shop) -> None:
     (shop.root / "stub.py").write_text(f"{STUB}\ntorch.__version__ = '9.16.0+cpu'\n")
@@ -378,6 +381,7 @@ def test_an_exception_that_cannot_say_anything_has_a_name() -> None:
     assert not is_out_of_memory(SpeechlessError())
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_what_models_do_to_their_process_does_not_fail_the_build(shop: Shop) -> None:
     result = shop.build(shop.settings("wandering", "patching"))
@@ -386,6 +390,7 @@ def test_what_models_do_to_their_process_does_not_fail_the_build(shop: Shop) -> 
     assert manifest.tools["folder"] == "."
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_model_that_fails_without_a_stream_for_errors_is_named(shop: Shop) -> None:
     with pytest.raises(EntryPointError, match="the entry point failed") as caught:
@@ -401,6 +406,7 @@ def test_a_project_whose_folder_is_gone_is_an_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_model_that_kills_its_process_group_is_named(shop: Shop) -> None:
     with pytest.raises(ProcessError) as caught:
@@ -430,6 +436,7 @@ def test_a_build_that_fails_at_once_leaves_no_trim_in_its_midst(shop: Shop, monk
     assert trimmed.is_set()
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Recorder()
@@ -469,6 +476,7 @@ def test_an_interrupt_ends_the_child_and_what_it_started(shop: Shop) -> None:
     wait_until_gone(pids_in(reporter.lines()[0]))
 
 
+@pytest.mark.rest  # a child process that imports torch
 @pytest.mark.torch
 def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
     code = f"""

@@ -625,6 +625,7 @@ def test_a_wheel_whose_weights_cannot_be_written_does_not_stay(
 
 
 def test_an_editable_wheel_has_its_weights_with_it(make_project: MakeProject, lowering: Lowering) -> None:
+    pytest.importorskip("editables")
     root = make_project('weights = "https://example.org/model.safetensors"')
     for version, weights in (("editable", ()), ("standard", ("https://example.org/model.safetensors",))):
         build_wheel(root, version)

@@ -105,6 +105,7 @@ AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]], "prep
 
 
 @pytest.mark.slow
+@pytest.mark.rest
 def test_aoti_passes() -> None:
     only = "*" if LONG else AOTI
     found = outcomes("aoti", only, variations=AOTI_VARIATIONS, keeps_files=True)

@@ -300,6 +300,7 @@ def test_a_hostile_place_on_the_command_line_is_refused(package: Package) -> Non
 
 @pytest.mark.parametrize("mirror", ["file:///etc", "reference://k::data:,x", "ftp://example.org", "https://me@x.org"])
 def test_a_mirror_of_another_scheme_is_not_asked(monkeypatch: pytest.MonkeyPatch, mirror: str) -> None:
+    pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_ENDPOINT", mirror)
     url = f"hf://org/name@{COMMIT}/model.safetensors"
     assert accepted([url], lambda url: open_origin(url, Limits()), RefusedError, WORDS) == []
