@@ -26,6 +26,8 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.check import mark_name
 from hatch_lower.runtime.numbers import QUANTISED_MARK, Tolerance, number_difference
 
+pytest.importorskip("torchao")  # with ExecuTorch
+
 pytestmark = pytest.mark.torch
 
 
