@@ -134,18 +134,6 @@ def test_the_wheel_requires_each_engine(site: Path) -> None:
         assert [line for line in required if line.startswith(f"{engine}>=")], engine
 
 
-def test_another_folder_and_an_empty_cache_give_the_same_bytes_of_the_engines(site: Path, tmp_path: Path) -> None:
-    """Native code is left out here: `test_reproducible` is about that."""
-    project, line = copy_project("engines", tmp_path), 'runtime-requirements = "add"'
-    project.edit("pyproject.toml", line, f'{line}\nmodels.engines.recipes = ["both"]')
-    again = unpack(project.wheel({"PYTHONHASHSEED": "2"}), tmp_path / "site")
-    folder = Path("engines", "_lowered", "engines")
-    made = {path.name: path.read_bytes() for path in (again / folder / "delegates").iterdir()}
-    assert len(made) >= 3
-    for name, data in made.items():
-        assert (site / folder / "delegates" / name).read_bytes() == data, "files are called by their digests"
-
-
 @pytest.mark.long
 def test_another_folder_and_an_empty_cache_give_the_same_bytes(build: Build, tmp_path: Path) -> None:
     assert sha256(build_in(tmp_path, "2").wheel) == sha256(build.wheel)
