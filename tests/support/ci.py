@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+import pytest
 
 from support.console import make_environment
 from support.venv import REPOSITORY, Finished, child_environment, run
+
+yaml = pytest.importorskip("yaml")
 
 EXAMPLES = REPOSITORY / "examples" / "ci"
 EXPRESSION = re.compile(r"\$\{\{ (\S+) \}\}")

@@ -21,6 +21,8 @@ from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import error_from_json
 
+pytest.importorskip("scipy")
+
 pytestmark = pytest.mark.torch
 
 LONGER = SOURCE.replace("self.block(image).sum(1)", "self.block(image).sum(1).exp().neg()")

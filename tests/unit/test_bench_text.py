@@ -16,6 +16,8 @@ from hatch_lower.cli.measure.timed import Observations
 from hatch_lower.cli.measure.verdict import Row, breach_text, exact_row, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 
+pytest.importorskip("scipy")
+
 NET = Subject("net")
 DEFAULT = Subject("net", "default")
 FORWARD = Subject("net", "default", "forward")

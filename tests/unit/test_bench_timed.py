@@ -28,6 +28,8 @@ from hatch_lower.cli.measure.timed import Observations, Work, has_enough, measur
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.format.plan import read_plan
 
+pytest.importorskip("scipy")
+
 FORWARD = Subject("net", "default", "forward", "", 1)
 SOURCE = """\
 import os

@@ -14,6 +14,8 @@ from hatch_lower.cli.measure.timed import Observations
 from hatch_lower.cli.measure.verdict import Row, exact_row, found_text, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 
+pytest.importorskip("scipy")
+
 METHOD = Subject("net", "default", "forward")
 CALL = Subject("net", "default", "forward", "", 1)
 
