@@ -66,7 +66,7 @@ build-backend = "hatchling.build"
 [project]
 name = "{name}"
 version = "{version}"
-requires-python = ">=3.10"
+requires-python = ">=3.11"
 dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]
 
 [project.entry-points."hatch_lower.models"]

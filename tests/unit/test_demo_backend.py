@@ -7,6 +7,7 @@ import json
 import linecache
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -34,11 +35,6 @@ from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # hatchling needs it there, too
-    import tomli as tomllib
 
 pytestmark = pytest.mark.torch
 

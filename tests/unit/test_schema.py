@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # hatchling needs it there, too
-    import tomli as tomllib
 
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.reader import read_table

@@ -185,7 +185,7 @@ def accepted(urls: Iterable[str], action: Callable[[str], object], kind: type[Ex
         try:
             action(url)
             found.append(url)
-        except kind as error:  # noqa: PERF203
+        except kind as error:
             if words not in str(error):
                 found.append(url)
     return found

@@ -18,8 +18,9 @@ from hatch_lower.runtime.numpy_dtypes import is_bfloat16
 from hatch_lower.runtime.processor import multiplies_bytes, thread_count
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from onnxruntime import InferenceSession, SessionOptions
-    from typing_extensions import Self
 
 Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"

@@ -23,7 +23,7 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them

@@ -78,7 +78,7 @@ def finished(document: dict[str, Any], cards: Mapping[str, object], timestamp: i
             component["modelCard"] = card
     del document["serialNumber"], document["metadata"]["timestamp"]
     if timestamp is not None:
-        moment = datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc)
+        moment = datetime.datetime.fromtimestamp(timestamp, datetime.UTC)
         document["metadata"]["timestamp"] = moment.isoformat()
     number = uuid.uuid5(uuid.NAMESPACE_URL, f"{SERIAL}{digest_of(document)}")
     document["serialNumber"] = number.urn

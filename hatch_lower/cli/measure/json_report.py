@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def report_text(
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
         "benchmarks": [entry_of(*each, figures) for each in series],
-        "datetime": datetime.now(timezone.utc).isoformat() if series else NO_TIME,
+        "datetime": datetime.now(UTC).isoformat() if series else NO_TIME,
         "version": FORMAT,
         "hatch_lower": {
             "schema": SCHEMA,

@@ -15,7 +15,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload, OpOverloadPa
 from hatch_lower.runtime.torch_private.programs import SchemaKind
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 # what operators and their namespaces answer to tools that ask any object for its `__file__`
 SOURCE = "hatch_lower.exir.dialects._ops"
