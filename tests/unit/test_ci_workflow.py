@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from support.ci import EXAMPLES as CI
 from support.ci import read_workflow, steps_of
-from support.venv import run
+from support.venv import REPOSITORY, run
 
 TOOLS = Path(sys.executable).parent
 GITHUB, GITLAB = read_workflow("lower.yml"), read_workflow("gitlab.yml")
@@ -37,10 +38,30 @@ def needs(tool: str) -> pytest.MarkDecorator:
         ("github-workflows", "shards.yml"),
         ("gitlab-ci", "gitlab.yml"),
         ("gitlab-ci", "gitlab-shards.yml"),
+        ("github-workflows", "../../.github/workflows/test.yml"),
+        ("github-workflows", "../../.github/workflows/release.yml"),
     ],
 )
 def test_a_workflow_has_the_form_that_its_service_publishes(schema: str, name: str) -> None:
     run(["check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name]).check()
+
+
+def test_the_project_s_own_workflows_may_read_and_only_the_publishing_job_gets_an_identity() -> None:
+    test, release = (read_workflow(f"../../.github/workflows/{name}.yml") for name in ("test", "release"))
+    assert test["permissions"] == release["permissions"] == {"contents": "read"}
+    jobs = {**test["jobs"], **release["jobs"]}
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write"}
+    }
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "${{" in step.get("run", "")] == []
+
+
+def test_the_project_s_own_tests_run_on_the_pythons_that_its_metadata_names() -> None:
+    matrix = read_workflow("../../.github/workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    named = [kind.removeprefix("Programming Language :: Python :: ") for kind in project["classifiers"]]
+    assert matrix["python"] == [version for version in named if version.startswith("3.")]
+    assert matrix["torch"][0] == "2.13"
 
 
 @needs("shellcheck")
