@@ -327,8 +327,8 @@ def test_a_build_with_too_little_memory_for_its_weights(faulty: Place, mebibytes
 # compilers
 
 REFUSED = "the C++ compiler failed on the code that inductor generated"
-NOT_WRITTEN = "the C++ compiler says that all went well, and did not write what it was told to"
-CHECK = "check the compiler, or set CXX to another one"
+NOT_WRITTEN = "the C++ compiler reported success, but wrote no output file"
+CHECK = "check the compiler, or set CXX to another compiler"
 LINKING = "model `tiny`, recipe `default`, faulty-g++ while linking"
 COMPILING = "model `tiny`, recipe `default`, faulty-g++ interface.cpp"
 
@@ -350,8 +350,8 @@ COMPILERS = {
     ),
     "prints megabytes": refused("fatal error: no more"),
     "writes nothing": not_written("there is no file `interface.o`", COMPILING),
-    "writes an empty file": not_written("`interface.o` (0 bytes) is no ELF file", COMPILING),
-    "writes text": not_written("`interface.o` (14 bytes) is no ELF file", COMPILING),
+    "writes an empty file": not_written("`interface.o` (0 bytes) is not an ELF file", COMPILING),
+    "writes text": not_written("`interface.o` (14 bytes) is not an ELF file", COMPILING),
     "writes no library": not_written("there is no file `partition.so`"),
     "writes half a library": not_written("`partition.so` (9000 bytes) is cut off"),
     "writes an object for a library": not_written("`partition.so` is another kind of ELF file"),

@@ -424,7 +424,7 @@ class Views(nn.Module):
 def test_views_alone_are_left_out() -> None:
     result, groups = partition(export(Views(), torch.ones(3, 2)))
     assert groups == {}
-    assert set(result.reasons.values()) == {"it computes nothing, and nothing beside it is compiled"}
+    assert set(result.reasons.values()) == {"it computes nothing, and its neighbours are not compiled"}
 
 
 class Sizes(nn.Module):
@@ -438,7 +438,7 @@ class Sizes(nn.Module):
 def test_a_partition_takes_no_size_that_its_tensors_do_not_show() -> None:
     program = export(Sizes(), torch.ones(3, 4), torch.ones(5, 5), dynamic_shapes={"x": {0: Dim("rows")}, "y": None})
     result, groups = partition(program)
-    assert "it takes a symbolic size that no tensor beside it has" in result.reasons.values()
+    assert "it takes a symbolic size that no tensor input of its partition has" in result.reasons.values()
     assert "aten_relu_default" in groups["aoti_0"]
 
 
@@ -529,7 +529,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BackendError, match="no C\\+\\+ compiler") as caught:
         AotiBackend.preprocess(export_net(), SPECS)
-    assert caught.value.found == "CXX is 'no-such-compiler', which is no program"
+    assert caught.value.found == "CXX is 'no-such-compiler', which is not a program"
 
 
 def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_an_operation_without_a_native_call_is_named() -> None:
     assert str(caught.value) == (
         "inductor has no native call for an operation of a partition\n"
         "  found: aten::median.dim\n"
-        "  to do: leave it out with the backend's option `exclude`"
+        "  to do: leave the operation out with the backend's option `exclude`"
     )
 
 

@@ -211,6 +211,6 @@ def test_views_as_another_dtype_and_integer_powers_are_left() -> None:
     reasons = AotiBackend.partitioner({}).partition(program).reasons
     told = sorted(reason for reason in set(reasons.values()) if "inductor" in reason)
     assert told == [
-        "inductor cannot write into parts of what `aten.view.dtype` gives",
+        "inductor cannot write into views of the results of `aten.view.dtype`",
         "inductor's `aten.pow.Scalar` gives floating-point numbers for integers",
     ]

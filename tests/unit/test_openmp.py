@@ -121,7 +121,7 @@ def test_a_second_openmp_library_is_refused_before_it_is_in_the_process(tmp_path
         "a compiled partition would bring a second OpenMP library into the process\n"
         f"  where: {library}\n"
         f"  found: it needs {there}, and torch runs on {torchs_openmp()}\n"
-        "  to do: install torch from where the builder of the wheel had it, or load a recipe without `aoti`"
+        "  to do: install torch from the source of the wheel's builder, or load a recipe without `aoti`"
     )
     assert mapped == sorted([torchs_openmp(), *([str(other)] if loaded else [])])
     assert not opened

@@ -1,1 +1,1 @@
-"""The `aoti` backend: AOTInductor compiles a partition to one small shared library that holds no weights."""
+"""The `aoti` backend: AOTInductor compiles a partition to a small shared library that holds no weights."""

@@ -1,8 +1,8 @@
-"""Compile half of the `aoti` backend: edge programs in, one small shared library for each out.
+"""Compile half of the `aoti` backend: edge programs in, a small shared library for each out.
 
-No weight goes into a library, and none is needed to make it: constants are bound when a program is loaded. So new
-weights compile nothing, and methods, recipes and clones share one copy of the weights in memory, but for weights of
-convolutions that loading lays out.
+Libraries hold no weights, and compilation needs no weights: constants are bound when a program is loaded. So new
+weights compile nothing, and methods, recipes and clones share one copy of the weights in memory, except convolution
+weights that loading packs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
-        # those that `find_compiler` looks for, and the assembler and linker that they run
+        # the compilers that `find_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
@@ -90,7 +90,7 @@ class AotiBackend(BackendDetails):
 def lower_groups(
     programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
 ) -> list[PreprocessResult]:
-    # settings of inductor hold for one instruction set at a time
+    # inductor's settings hold for a single instruction set at a time
     places: dict[Options, list[int]] = {}
     for place, specs in enumerate(compile_specs):
         places.setdefault(options_from_specs(specs), []).append(place)
@@ -103,7 +103,7 @@ def lower_groups(
 
 def compile_partitions(programs: Sequence[ExportedProgram], options: Options) -> list[PreprocessResult]:
     with compiling(options) as (compiler, folder), LibraryPool(compiler, folder) as pool:
-        # inductor lowers one program while the compiler works on those before it
+        # inductor lowers a program while the compiler works on earlier ones
         lowered = generate_all(programs, options)
         waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
         return [make_result(copied, generated, wait(), options) for copied, generated, wait in waiting]
@@ -163,6 +163,6 @@ def check_openmp(symbols: Symbols) -> list[str]:
 
 
 def debug_handles(copied: AotiCopy, generated: Generated) -> dict[int | str, tuple[int, ...]]:
-    # `no kernel` holds operations of a partition that needs none
+    # `no kernel` holds the operations for which inductor generates no kernel
     numbers = {node: node.meta["custom"][ORIGIN] for node in copied.graph.nodes if "custom" in node.meta}
     return instruction_handles(numbers, copied.handles, generated.origins, "no kernel")

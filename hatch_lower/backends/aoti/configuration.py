@@ -25,15 +25,16 @@ from hatch_lower.runtime.torch_private import inductor
 class Isa:
     """An instruction set level that code can be compiled for."""
 
-    # what the option `isa`, the manifest and the check at load call it
+    # name in the option `isa`, the manifest and the check at load
     name: str
-    # `platform.machine()` of the machines that have it
+    # `platform.machine()` of such machines
     machine: str
-    # the compiler's name for it
+    # the compiler's name for the level
     march: str
-    # inductor's class of vector registers for it, or empty for scalar loops
+    # inductor's class of vector registers for the level, or empty for scalar loops
     vectors: str
-    # whether every processor of the level sums products of bytes without saturation: what torch has for others does not
+    # whether every processor of the level sums products of bytes without saturation; torch's kernels for other levels
+    # do not
     multiplies: bool = False
 
 
@@ -65,7 +66,7 @@ class Options:
     prepacks: bool = False
 
     def to_specs(self) -> list[CompileSpec]:
-        # What shapes the result of one partition. Which nodes it has is not among it.
+        # The settings that shape the result of a partition. The choice of nodes is not among them.
         flags = {TIMERS: self.timers, PREPACK: self.prepacks}
         return [CompileSpec("isa", self.isa.name.encode()), *(CompileSpec(key, b"") for key in flags if flags[key])]
 
@@ -96,7 +97,7 @@ def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
 
 
 def inductor_settings(isa: Isa) -> dict[str, object]:
-    # each is here because the code is wrong, bound to this machine, or slow without it
+    # without any of these settings, the code is wrong, bound to this machine, or slow
     return {
         # No weight in the code: they are bound at load, so no constant may be stored, inlined as a literal or folded.
         "aot_inductor.package_constants_in_so": False,
@@ -104,7 +105,7 @@ def inductor_settings(isa: Isa) -> dict[str, object]:
         "always_keep_tensor_constants": True,
         "joint_graph_constant_folding": False,
         "freezing": False,
-        # The number of threads is decided where the code runs: a fixed one overruns the arrays of parallel reductions.
+        # The code decides the number of threads at run time: a fixed number overruns the arrays of parallel reductions.
         "cpp.dynamic_threads": True,
         "cpp.threads": 4,
         # The instruction set is given, not probed.
@@ -113,7 +114,7 @@ def inductor_settings(isa: Isa) -> dict[str, object]:
         "cpp.march": isa.march,
         # Eager's rounding between operations on float16 and bfloat16, which kernels would otherwise leave out.
         "emulate_precision_casts": True,
-        # Nothing of this machine in the bytes, and nothing in inductor's own caches.
+        # Keep facts of this machine out of the bytes, and results out of inductor's own caches.
         "aot_inductor.model_name_for_generated_files": "partition",
         "aot_inductor.output_path": "partition",
         "aot_inductor.enable_line_tables": False,

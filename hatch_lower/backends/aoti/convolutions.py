@@ -1,4 +1,4 @@
-"""Convolutions whose weights are laid out at load, as oneDNN computes with them."""
+"""Convolutions whose weights are packed at load, in the layout that oneDNN computes with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hatch_lower.runtime.torch_private.inductor import float_convolution
 
 aten = torch.ops.aten
 DIMENSIONS = 4  # of images and weights
-SIDE = 32  # of an image, where it is known at run time only: weights that are laid out for it fit most others
+SIDE = 32  # image size assumed where the real size is known at run time only: weights packed for 32 fit most sizes
 
 Call = Callable[..., Node]  # writes a call of an operator
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The weights of a convolution, and what their layout depends on besides their sizes."""
+    """The position of a convolution's weights, and the facts besides sizes that their packed layout depends on."""
 
     constant: int  # their position among the constants
-    zero_point: int | None  # of bytes without a sign; of floating-point numbers there is none
+    zero_point: int | None  # of unsigned bytes; `None` for floating-point numbers
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -47,7 +47,7 @@ def places_of(node: Node, image: Node, weight: Node, constant: int, zero_point: 
 
 def may_copy(constant: torch.Tensor) -> bool:
     """Return whether a constant may be weights that are copied at load."""
-    # a cache of keys is a buffer of as many dimensions: a copy of it would be of no use to the method that fills it
+    # a cache of keys is a buffer with as many dimensions: a copy would not reach the method that fills the cache
     is_float = constant.dtype is torch.float32 and isinstance(constant, nn.Parameter)
     return constant.dim() == DIMENSIONS and (is_float or constant.dtype is torch.int8)
 
@@ -69,4 +69,4 @@ def is_of_floats(node: Node) -> bool:
 
 def write_of_floats(call: Call, image: Any, weight: Node, bias: Any, places: Places) -> Node:
     where = [list(pair) for pair in (places.padding, places.stride, places.dilation)]
-    return call(float_convolution(), image, weight, bias, *where, places.groups, "none", [], "")  # nothing behind it
+    return call(float_convolution(), image, weight, bias, *where, places.groups, "none", [], "")  # no fused operation

@@ -26,7 +26,7 @@ def is_inexact(node: Node) -> bool:
 
 
 def write_exactly(call: Call, node: Node, x: Any) -> Any:
-    """Write such a node by calls of operators; of half precision it is computed with float32, as in eager."""
+    """Write such a node by calls of operators; half precision is computed in float32, as in eager."""
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     convert = torch.ops.prims.convert_element_type.default

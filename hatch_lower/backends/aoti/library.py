@@ -1,7 +1,7 @@
 """From generated C++ to shared libraries, with the compiler's commands in a pool.
 
-The larger part of the C++ around a partition is the same for every partition: it is compiled once for all of them,
-and starts compiling before inductor has written anything.
+Most of the C++ around a partition is the same for every partition: this shared part is compiled once, and starts
+compiling before inductor has written anything.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.runtime.torch_private.inductor import interface_path
 
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
-# The members of this template take a third of the time; the shared object defines them, the others refer to it.
+# This template's members take a third of the time. The shared object defines them, and the other objects refer to it.
 TEMPLATE = "template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;\n"
-# The place where constants would lie in a library that holds them.
+# The place of the constants in a library that holds constants.
 NO_CONSTANTS = r"""
 __asm__(
     ".pushsection .rodata\n"
@@ -42,14 +42,14 @@ WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
 
 
 class Source(NamedTuple):
-    """A file of C++. Its name says how it is compiled, and seeds the names that the compiler makes up."""
+    """A file of C++. Its name selects the compiler's flags, and seeds the names that the compiler makes up."""
 
     name: str
     text: str
 
 
 class Sources:
-    """The files of which libraries are made: one that they share, and one or two of each partition."""
+    """The source files of libraries: a shared file, and one or two files for each partition."""
 
     def __init__(self) -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
@@ -57,7 +57,7 @@ class Sources:
         self.shared = Source(INTERFACE, HEADER + quiet(self._interface) + TEMPLATE + self._tail)
 
     def of(self, generated: Generated) -> list[Source]:
-        """Return the files of a partition; the shared one is the first, unless it does without."""
+        """Return the files of a partition, the shared file first unless the partition does without."""
         before, found, after = generated.wrapper.partition(self._interface)
         if found:
             files = [self.shared, Source(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
@@ -67,11 +67,11 @@ class Sources:
 
 
 def quiet(interface: str) -> str:
-    """Return the interface's C++ without its prints: torch prints the text of an error that it raises as well."""
+    """Return the interface's C++ without its prints: torch also prints the text of each error that it raises."""
     return PRINT.sub("", interface)
 
 
-Object = tuple[str, Future[None]]  # a file, and the compilation that makes it
+Object = tuple[str, Future[None]]  # a file and its compilation
 
 
 class LibraryPool:
@@ -82,7 +82,7 @@ class LibraryPool:
         self._folder = folder
         (folder / EXPORTS).write_text(EXPORTED)
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
-        self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold a worker of theirs
+        self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold one of the compilers' workers
         self._results: dict[str, Future[bytes]] = {}
         self._sources = Sources()
         self._shared = self._compile("", self._sources.shared)
@@ -126,14 +126,15 @@ class LibraryPool:
 
 
 def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[str], Path]:
-    """Write a source into a folder; return the command that compiles it, and where that is to run."""
-    # Its name seeds the names that the compiler makes up: it must not depend on the partition's number.
+    """Write a source into a folder; return the command that compiles the source, and the command's folder."""
+    # The file's name seeds the names that the compiler makes up: it must not depend on the partition's number.
     (folder / source.name).write_text(source.text, encoding="utf-8")
     target = source.name.removesuffix(".cpp") + ".o"
     return compiler.compile_command(source.name, target, optimize=source.name == KERNELS), folder
 
 
 def refusals(functions: Sequence[str]) -> str:
-    # A later libtorch looks for what it has come to call, and writes a warning where a library lacks it.
+    # A later libtorch looks up functions that this version does not know, and writes a warning where a library lacks
+    # them.
     refusing = 'extern "C" AOTI_API AOTIRuntimeError {}() {{ return AOTI_RUNTIME_FAILURE; }}\n'
     return "".join(map(refusing.format, functions))

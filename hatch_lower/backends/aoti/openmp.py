@@ -1,8 +1,8 @@
-"""Whether a compiled library would run on torch's OpenMP library, or bring a second one into the process.
+"""Whether a compiled library would run on torch's OpenMP library, or load a second OpenMP library.
 
-Two of them have two pools of threads: each takes every processor, `torch.set_num_threads` reaches one only, and a fork
-or a call of one from the other's threads can hang. The dynamic linker takes a library that is loaded already for any
-that needs its name, so it is enough that the names agree; that is looked up before the compiled library is opened.
+Two OpenMP libraries have two pools of threads: each pool takes every processor, `torch.set_num_threads` reaches only
+torch's, and a fork or a call across the pools can hang. The dynamic linker reuses a loaded library for any library that
+needs its name, so equal names suffice. The names are compared before the compiled library is opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 OPENMP_NAME = re.compile(r"lib(gomp|iomp|omp)[-\w.]*", re.ASCII)  # GCC's, Intel's and LLVM's
 
-OPENMP_FUNCTIONS = ("GOMP_", "__kmpc_", "omp_")  # what compilers call for OpenMP: GCC's, LLVM's, and what programs call
+OPENMP_FUNCTIONS = ("GOMP_", "__kmpc_", "omp_")  # called by GCC's code, LLVM's code, and programs
 
 TORCH = "libtorch_cpu.so"
 FUNCTION = "omp_get_max_threads"
@@ -23,7 +23,7 @@ MAPS = Path("/proc/self/maps")
 
 
 def foreign_openmp(needed: Sequence[str], torch_library: str = TORCH) -> str:
-    """Return which OpenMP library, of those that are needed (`libgomp.so.1`), is another one than torch's."""
+    """Return the needed OpenMP library (`libgomp.so.1`) that is not torch's, with the reason."""
     if not needed:
         return ""
     own = address_in(torch_library)
@@ -38,7 +38,7 @@ def foreign_openmp(needed: Sequence[str], torch_library: str = TORCH) -> str:
 
 
 def missing_openmp(functions: Sequence[str], torch_library: str = TORCH) -> str:
-    # GCC's library has none of LLVM's functions
+    # GCC's library lacks LLVM's functions
     own = address_in(torch_library)
     if own is None:
         return ""
@@ -52,7 +52,7 @@ def is_openmp(name: object) -> bool:
 
 def address_in(library: str, function: str = FUNCTION) -> int | None:
     try:
-        # only what is loaded is looked at: nothing is opened
+        # look at loaded libraries only, open no further library
         loaded = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return ctypes.cast(loaded[function], ctypes.c_void_p).value
     except (AttributeError, OSError):  # not loaded; loaded, and without the function

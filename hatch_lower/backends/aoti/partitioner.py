@@ -19,8 +19,8 @@ from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
 
 BACKEND_ID = "aoti"
-ONLY_VIEWS = "it computes nothing, and nothing beside it is compiled"
-ONLY_SIZES = "it computes a size that is needed elsewhere"
+ONLY_VIEWS = "it computes nothing, and its neighbours are not compiled"
+ONLY_SIZES = "it computes a size that is needed outside the partition"
 
 
 class Refusals:
@@ -54,7 +54,7 @@ class AotiPartitioner(EnginePartitioner[Refusals]):
         # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
         groups = group_operations(graph, why_not)
         while (unresolved := find_unresolved(groups)) is not None:
-            why_not.known[unresolved] = "it takes a symbolic size that no tensor beside it has"
+            why_not.known[unresolved] = "it takes a symbolic size that no tensor input of its partition has"
             groups = group_operations(graph, why_not)
         return groups
 
@@ -75,11 +75,11 @@ def group_operations(graph: Graph, reasons: Refusals) -> list[list[Node]]:
     useful = {number for node, number in taken.items() if not is_view(node)}
     taken = {node: number for node, number in taken.items() if number in useful}
     sizes = [node for node in numbers if is_symbolic(node)]
-    # A size that a group both makes possible and needs must be computed inside it.
+    # A size that a group both makes possible and needs must be computed inside the group.
     for node in reversed(sizes):
         if any(taken.get(user) == numbers[node] for user in node.users):
             taken[node] = numbers[node]
-    # Others that are needed elsewhere stay outside: each group reads them off its own tensors.
+    # Other sizes that are needed elsewhere stay outside: each group reads them off its own tensors.
     for node in sizes:
         number = taken.get(node)
         if number is None or all(taken.get(user) == number for user in node.users):

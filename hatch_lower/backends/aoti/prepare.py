@@ -1,7 +1,7 @@
-"""A partition in the one form that inductor gets: canonical names, stand-ins for constants, and fresh symbols.
+"""A partition in inductor's canonical form: canonical names, stand-ins for constants, and fresh symbols.
 
-Nothing that differs between two equal partitions (names of nodes, parameters and symbols, example sizes, contents of
-tensors) is left, so equal partitions give equal bytes.
+The form drops all differences between equal partitions (names of nodes, parameters and symbols, example sizes, contents
+of tensors), so equal partitions give equal bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AotiCopy(PartitionCopy):
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         self.attributes: dict[str, torch.Tensor] = {}
-        # stand-ins for weights that are laid out at load, and which constants these are, for what convolution
+        # stand-ins for weights that are packed at load; each maps to its constant and convolution
         self.packed: dict[str, Places] = {}
         self.constants = len(constants)
         changed = mutated_targets(self.program)
@@ -68,7 +68,7 @@ class AotiCopy(PartitionCopy):
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
         self.placeholders |= {str(spec.target): node for node, spec in constants}
-        # stand-ins, for no code may depend on what a constant holds; those that share memory still do
+        # stand-ins, since no code may depend on a constant's contents; stand-ins share memory where the constants do
         tensors = stand_ins([constant_of(self.program, spec) for _, spec in constants])
         for (node, _), tensor in zip(constants, tensors, strict=True):
             name = f"c{len(self.attributes)}"
@@ -101,7 +101,7 @@ class AotiCopy(PartitionCopy):
             raise self.refusal(what, f"placeholder `{node.name}`", str(value)) from error
 
     def write_operation(self, node: Node, index: int) -> object:
-        if not node.users and is_check(node):  # the executor has checked it
+        if not node.users and is_check(node):  # the executor has checked the index
             return None
         target = torch_operator(node.target)
         args, kwargs = self.arguments(node)
@@ -120,7 +120,7 @@ class AotiCopy(PartitionCopy):
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:
-            # Inductor counts a negative index from the end, where eager refuses it.
+            # Inductor counts a negative index from the end, where eager refuses the index.
             given: Any = node.args[2]
             indices = args[2]
             for step, (function, number) in enumerate(without_negatives(given)):
@@ -160,7 +160,7 @@ class AotiCopy(PartitionCopy):
         return result
 
     def _pack(self, places: Places, weight: torch.Tensor) -> Node:
-        # convolutions that share their weights share the copy of them
+        # convolutions that share weights share the packed copy
         name = next((name for name, known in self.packed.items() if known == places), f"p{len(self.packed)}")
         if name not in self.packed:
             self.packed[name] = places
@@ -172,7 +172,7 @@ class AotiCopy(PartitionCopy):
 
     def _call(self, target: Any, args: Any, kwargs: Any, name: str, index: int) -> Node:
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        # Inductor hands this on to every node that it makes from the node.
+        # Inductor passes this on to every node that it makes from the node.
         copied.meta["custom"] = {ORIGIN: index}
         return copied
 
@@ -189,8 +189,8 @@ class AotiCopy(PartitionCopy):
 
 
 class FakeInputs:
-    # Inductor asks questions such as "is s0 equal to 8?" and answers them by the example. Example sizes are therefore
-    # primes that no static size of the partition has.
+    # Inductor asks questions such as "is s0 equal to 8?" and answers from the example sizes. Example sizes are
+    # therefore primes that differ from all static sizes of the partition.
     def __init__(self, program: ExportedProgram, tensors: Sequence[Node]) -> None:
         self._ranges = program.range_constraints
         self._environment = ShapeEnv()
@@ -239,8 +239,8 @@ class FakeInputs:
 
 
 def in_order_of_sizes(tensors: Sequence[Node]) -> list[Node]:
-    """Return tensors in an order in which inductor knows a symbol before a size such as `int(0.5 * symbol)`."""
-    # it reads sizes off the tensors one by one, and solves simple equations only for symbols that it lacks
+    """Order tensors such that inductor knows a symbol before a size such as `int(0.5 * symbol)`."""
+    # inductor reads sizes tensor by tensor, and solves simple equations only for symbols that are still unknown
     sources = find_sources([node.meta["val"].shape for node in tensors])
     first = {source.tensor for source in sources.values()}
     return sorted(tensors, key=lambda node: tensors.index(node) not in first)

@@ -1,4 +1,4 @@
-"""What PT2E writes, for inductor: parameters of a quantisation, linear layers and convolutions over integers."""
+"""Operations that PT2E writes, for inductor: quantization parameters, linear layers and convolutions over integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
-FEWEST = 24  # channels of a group: with fewer, what zero points of the weights add takes the time that integers win
+FEWEST = 24  # channels of a group: with fewer, the terms for the weights' zero points take the time that integers save
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
 
@@ -40,7 +40,7 @@ def why_not_quantised(node: Node) -> str:
 def write_parameters(
     call: Call, values: Node, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> tuple[Node, Node]:
-    """Write scale and zero point as eager chooses them, step by step: inductor's own way makes a tensor of `eps`."""
+    """Write scale and zero point step by step as in eager: inductor's own decomposition makes a tensor of `eps`."""
     least = call(aten.clamp.default, call(aten.amin.default, values, []), None, 0)
     greatest = call(aten.clamp.default, call(aten.amax.default, values, []), 0)
     scale = call(aten.div.Tensor, call(aten.sub.Tensor, greatest, least), float(high - low))
@@ -55,7 +55,7 @@ def write_parameters(
 def write_dequantise(
     call: Call, values: Node, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> Node:
-    """Write it so that inductor does not know it: of a pool between integers it makes what native code cannot call."""
+    """Write a form that inductor does not match: between integer pools, native code could not call the result."""
     wide = call(aten._to_copy.default, values, dtype=torch.float32)
     return call(aten.mul.Tensor, call(aten.sub.Tensor, wide, zero_point), scale)
 
@@ -74,7 +74,7 @@ class Operand:
 
 
 def operands_of(node: Node) -> tuple[Operand, Operand] | None:
-    """Return the operands of a linear layer or convolution, if both are dequantised and integers can compute it."""
+    """Return the operands of a linear layer or convolution, if both are dequantized and integers can compute it."""
     dimensions = LAYERS.get(torch_operator(node.target))
     if dimensions is None:
         return None
@@ -100,7 +100,7 @@ def knows_rows(values: torch.Tensor) -> bool:
 
 
 def knows_places(node: Node, factor: Operand, weight: Operand) -> bool:
-    """Return whether the weights of a convolution can be laid out at load, and the rest of it is known here."""
+    """Return whether the weights of a convolution can be packed at load, and all other arguments are known here."""
     limits = torch.iinfo(factor.integers.meta["val"].dtype)
     # oneDNN's zero points are of 32 bits
     in_range = isinstance(factor.zero_point, int) and limits.min <= factor.zero_point <= limits.max
@@ -125,15 +125,15 @@ def write_product(
     width: int,
     dtype: torch.dtype,
 ) -> Node:
-    """Write a linear layer over integers; each call sums up the weights, of which nothing is known here."""
+    """Write a linear layer over integers; each call sums up the weights, which are unknown at build."""
     values = left.integers
     if len(rows) != 1:
         values = call(aten.reshape.default, values, [-1, length])
-    # One row more has the sums of the weights: adding them up otherwise takes longer than the product.
+    # An extra row holds the sums of the weights: a separate sum takes longer than the product.
     ones = call(aten.full.default, [1, length], 1, dtype=dtype)
     total = call(aten.cat.default, [values, ones])
     total = call(aten._int_mm.default, total, call(aten.permute.default, right.integers, [1, 0]))
-    # the rest in 64 bits: nothing bounds a zero point
+    # the rest in 64 bits: a zero point is unbounded
     total = call(aten._to_copy.default, total, dtype=torch.int64)
     sums = call(aten.slice.Tensor, total, 0, -1)
     total = call(aten.slice.Tensor, total, 0, 0, -1)
@@ -164,8 +164,8 @@ def is_signed(operand: Operand) -> bool:
 def write_convolution(
     call: Call, left: Operand, right: Operand, bias: Any, places: Places, sizes: Sequence[int], *, signed: bool
 ) -> Node:
-    """Write a convolution; its weights, of these sizes, are as oneDNN lays them out, which takes no signed integers."""
-    values, zero_point = left.integers, places.zero_point or 0  # of bytes there is one
+    """Write a convolution over weights of the given sizes, packed for oneDNN, which takes no signed integers."""
+    values, zero_point = left.integers, places.zero_point or 0  # bytes always have a zero point
     # of integers, inductor's loops have no vectors
     numbers = call(aten._to_copy.default, values, dtype=torch.float32)
     if signed:
@@ -177,8 +177,8 @@ def write_convolution(
     factors = call(aten._to_copy.default, right.scale, dtype=torch.float32)
     where = [list(pair) for pair in (places.stride, places.padding, places.dilation)]
     given = (values, scale, zero, right.integers, factors, none, bias, *where, places.groups)
-    result = call(byte_convolution(), *given, 1.0, 0, torch.float32, "none", [], "")  # of float32, nothing behind it
-    # (x - a) (w - b) = (x - a) w - (x - a) b: oneDNN knows a, and nothing of the weights is known here
+    result = call(byte_convolution(), *given, 1.0, 0, torch.float32, "none", [], "")  # no fused operation
+    # (x - a) (w - b) = (x - a) w - (x - a) b: oneDNN subtracts a; the weights are unknown at build
     width, channels, *kernel = sizes
     sums = call(aten.sum.dim_IntList, call(aten.unfold.default, numbers, 1, channels, channels), [-1])  # of a group
     sums = call(aten.sub.Tensor, sums, zero_point * channels)

@@ -26,7 +26,7 @@ UNCHECKED = re.compile(r"^( *)(aoti_torch_\w+_out\(.*\));$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What inductor wrote for one partition."""
+    """The code that inductor wrote for a partition."""
 
     # C++ that owns the memory and calls the kernels
     wrapper: str
@@ -34,7 +34,7 @@ class Generated:
     kernels: str
     # the constants that the code knows, by their names in `AotiCopy.attributes`; equal ones are known once
     bound: frozenset[str]
-    # kernel or libtorch call to the indices of the operations that it computes
+    # kernel or libtorch call to the indices of its operations
     origins: Mapping[str, tuple[int, ...]]
 
 
@@ -53,7 +53,7 @@ def generate(copied: AotiCopy) -> Generated:
             ) from error
     if len(records) != 1:
         raise BackendError(
-            "inductor generated no code for a partition, or more than one piece",
+            "inductor generated no code, or several pieces of code, for a partition",
             found=f"{len(records)} pieces",
             hint="leave the operation out with the backend's option `exclude`",
         )
@@ -69,7 +69,7 @@ def find_backend_error(error: BaseException | None) -> BackendError | None:
 
 @contextmanager
 def recording() -> Iterator[list[Generated]]:
-    """Collect what inductor hands to its C++ compile step, instead of compiling it, and let it copy no constant."""
+    """Collect the arguments of inductor's C++ compile step instead of compiling, and prevent copies of constants."""
     records: list[Generated] = []
 
     def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: object) -> str:
@@ -88,14 +88,14 @@ def reserve_alike(constant: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_extern(extern: str | None) -> None:
-    # what native code cannot call by itself needs a second file, and Python at run time
+    # operations that native code cannot call alone need a second file, and Python at run time
     if not extern:
         return
     names = sorted(set(re.findall(r'"target":\s*"([^"]+)"', extern)))
     raise BackendError(
         "inductor has no native call for an operation of a partition",
         found=", ".join(names) or "unnamed operations",
-        hint="leave it out with the backend's option `exclude`",
+        hint="leave the operation out with the backend's option `exclude`",
     )
 
 
@@ -105,7 +105,7 @@ def bound_constants(graph: Any) -> frozenset[str]:
             raise BackendError(
                 "inductor made a constant of its own, which a weight-free library cannot hold",
                 found=f"`{name}`, {graph.constants[name].dtype}, shape {tuple(graph.constants[name].shape)}",
-                hint="leave the operation that makes it out with the backend's option `exclude`",
+                hint="leave the operation that makes the constant out with the backend's option `exclude`",
             )
     return frozenset(graph.constants)
 

@@ -34,12 +34,12 @@ def contain_errors(kernels: str) -> str:
 
 
 def guard(function: str) -> str:
-    """Return a function whose shared loops keep their first error, and which throws it at its end."""
+    """Return a function whose shared loops keep their first error, and which throws the error at its end."""
     lines = function.splitlines()
     for number, line in enumerate(lines):
         pragma = REGION.match(line.strip())
         if pragma is not None:
-            # below the line, each loop has one line for its head and one for its brace
+            # after the pragma, each loop has a line for its head and a line for its brace
             begin = number + (1 if pragma[1] else 2 * int(pragma[2] or 1))
             if lines[begin].strip() != "{":
                 raise another_form(lines[begin])
@@ -63,7 +63,7 @@ def find_line(lines: list[str], text: str, begin: int) -> int:
 
 def another_form(line: str) -> BackendError:
     return BackendError(
-        "inductor's code has another form than this backend knows, and an error in it could end the process",
+        "inductor's code has an unknown form, and an error in a parallel loop could end the process",
         found=line.strip(),
         hint="use the version of torch that this version of hatch-lower is made for",
     )

@@ -1,4 +1,4 @@
-"""Run half of the `aoti` backend: loads a library and binds its constants. It imports torch and no compiler."""
+"""Run half of the `aoti` backend: loads a library and binds its constants. Imports torch and no compiler."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ONEDNN = "ONEDNN_MAX_CPU_ISA"
 FRAMES = "\nException raised from "  # torch's words between an error's text and its C++ frames
 LARGEST = 31 << 20  # bytes of a block by which glibc still adapts itself: the limit is 32 MiB with its head
 
-# How a call becomes one of the library, positions of its constants, those that are laid out for convolutions, names of
-# its OpenMP libraries, and whether it multiplies integers
+# How a call becomes a call of the library, positions of its constants, constants packed for convolutions, names of its
+# OpenMP libraries, and whether it multiplies integers
 Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, object]]], list[str], bool]
 
 
@@ -41,7 +41,7 @@ class AotiDelegate(Delegate):
         self._map = call
         self._is_plain = call.passes_all and call.returns_all
         self._call: Callable[[list[Tensor]], Sequence[object]] = runner.run
-        # The runner lets one call in at a time itself, but wakes nobody who waits for one that fails.
+        # The runner itself admits a single call at a time, but after a failed call wakes no waiting call.
         self._lock = Lock()
 
     @classmethod
@@ -67,7 +67,7 @@ def without_frames(error: RuntimeError) -> RuntimeError:
 
 
 def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[object, Sequence[Tensor], CallMap]:
-    """Return what runs a library, bound to its constants, and how a call becomes one of it."""
+    """Return the runner of a library, bound to its constants, and the map from calls to calls of the library."""
     call, bound, packed, openmp, multiplies = read_info(blob, len(constants))
     if multiplies and not sums_integers():
         raise ProgramError(
@@ -84,7 +84,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
             "a compiled partition would bring a second OpenMP library into the process",
             where=str(blob.path),
             found=foreign,
-            hint="install torch from where the builder of the wheel had it, or load a recipe without `aoti`",
+            hint="install torch from the source of the wheel's builder, or load a recipe without `aoti`",
         )
     try:
         runner = open_library(blob.path)
@@ -106,10 +106,10 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what a call frees for the next one, as in each process that has freed a large block.
+    """Let glibc keep the memory that a call frees, as in each process that has freed a large block.
 
-    Elsewhere reading the weights does that. Here they are mapped, and each call's blocks would go back to the system
-    and come as new pages: 5,000 in a call of ResNet-18, a quarter of its time.
+    Elsewhere reading the weights has this effect. Here weights are mapped, and each call's blocks would return to the
+    system and come back as new pages: 5,000 in a call of ResNet-18, a quarter of its time.
     """
     torch.empty(LARGEST, dtype=torch.uint8)  # freed at once, and not touched
 
@@ -125,7 +125,7 @@ def sums_integers() -> bool:
 
 
 def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor:
-    """Return the weights of a convolution as oneDNN lays them out: a copy."""
+    """Copy the weights of a convolution into oneDNN's layout."""
     dtype = torch.float32 if where["zero_point"] is None else torch.int8
     if weight.dtype is not dtype or weight.dim() != 4:
         raise description_error(blob, "aoti", f"weights of {weight.dtype} in {weight.dim()} dimensions")

@@ -1,4 +1,4 @@
-"""Calls of which inductor's places or windows are not eager's for all sizes, or which it cannot compile for them."""
+"""Calls for which inductor's places or windows differ from eager's for some sizes, or that inductor cannot compile."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def why_not_sizes(node: Node) -> str:
     op = torch_operator(node.target)
     unlike = {**UNLIKE_EAGER, **APART}.get(op)
     if unlike is not None and unlike(node):
-        return f"inductor takes `{op}` apart into what gives other numbers than eager"
+        return f"inductor decomposes `{op}` into operations whose result differs from eager's"
     if op is aten.grid_sampler_2d.default and named_arguments(node)["interpolation_mode"] == NEAREST:
-        return f"inductor's `{op}` rounds places between two elements otherwise than eager"
+        return f"inductor's `{op}` rounds places between two elements differently from eager"
     if isinstance(op, OpOverload) and "_adaptive_" in f"_{base_name(op)}" and has_symbolic_windows(node):
-        return f"inductor asks how large the windows of `{op}` are, so that it compiles fixed sizes only"
+        return f"inductor needs the window sizes of `{op}`, so that fixed sizes only compile"
     return ""
 
 

@@ -23,7 +23,7 @@ from hatch_lower.runtime.torch_private.operators import (
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
-# Composites that inductor lowers at least as well whole as taken apart; it sees attention only in its whole form
+# Composites that inductor lowers at least as well whole as decomposed; inductor matches attention only when whole
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
@@ -51,7 +51,7 @@ def why_not(node: Node, exclude: frozenset[str]) -> str:
     if not reason and isinstance(target, OpOverload):
         reason = why_not_operator(target, node)
     elif not reason and not is_symbolic(node):
-        reason = f"`{getattr(target, '__name__', target)}` is no operator"
+        reason = f"`{getattr(target, '__name__', target)}` is not an operator"
     return reason or why_not_values(node)
 
 
@@ -66,7 +66,7 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
     if schema_of(op).is_mutable:
         return f"`{name}` changes its input"
     if op is torch.ops.aten.view.dtype:
-        return f"inductor cannot write into parts of what `{name}` gives"
+        return f"inductor cannot write into views of the results of `{name}`"
     if op is torch.ops.aten.pow.Scalar and not node.meta["val"].is_floating_point():
         return f"inductor's `{name}` gives floating-point numbers for integers"
     if op is torch.ops.aten.scatter.value_reduce:
@@ -95,7 +95,7 @@ def is_random(op: OpOverload, node: Node) -> bool:
         return False
     names = {argument.name for argument in schema_of(op).arguments}
     given = named_arguments(node)
-    # dropout that is switched off draws nothing
+    # dropout draws no random numbers when switched off
     if "train" in names:
         return given.get("train") is not False
     if "dropout_p" in names:
@@ -120,6 +120,6 @@ def has_native_code(op: OpOverload) -> bool:
     generated = is_generated(op)
     if generated is not None:
         return generated
-    # A composite (`upsample_nearest2d.vec`) becomes the overload that computes it.
+    # A composite (`upsample_nearest2d.vec`) becomes the overload that computes the result.
     default = getattr(op.overloadpacket, "default", op)
     return default is not op and has_composite_kernel(op) and has_native_code(default)

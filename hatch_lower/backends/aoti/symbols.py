@@ -1,4 +1,4 @@
-"""Symbolic sizes of a partition: native code takes tensors only, so each size must be read off one of them."""
+"""Symbolic sizes of a partition: native code takes tensors only, so each size must be read off a tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.E
         factor = expression / unknown[0] if len(unknown) == 1 else sympy.S.Zero
         if factor.is_Integer and factor > 0:
             sources[unknown[0]] = SizeSource(tensor, dim, int(factor))
-    # the parts of what is left cannot be told apart
+    # the remaining expressions cannot be solved for single symbols
     for expression, tensor, dim in sizes:
         if expression not in sources and any(symbol not in sources for symbol in expression.free_symbols):
             sources[expression] = SizeSource(tensor, dim)

@@ -1,4 +1,4 @@
-"""A library that notes when its kernels begin: it was compiled with the backend's option `timers`."""
+"""A library that notes when its kernels begin, compiled with the backend's option `timers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hatch_lower.backends.instructions import added
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run, TimedDelegate
 
-MOST = 1 << 20  # numbers that one run notes; a loop may have many
+MOST = 1 << 20  # numbers noted per run; a loop may have many
 
 
 class TimedAotiDelegate(AotiDelegate, TimedDelegate):
@@ -28,7 +28,7 @@ class TimedAotiDelegate(AotiDelegate, TimedDelegate):
         self._runs: list[Sequence[int]] = []
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
-        # equal partitions have one library, which notes for whoever runs
+        # equal partitions have one library, whose notes belong to the delegate that runs
         self._library.hatch_lower_note(1)
         try:
             return super().run(inputs)

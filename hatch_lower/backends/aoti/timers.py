@@ -13,8 +13,8 @@ from hatch_lower.errors import BackendError
 
 KERNEL = re.compile(r"^( *)// \[Provenance debug handles\] (\S+)$", re.MULTILINE)
 CALL = re.compile(r"^void AOTInductorModel::run_impl\([^{]*\{\n", re.MULTILINE)
-# What a library has for the run half: the names of its kernels, a function that says whether to note anything, and one
-# that copies what was noted (the number of a kernel or -1 for the end of a run, and nanoseconds) and forgets it.
+# The interface of a library for the run half: the names of its kernels, a function that switches the notes on, and a
+# function that copies the notes (a kernel's number or -1 for the end of a run, and nanoseconds) and clears them.
 SUPPORT = r"""
 #include <chrono>
 #include <cstdint>

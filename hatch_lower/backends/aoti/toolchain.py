@@ -1,4 +1,4 @@
-"""The C++ compiler: which one, its version, and its commands for objects and the shared library."""
+"""The C++ compiler: choice, version, and commands for objects and the shared library."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hatch_lower.backends.aoti.program import find_program
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import inductor
 
-HINT = "check the compiler, or set CXX to another one"
+HINT = "check the compiler, or set CXX to another compiler"
 ERROR_LINES = 12
 ERROR_CHARACTERS = 300
-# in the first line of a compiler's output that says why it failed
+# marks the first line of a compiler's output that gives the reason of a failure
 ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", re.IGNORECASE)
 
 # of an ELF file's header: its type, and the table of sections' place, the size of its entries, and their number
 ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
-INTERFACE = "interface.cpp"  # what all libraries have in common
+INTERFACE = "interface.cpp"  # the code that all libraries share
 EXPORTS = "exports.map"  # a file in the folder where libraries are linked
-# What is looked up in a library, kernels by `hatch-lower diff`. All else that it would export are names of the C++
-# library, which take a fifth of it.
+# The symbols that torch looks up in a library, and the kernels that `hatch-lower diff` looks up. All other exports
+# would be names of the C++ library, a fifth of the file.
 EXPORTED = "{ global: AOTInductor*; cpp_*; hatch_lower_*; local: *; };\n"
 ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
 
@@ -62,7 +62,7 @@ class Compiler:
             f"-frandom-seed={source}",
             # integers wrap around, and a comparison after that is no constant
             "-fwrapv",
-            # most of a library is what no call passes through
+            # calls do not pass through most of a library
             *(["-Os"] if source == INTERFACE else []),
             "-ffunction-sections",
             "-fdata-sections",
@@ -79,8 +79,8 @@ class Compiler:
             "-shared",
             "-fPIC",
             *objects,
-            # Of the C++ library, libtorch exports what is later than the systems that it is made for: each version of
-            # torch something else, and without the symbol versions that a wheel's tag is made from.
+            # Link the C++ library: libtorch exports the parts that are newer than its target systems, a different set
+            # in each version of torch, and without the symbol versions that determine a wheel's tag.
             "-lstdc++",
             *(f"-{flag}" for flag in options.get_ldflags()),
             f"-L{Path(torch.__file__).parent / 'lib'}",
@@ -95,7 +95,7 @@ class Compiler:
         ]
 
     def run(self, command: list[str], folder: Path) -> None:
-        """Run a command in `folder`; its last word is the file that it writes."""
+        """Run a command in `folder`; the command's last word is the output file."""
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
         where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
         done = execute(command, where, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -110,7 +110,7 @@ class Compiler:
         reason = reason_to_refuse(folder / command[-1], linked="-c" not in command)
         if reason is not None:
             raise BackendError(
-                "the C++ compiler says that all went well, and did not write what it was told to",
+                "the C++ compiler reported success, but wrote no output file",
                 where=where,
                 found="\n".join([reason, *filter(None, [error_lines(done.stdout)])]),
                 hint=HINT,
@@ -157,7 +157,7 @@ def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
     except OSError:
         return f"there is no file `{path.name}`"
     if len(data) < ELF_HEADER.size or not data.startswith(b"\x7fELF"):
-        return f"`{path.name}` ({len(data)} bytes) is no ELF file"
+        return f"`{path.name}` ({len(data)} bytes) is not an ELF file"
     kind, sections, size, count = ELF_HEADER.unpack_from(data)
     if kind != (ELF_LIBRARY if linked else ELF_OBJECT):
         return f"`{path.name}` is another kind of ELF file"

@@ -1,8 +1,8 @@
 """The versions of torch that a compiled library runs with, from the functions that it and libtorch call in each other.
 
-A library calls C functions of libtorch, and libtorch calls it through C functions that it looks up. `shim.json` says
-what each minor version has, with which signature; `tools/torch_shim.py` makes it from the headers of released wheels.
-A version is stated only where all of this is as in the version that compiled the library.
+A library calls C functions of libtorch, and libtorch looks up and calls C functions of the library. `shim.json` lists
+the functions of each minor version with their signatures; `tools/torch_shim.py` makes the file from the headers of
+released wheels. A version is stated only where all these functions are as in the version that compiled the library.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from hatch_lower.runtime.torch_private.versions import numbers
 
 TABLE = Path(__file__).with_name("shim.json")
 RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(?:\+[a-z0-9.]+)?")
-# What compilers refer to in every library, and no library needs to have
+# Symbols that compilers refer to in every library, and that libraries may lack
 NOT_NEEDED = frozenset(["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"])
 
-# minor version from which on a function has a signature, and the signature's digest; `None`: it is not there
+# first minor version of each signature, and the signature's digest; `None`: the function is absent
 Changes = Sequence[tuple[str, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shim:
-    """What released versions of torch have."""
+    """The C interfaces of released versions of torch."""
 
     machine: str
     versions: Sequence[str]  # minor versions, oldest first
     functions: Mapping[str, Changes]  # of libtorch
     interface: Mapping[str, Changes]  # of a library that the version compiled
-    looked_up: Mapping[str, Sequence[str]]  # minor version to what its libtorch looks up in a library
+    looked_up: Mapping[str, Sequence[str]]  # minor version to the functions that its libtorch looks up in a library
 
     def versions_alike(self, built: str, library: Symbols | None) -> list[str]:
-        """Return the minor versions around `built` in which a library of it can run; `None` is any library of it."""
+        """Return the minor versions around `built` whose libtorch runs a library of `built`; `None` is any library."""
         if built not in self.versions:
             return [built]
         place, is_alike = self.versions.index(built), partial(self._is_alike, built, library)
@@ -50,7 +50,7 @@ class Shim:
         return [*reversed([*older]), built, *takewhile(is_alike, self.versions[place + 1 :])]
 
     def signature(self, table: Mapping[str, Changes], name: str, version: str) -> str | None:
-        """Return the digest of a function's signature in a version; `None` if it is not there."""
+        """Return the digest of a function's signature in a version; `None` if the function is absent."""
         known = self.versions[: self.versions.index(version) + 1]
         return next((signature for since, signature in reversed(table.get(name, ())) if since in known), None)
 
@@ -62,7 +62,7 @@ class Shim:
         )
 
     def _is_callable(self, name: str, built: str, other: str) -> bool:
-        # what the version that built the library does not know says that it cannot do this
+        # a library answers lookups of functions unknown to its builder's torch with "not supported"
         is_unknown = self.signature(self.interface, name, built) is None
         return is_unknown or self._is_same(self.interface, name, built, other)
 
@@ -73,11 +73,11 @@ class Shim:
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """What a shared library has, and what it wants of others."""
+    """The symbols that a shared library exports, and the libraries and symbols that it needs."""
 
-    libraries: Sequence[str]  # that it is linked with
+    libraries: Sequence[str]  # linked libraries
     undefined: Set[str]
-    imported: Set[str]  # those that no library gives a version: all but those of the system
+    imported: Set[str]  # symbols without a version: all but those of the system
     exported: Set[str]
 
 
@@ -106,10 +106,10 @@ def read_shim() -> Shim:
 
 
 def torch_requirement(version: str, library: Symbols | None) -> str:
-    """Return what a library that a version of torch compiled requires: `torch>=2.13,<2.16`, or that minor version."""
+    """Return the requirement of a library compiled with a version of torch: `torch>=2.13,<2.16` or a minor version."""
     built = ".".join(map(str, numbers(version)))
     shim = read_shim()
-    # the headers are those of releases, and what libtorch has was looked up on one kind of machine
+    # the headers are of releases, and the lookups were recorded on a single kind of machine
     is_known = RELEASE.fullmatch(version) is not None and platform.machine() == shim.machine
     minors = shim.versions_alike(built, library) if is_known else [built]
     if len(minors) == 1:
@@ -119,6 +119,6 @@ def torch_requirement(version: str, library: Symbols | None) -> str:
 
 
 def later_functions(defined: str) -> list[str]:
-    """Return what some libtorch looks up in a library and C++ source does not define."""
+    """Return the symbols that a version of libtorch looks up in a library but that this source does not define."""
     names = {name for names in read_shim().looked_up.values() for name in names}
     return sorted(name for name in names if not re.search(rf"\b{name}\(", defined))
