@@ -71,8 +71,8 @@ def test_a_norm_is_eagers_where_the_mean_is_far_from_zero(name: str, tmp_path: P
             nn.GroupNorm(4, 16),
             torch.randn(2, 16, 12),
             {0: BATCH, 2: WIDTH},
-            "XNNPACK can reshape what `aten.native_group_norm.default` takes for one size at most that is known at run"
-            " time only",
+            "XNNPACK can reshape the input of `aten.native_group_norm.default` for at most a single size that is known"
+            " at run time only",
         ),
         (
             nn.BatchNorm2d(6, track_running_stats=False),

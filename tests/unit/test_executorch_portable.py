@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         lambda x: functional.pad(x, (-1, 2)),
         (torch.ones(4),),
         "aten.constant_pad_nd.default",
-        "adds elements only, and takes none away",
+        "can only add elements, not remove any",
     ),
     "an empty tensor": (
         lambda x: x.amax(1),
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         ),
         (torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 1, dtype=torch.long)),
         "aten.max_pool2d_with_indices_backward.default",
-        "adds to what happens to be in memory",
+        "adds to uninitialised memory",
     ),
     "a mean of one": (
         lambda x: torch.var_mean(x, 1),
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         lambda x: torch.cat([x, x.to(torch.int64)]),
         (torch.ones(3),),
         "aten.cat.default",
-        "takes tensors of one type only",
+        "takes tensors of a single type only",
     ),
     "indices": (
         lambda x, index: x.gather(0, index),

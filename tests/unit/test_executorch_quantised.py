@@ -127,7 +127,7 @@ def test_integers_chosen_at_run_time_are_taken_where_they_are_chosen_once(make: 
     x = torch.randn_like(one[0])
     torch.testing.assert_close(model(x), simulated(x))
     reasons = why_not(torch.export.export(quantised(module, inputs, xnnpack_quantizer(dynamic=True)), inputs), FINITE)
-    assert reasons["aten.linear.default"].startswith("XNNPACK quantises each row or image of `")
+    assert reasons["aten.linear.default"].startswith("XNNPACK quantizes each row or image of `")
     assert reasons["quantized_decomposed.dequantize_per_channel.default"] == reasons["aten.linear.default"]
 
 
@@ -182,7 +182,7 @@ def test_integers_that_are_only_given_another_scale_stay_outside(tmp_path: Path)
     is_rescaled = len({node.args[1] for node in around}) > 1  # ExecuTorch 1.5 leaves what is cut its scale
     assert len(around) == 2
     assert len(delegates(lowered)) == 1 + is_rescaled
-    reason = "it gives integers another scale, and XNNPACK fails there or rounds otherwise"
+    reason = "it gives integers another scale, and XNNPACK fails there or rounds differently"
     assert (reason in lowered.reasons["forward"].values()) == is_rescaled
     model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
     assert (model(*inputs) - simulated(*inputs)).abs().max() < 1.01 * output_step(program)

@@ -324,7 +324,7 @@ def test_null_takes_everything_and_computes_nothing(tmp_path: Path) -> None:
         execute(emitted, tmp_path).methods["forward"](torch.ones(2, 3))
     assert str(caught.value) == (
         "the null backend computes nothing\n  where: backend `null`\n"
-        "  to do: lower the model with another backend; this one is for tests of the build"
+        "  to do: lower the model with another backend; the null backend is for tests of the build"
     )
 
 

@@ -94,7 +94,7 @@ def is_idle(node: Node) -> bool:
 
 
 class ExecutorchPartitioner(EnginePartitioner[Support]):
-    """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do."""
+    """Takes all that XNNPACK computes as eager does, and on demand operators of ExecuTorch's portable kernels."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
@@ -113,8 +113,8 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
         return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]
 
     def trimmed(self, nodes: Iterable[Node]) -> list[Node]:
-        # What computes nothing and borders on an operation outside: ExecuTorch would copy, and reserve memory for, what
-        # is a view there.
+        # Operations that compute nothing, at a border with an operation outside: there ExecuTorch would copy, and
+        # reserve memory for, a mere view.
         kept = dict.fromkeys(nodes)
         for node in list(kept):
             sources = node.all_input_nodes
@@ -141,5 +141,5 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
 
 
 def required_to_run(version: str) -> str:
-    """Return what a file requires that a version of ExecuTorch made: later runtimes read older files."""
+    """Return the requirement of a file that a version of ExecuTorch made: later runtimes read older files."""
     return f"executorch>={'.'.join(version.split('.')[:2])},<{LIMIT}"

@@ -19,7 +19,7 @@ BACKEND_ID = "executorch"
 class Options:
     # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
     finite: bool = True
-    # take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one
+    # also take operators for which XNNPACK has no kernel and ExecuTorch's portable library has a kernel
     portable: bool = False
     # of the process's pool where the program is loaded; `None`: as many as ExecuTorch chooses there
     threads: int | None = None
@@ -27,7 +27,7 @@ class Options:
     exclude: tuple[str, ...] = ()
 
     def to_specs(self) -> list[CompileSpec]:
-        # What shapes the result of one partition. Which nodes it has is not among it.
+        # The settings that shape the result of a partition. The choice of nodes is not among them.
         return json_specs({"finite-only": self.finite, "threads": self.threads})
 
 

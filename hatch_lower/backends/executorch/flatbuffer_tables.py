@@ -16,7 +16,7 @@ FLAGS = {
 
 
 class Table:
-    """One table; a field that it lacks is empty or zero."""
+    """A table; an absent field is empty or zero."""
 
     def __init__(self, data: bytes | memoryview, position: int) -> None:
         self._data = data

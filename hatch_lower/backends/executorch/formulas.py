@@ -1,4 +1,4 @@
-"""Operations that XNNPACK has no kernel for, and that are written as several of those that it has kernels for."""
+"""Operations without a kernel in XNNPACK, written as several operations with kernels."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 
 
 class Formula(NamedTuple):
-    """How an operation is written as others."""
+    """How an operation is written as several operations."""
 
-    # says why a node cannot be, whatever its dtypes are
+    # returns the reason why a node cannot be written, for any dtype
     why_not: Callable[[Node], str]
-    # what a node is computed with, by name
+    # constants of a node's operations, by name
     constants: Callable[[Node], Mapping[str, torch.Tensor]]
-    # writes the first result of a node by its constants, and what stands for its arguments
+    # writes the first result of a node from its constants and its translated arguments
     write: Callable[[Call, Node, Mapping[str, Node], Mapping[Node, Node]], Node]
 
 

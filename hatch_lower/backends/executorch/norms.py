@@ -1,8 +1,7 @@
 """Layer, group and instance norms, written with the products, means and sums that XNNPACK has kernels for.
 
-ExecuTorch's own kernels subtract the square of a mean from a mean of squares: where a mean is 100 times the deviation,
-three digits are left, and none where it is 1000 times. Here the mean is subtracted before anything is squared, as in
-eager.
+ExecuTorch's own kernels subtract the square of a mean from a mean of squares. A mean of 100 times the deviation then
+leaves three digits, and of 1000 times no digit. Here the mean is subtracted before the square, as in eager.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def why_not_norm(node: Node) -> str:
     if "training" in given and sizes[0] != 1:
         return f"XNNPACK can compute `{name}` for each image by itself only"
     if inner_shape(node) is not None and sum(not isinstance(size, int) for size in sizes) > 1:
-        return f"XNNPACK can reshape what `{name}` takes for one size at most that is known at run time only"
+        return f"XNNPACK can reshape the input of `{name}` for at most a single size that is known at run time only"
     return ""
 
 
 def inner_shape(node: Node) -> list[int | torch.SymInt] | None:
-    """Return the sizes of the rows or images to which a norm's input is reshaped, or `None` if it has such sizes."""
+    """Return the sizes of the rows or images to which a norm's input is reshaped, or `None` without a reshape."""
     given = arguments_of(node)
     sizes = given["input"].meta["val"].shape
     if "normalized_shape" in given:
@@ -51,7 +50,7 @@ def inner_shape(node: Node) -> list[int | torch.SymInt] | None:
 
 
 def norm_constants(node: Node) -> dict[str, torch.Tensor]:
-    """Return what a norm is computed with; XNNPACK wants a weight for each product by itself."""
+    """Return the constants of a norm; XNNPACK needs a separate weight for each product."""
     given = arguments_of(node)
     constants = {"eps": torch.tensor(given["eps"], dtype=torch.float32)}
     if "normalized_shape" in given:
@@ -67,7 +66,7 @@ def norm_constants(node: Node) -> dict[str, torch.Tensor]:
 
 
 def write_norm(call: Call, node: Node, constants: Mapping[str, Node], values: Mapping[Node, Node]) -> Node:
-    """Write a norm's first result by calls of operators; `values` has what stands for its arguments."""
+    """Write a norm's first result by calls of operators; `values` maps its arguments to their translations."""
     aten = torch.ops.aten
     given = arguments_of(node)
     in_rows, in_groups = "normalized_shape" in given, "group" in given

@@ -1,4 +1,4 @@
-"""ExecuTorch's pipeline: from a prepared partition to the bytes of a `.pte`, and what its instructions compute."""
+"""ExecuTorch's pipeline: from a prepared partition to the bytes of a `.pte`, and the operations of its instructions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Lowered:
     data: bytes
     # debug handles of each instruction of its method: `1:executorch_call_delegate`
     handles: dict[int | str, tuple[int, ...]]
-    # the weights that it takes from the constants file
+    # the program's weights in the constants file
     weights: NamedDataStoreOutput
-    # by its number, the name of each instruction, and those of the nodes that it computes if it calls XNNPACK
+    # by its number, the name of each instruction, and the names of its nodes if it calls XNNPACK
     names: dict[str, list[str]]
 
 
@@ -51,7 +51,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
 
     is_quantised = any(map(quantises, copied.graph.nodes))
     try:
-        # an operator that is taken has a kernel, whether it is core ATen or not
+        # each taken operator has a kernel, whether the operator is core ATen or not
         taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
         edge = to_edge_transform_and_lower(
             copied.aten_program(),
@@ -74,10 +74,10 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         raise BackendError(
             "ExecuTorch could not lower a partition",
             found=f"{type(error).__name__}: {error}".splitlines()[0],
-            hint="name an operator of it in the recipe's option `exclude`",
+            hint="name an operator of the partition in the recipe's option `exclude`",
         ) from error
     finally:
-        is_same_node.cache_clear()  # it would hold the program and its weights for good
+        is_same_node.cache_clear()  # the cache would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
     if is_quantised:
@@ -92,7 +92,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
 
 
 def without_strides(module: GraphModule) -> PassResult:
-    """Put sizes in the place of strides that equal them: torch counts with either, the runtime with sizes only."""
+    """Replace strides by sizes that equal them: torch computes with either, the runtime with sizes only."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_stride.int):
         tensor: Any = node.args[0]
         sizes = [str(size) for size in tensor.meta["val"].shape]
@@ -104,7 +104,7 @@ def without_strides(module: GraphModule) -> PassResult:
 
 
 def without_copies(module: GraphModule) -> PassResult:
-    """Take out copies of what is computed: XNNPACK drops them, and then refuses a graph that gives both."""
+    """Remove copies of computed results: XNNPACK drops them, and then refuses a graph that returns both."""
     for node in module.graph.nodes:
         source = node.args[0] if str(getattr(node.target, "_op", node.target)) in COPIES else None
         if isinstance(source, Node) and source.op != "placeholder" and layout_of(source) == layout_of(node):
@@ -116,12 +116,12 @@ def without_copies(module: GraphModule) -> PassResult:
 
 
 def layout_of(node: Node) -> list[str]:
-    # as text: to compare symbols would be to decide something about them
+    # as text: comparing symbols would decide facts about them
     return [str(number) for number in (*node.meta["val"].shape, *node.meta["val"].stride())]
 
 
 def is_viewed(node: Node) -> bool:
-    # ExecuTorch writes a view as one more tensor over the same memory, which it cannot do with memory outside
+    # ExecuTorch writes a view as another tensor over the same memory, which is impossible for memory outside
     from executorch.exir.memory import view
 
     return any(user.target is view for user in node.users)
@@ -168,9 +168,9 @@ def refuse_missing(plan: Any) -> None:
 
 
 def refuse_unusable(made: Any) -> None:
-    # for some graphs of integers ExecuTorch writes what XNNPACK then refuses, when the method is first called
+    # for some integer graphs ExecuTorch writes programs that XNNPACK refuses at the first call
     with TemporaryDirectory(prefix="hatch-lower-") as folder:
-        # from files: from bytes, a program does not find the data that lie within it beside those outside
+        # from files: a program loaded from bytes does not find its inner data beside the constants file
         program, weights = Path(folder, "program.pte"), Path(folder, "weights.ptd")
         program.write_bytes(made.buffer)
         if CONSTANTS_TAG in made._tensor_data:
@@ -189,7 +189,7 @@ def call_with_zeros(program: Path, weights: Path | None) -> None:
     try:
         loaded.forward(inputs, True)
     except RuntimeError as error:
-        if not is_of_the_call(error):  # a kernel may refuse zeros, of which others may make an index or a divisor
+        if not is_of_the_call(error):  # a kernel may refuse zeros, or use them as an index or divisor
             raise unusable("run", error) from error
 
 
@@ -202,7 +202,7 @@ def unusable(what: str, error: RuntimeError) -> BackendError:
 
 
 def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set[int]]:
-    """Return, for each debug handle that ExecuTorch gave, the numbers of the operations that stand behind it."""
+    """Return, for each of ExecuTorch's debug handles, the numbers of the operations behind it."""
     origins_of: dict[int, set[int]] = {}
     modules = [program.graph_module, *(lowered.original_module.graph_module for lowered in delegates_of(program))]
     for module in modules:
@@ -227,7 +227,7 @@ def graphs_of(program: Any, delegates: Iterable[int]) -> dict[int, list[XNode]]:
 def names_of(
     index: int, delegates: Mapping[int, Any], plan: object, graphs: Mapping[int, Sequence[XNode]]
 ) -> list[str]:
-    """Return the name of an instruction, and those of the nodes that it computes if it calls XNNPACK."""
+    """Return an instruction's name, and the names of its nodes if it calls XNNPACK."""
     delegate = delegates.get(index)
     own = f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"
     return [own, *(f"{index}:{place}:{node.kind}" for place, node in enumerate(graphs.get(index, ())))]

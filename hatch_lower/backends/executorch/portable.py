@@ -1,7 +1,7 @@
-"""Which operations ExecuTorch's portable kernels take, those that its runtime has without a delegate.
+"""The operations that ExecuTorch's portable kernels take: kernels in the runtime itself, without a delegate.
 
-A call that does not suit its kernel gives an error or other numbers than eager, or ends the process. What was found to
-be such a call is left outside.
+An unsuitable call gives an error or other numbers than eager, or ends the process. Calls found to be unsuitable are
+left outside.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.runtime.torch_private.operators import schema_of
 
 NUMBERS = frozenset({torch.float32, *INTEGERS})
-CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the place of `aten._to_copy`
+CAST = "dim_order_ops::_to_dim_order_copy.out"  # ExecuTorch's replacement of `aten._to_copy`
 
-# kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for
+# kept whole for XNNPACK; ExecuTorch decomposes them into operators with kernels
 WHOLE = aten_names("hardswish.default linear.default max_pool2d.default prelu.default")
 
 # Their kernels may give a number where eager gives NaN, or the other way round: always, or where an argument is this.
@@ -42,7 +42,7 @@ NAN_LOSING: Mapping[str, tuple[str, object] | None] = {
 # Their kernels end the process where a tensor has no elements.
 NEVER_EMPTY = aten_names("amax.default amin.default")
 
-# Their kernels give an error where a result is smaller than the memory that was reserved for it.
+# Their kernels give an error where a result is smaller than its reserved memory.
 NEVER_DYNAMIC = aten_names("_upsample_bilinear2d_aa.default empty.memory_format")
 
 # Their kernels give an error for a tensor without dimensions, or end the process.
@@ -61,7 +61,7 @@ Sizes = Sequence[int | torch.SymInt]
 
 
 def portable_kernels() -> frozenset[str]:
-    # those that ExecuTorch's runtime can run without a delegate
+    # operators that ExecuTorch's runtime can run without a delegate
     return frozenset(extension()._get_operator_names())
 
 
@@ -73,7 +73,7 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     if schema_of(target).is_mutable:
         return f"`{name}` changes its input"
     values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
-    # of a tensor without elements, the number of those that are not 0 is known
+    # for a tensor without elements, the number of nonzero elements is known
     sized_by_contents = torch.Tag.data_dependent_output in target.tags or name == "aten.nonzero.default"
     if sized_by_contents or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
@@ -97,9 +97,9 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     given = arguments_of(node)
     kernel = f"ExecuTorch's kernel for `{name}`"
     if name == "aten.max_pool2d_with_indices_backward.default":
-        return f"{kernel} adds to what happens to be in memory"
+        return f"{kernel} adds to uninitialised memory"
     if is_floored(node) and name not in REMAINDERS:
-        return f"{kernel} rounds down what rounding may have made the next whole number"
+        return f"{kernel} rounds a quotient down after rounding may have reached the next whole number"
     if not finite and loses_nan(node):
         return f"{kernel} gives other results than eager for NaN or infinity, and `finite-only` is false"
     if name == "aten.addmm.default" and 0 in (given["alpha"], given["beta"]):
@@ -107,12 +107,12 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     if name == "aten.narrow_copy.default" and given["dim"] < 0:
         return f"{kernel} counts no dimension from the end"
     if name == "aten.constant_pad_nd.default" and any(isinstance(size, int) and size < 0 for size in given["pad"]):
-        return f"{kernel} adds elements only, and takes none away"
+        return f"{kernel} can only add elements, not remove any"
     if name in NEVER_DYNAMIC and not all(isinstance(size, int) for size in node.meta["val"].shape):
         return f"{kernel} gives no size that is known at run time only"
     tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
     if name == "aten.cat.default" and len({tensor.dtype for tensor in tensors}) > 1:
-        return f"{kernel} takes tensors of one type only"
+        return f"{kernel} takes tensors of a single type only"
     if name in LONG_INDICES and given["index"].meta["val"].dtype != torch.int64:
         return f"{kernel} takes indices of the type int64 only"
     if name in REMAINDERS and not node.meta["val"].is_floating_point():
@@ -134,7 +134,7 @@ def why_not_operand(name: str, kernel: str, sizes: Sizes, given: Mapping[str, An
     if name in NEVER_EMPTY:
         return why_not_empty(kernel, sizes, ranges)
     if name == "aten._log_softmax.default" and sizes:
-        # what lies before the dimension may be empty
+        # the dimensions before may be empty
         return why_not_empty(kernel, sizes[given["dim"] :], ranges)
     if name in POOLS and len(sizes) == 3:
         return why_not_empty(kernel, sizes[:1], ranges)

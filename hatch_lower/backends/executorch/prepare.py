@@ -58,12 +58,12 @@ class ExecutorchCopy(PartitionCopy):
         self.state: dict[str, torch.Tensor] = {}
         self.outside: set[str] = set()  # the names of constants that lie outside of the program
         self.specs: list[InputSpec] = []
-        self.named: dict[str, set[int]] = {}  # numbers of the partition's operations, by names of those here
+        self.named: dict[str, set[int]] = {}  # numbers of the partition's operations, by names in this graph
         self.numbers: dict[tuple[object, str], Node] = {}
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        # what operations are computed with that are written as several
+        # constants of operations that are written as several
         self.given = {
             node: {what: self.add_constant(tensor) for what, tensor in formula.constants(node).items()}
             for node in self.program.graph.nodes
@@ -88,13 +88,13 @@ class ExecutorchCopy(PartitionCopy):
         return copied
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
-        # ExecuTorch's passes for XNNPACK want it contiguous, and write all of its memory, wherever it begins there
+        # ExecuTorch's passes for XNNPACK need it contiguous, and write all of its memory, wherever the view begins
         name = target = f"c{len(self.state)}"
         dense = tensor.contiguous()
         if dense.nbytes != dense.untyped_storage().nbytes():
             dense = dense.clone()
         if is_outside(dense.nbytes):
-            # a name means the same tensor in all programs that take weights from one file
+            # equal names mean the same tensor in all programs that take weights from one file
             described = f"{sha256_bytes(span_bytes(dense))} {dense.dtype} {tuple(dense.shape)}"
             target = f"w{sha256_bytes(described.encode())}_{len(self.state)}"
             self.outside.add(target)
@@ -105,8 +105,8 @@ class ExecutorchCopy(PartitionCopy):
         return node
 
     def add_copies(self, node: Node, tensor: torch.Tensor) -> None:
-        # One for each operation that uses it: XNNPACK's runtime frees a constant that an operation has packed, whoever
-        # else reads it. The file holds equal contents once.
+        # A copy for each operation that uses it: XNNPACK's runtime frees a constant once an operation has packed it,
+        # even if other operations read it. The file holds equal contents once.
         self.values[node] = self.add_constant(tensor)
         users = [user for user in node.users if user.op == "call_function"]
         self.copies[node] = [self.values[node], *(self.add_constant(tensor.clone()) for _ in users[1:])]
@@ -120,7 +120,7 @@ class ExecutorchCopy(PartitionCopy):
                     self.numbers[key] = self.add_constant(number_tensor(node.args[place], key[0]))
 
     def write_operation(self, node: Node, index: int) -> Any:
-        # under the name that it has, for ExecuTorch's debug maps lead back to it
+        # keep the name, since ExecuTorch's debug maps lead back to it
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
         numbers = number_operands(node)
@@ -142,7 +142,7 @@ class ExecutorchCopy(PartitionCopy):
             return self.values[node.all_input_nodes[0]]  # only the first result is used
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
         if target is torch.ops.aten.clone.default and args[0].op != "placeholder":
-            # all tensors lie alike there; XNNPACK drops the copy, and refuses what gives its two results
+            # all tensors have the same layout there; XNNPACK drops the copy, and refuses to return its two results
             copied: Node = args[0]
         else:
             copied = self.graph.create_node("call_function", target, args, kwargs, name=node.name)
@@ -152,7 +152,7 @@ class ExecutorchCopy(PartitionCopy):
         return copied
 
     def call(self, index: int, target: OpOverload, *args: Any) -> Node:
-        """Write one of the operations by which the operation of a number is computed."""
+        """Write one of the operations by which a numbered operation is computed."""
         copied = self.graph.call_function(target, args)
         with self.mode:
             copied.meta["val"] = target(*torch.fx.map_arg(args, lambda source: source.meta["val"]))
@@ -160,7 +160,7 @@ class ExecutorchCopy(PartitionCopy):
         return copied
 
     def drop_unused_sizes(self) -> None:
-        # those of views whose sizes are inferred
+        # the sizes of views with inferred sizes
         for node, copied in reversed(self.values.items()):
             if not isinstance(node.meta.get("val"), torch.SymInt) or copied.users:
                 continue
@@ -176,14 +176,14 @@ class ExecutorchCopy(PartitionCopy):
             return self.values[node]
         if node in self.numbers.values():
             return node
-        raise self.refusal("take a number that is no size as an operand", f"node `{node.name}`")
+        raise self.refusal("take a number that is not a size as an operand", f"node `{node.name}`")
 
     def write_result(self, value: Node) -> object:
-        # ExecuTorch gives it contiguous
+        # ExecuTorch returns it contiguous
         if not isinstance(value.meta.get("val"), (torch.Tensor, torch.SymInt)):
-            raise self.refusal("give an output that is no tensor or size", f"node `{value.name}`")
+            raise self.refusal("return an output that is neither a tensor nor a size", f"node `{value.name}`")
         order, result = memory_order(value.meta["val"]), self.values[value]
-        if result in self.results:  # what was copied is given, too
+        if result in self.results:  # also returned: the source of the copy
             order = order or list(range(value.meta["val"].ndim))
         else:
             self.results.append(result)
@@ -205,7 +205,7 @@ class ExecutorchCopy(PartitionCopy):
 
 
 def is_outside(size: int) -> bool:
-    """Return whether a constant of so many bytes lies in the constants file, where it is aligned by its size."""
+    """Return whether a constant of so many bytes lies in the constants file, aligned by its size."""
     return size > 0 and size % CONSTANT_ALIGNMENT == 0
 
 
@@ -221,7 +221,7 @@ def number_operands(node: Node) -> dict[int, tuple[Any, str]]:
 
 
 def number_tensor(number: Any, dtype: torch.dtype) -> torch.Tensor:
-    # an integer beyond the dtype's range wraps, as it does in eager
+    # an integer beyond the dtype's range wraps, as in eager
     return torch.tensor(number, dtype=dtype if dtype.is_floating_point else torch.int64).to(dtype)
 
 
@@ -232,7 +232,7 @@ def takes_tensors(target: object) -> bool:
 
 
 def full_arguments(node: Node) -> tuple[Any, ...]:
-    # a pool may leave out its stride, and ExecuTorch wants it written
+    # a pool may omit its stride, but ExecuTorch needs the stride
     args = tuple(node.args)
     name = str(torch_operator(node.target))
     if name in ("aten.avg_pool2d.default", "aten.max_pool2d.default") and (len(args) < 3 or not args[2]):

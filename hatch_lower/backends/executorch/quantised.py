@@ -1,8 +1,8 @@
-"""Operations between integers of 8 bits, as XNNPACK has them: products with the quantisation around them.
+"""Operations between integers of 8 bits, as XNNPACK computes them: products with the quantization around them.
 
-A graph that PT2E quantised simulates integers: values are quantised, dequantised, and computed with as floats. XNNPACK
-computes a product or convolution with the integers themselves, where all of this stands in one partition. To quantise
-or dequantise a tensor with one scale is an operation of its own, too.
+A graph that PT2E quantized simulates integers: values are quantized, dequantized, and computed as floats. XNNPACK
+computes a product or convolution with the integers themselves if one partition holds all of this. Quantizing or
+dequantizing a tensor with one scale is also an operation by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.surgery import reach
 
 LIBRARY = "quantized_decomposed"
-# with one scale for a tensor, and constant
+# with a constant scale for the whole tensor
 ALONE = (f"{LIBRARY}.quantize_per_tensor.default", f"{LIBRARY}.dequantize_per_tensor.default")
 # products, and the positions of their weights
 WEIGHTS: Mapping[str, int] = {
@@ -38,11 +38,11 @@ MOVES = SHAPED | aten_names(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product or convolution with quantised weights, and what is computed with it or not at all."""
+    """A product or convolution with quantized weights, and the operations that XNNPACK merges with it."""
 
     node: Node
     needed: tuple[Node, ...]
-    reason: str  # why XNNPACK cannot compute it with integers
+    reason: str  # reason why XNNPACK cannot compute with integers
 
 
 def quantises(node: Node) -> bool:
@@ -53,7 +53,7 @@ def quantises(node: Node) -> bool:
 def find_products(
     copies: Mapping[Node, Node], form: ExportedProgram, configs: Mapping[str, Any], stated: Callable[[Any, Node], str]
 ) -> list[Product]:
-    """Return the products with quantised weights; `copies` has each operation as ExecuTorch has it in `form`."""
+    """Return the products with quantized weights; `copies` maps each operation to ExecuTorch's version in `form`."""
     originals = {copy: node for node, copy in copies.items()}
     products = []
     for node, copy in copies.items():
@@ -77,11 +77,11 @@ def why_not_product(product: Node, needed: Iterable[Node]) -> str:
     for member in inside:
         users = [user.name for user in member.users if user not in inside]
         if users and len(users) < len(member.users):
-            return f"`{member.name}` is used by `{users[0]}` too, and XNNPACK does not give it"
+            return f"`{member.name}` is also used by `{users[0]}`, and XNNPACK does not return it"
         if "choose_qparams" in str(torch_operator(member.target)) and (reason := why_not_rows(member)):
             return reason
     results = [member.name for member in inside if inside.isdisjoint(member.users)]
-    return "" if len(results) == 1 else f"XNNPACK gives one of {', '.join(sorted(results))} only"
+    return "" if len(results) == 1 else f"XNNPACK returns only one of {', '.join(sorted(results))}"
 
 
 def why_not_rows(choice: Node) -> str:
@@ -89,11 +89,11 @@ def why_not_rows(choice: Node) -> str:
     source: Any = choice.args[0]
     if all(isinstance(size, int) and size == 1 for size in source.meta["val"].shape[:-1]):
         return ""
-    return f"XNNPACK quantises each row or image of `{source.name}` by itself, where the model uses one scale for all"
+    return f"XNNPACK quantizes each row or image of `{source.name}` by itself, where the model uses one scale for all"
 
 
 def why_not_quantised(node: Node, *, finite: bool) -> str:
-    """Return why XNNPACK does not quantise or dequantise as a node does, whatever is around it."""
+    """Return the reason why XNNPACK does not quantize or dequantize as a node does, or an empty string."""
     name, arguments = str(torch_operator(node.target)), named_arguments(node)
     if arguments.get("dtype") != torch.int8:
         return f"XNNPACK has integers of the type int8 only, and `{name}` is for {arguments.get('dtype')}"
@@ -105,7 +105,7 @@ def why_not_quantised(node: Node, *, finite: bool) -> str:
     if (arguments["quant_min"], arguments["quant_max"]) != (-128, 127):
         return f"XNNPACK's `{name}` gives all numbers from -128 to 127"
     if name in ALONE and any(source.args[1:3] != node.args[1:3] for source in moved(node)):
-        return "it gives integers another scale, and XNNPACK fails there or rounds otherwise"
+        return "it gives integers another scale, and XNNPACK fails there or rounds differently"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Run half of the `executorch` backend: ExecuTorch's runtime on the mapped file. It imports no compiler."""
+"""Run half of the `executorch` backend: ExecuTorch's runtime on the mapped file. Imports no compiler."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.refusals import NO_MEMORY
 
 OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
-OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # modules by which others load programs
+OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # other modules that load programs
 
 
 class Pool:
-    # A program keeps using the threads that there were when it was loaded: to change them while there is one ends the
-    # process. So all programs are loaded here.
+    # A program keeps using the threads that existed at its load: changing them while a program exists ends the process.
+    # So all programs are loaded here.
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
@@ -57,7 +57,7 @@ class Pool:
 class ExecutorchDelegate(Delegate):
     without_elements: ClassVar[str] = "refuse"  # XNNPACK ends the process, or never returns
     timed: ClassVar[str] = "hatch_lower.backends.executorch.timed:load_timed"
-    # of the class, as ExecuTorch's pool is of the process: all programs share it
+    # a class attribute, as ExecuTorch's pool is the process's: all programs share it
     pool: ClassVar[Pool] = Pool()
 
     def __init__(self, path: Path, module: Any, call: CallMap) -> None:
@@ -72,7 +72,7 @@ class ExecutorchDelegate(Delegate):
 
     @classmethod
     def open(cls, blob: DelegateBlob, *, is_timed: bool) -> tuple[Path, Any, CallMap]:
-        """Return the file, the loaded program, and how a call becomes one of it."""
+        """Return the file, the loaded program, and the map from calls to calls of the program."""
         info, library = read_info(blob), runtime(blob)
         weights = None if info.weights is None else blob.data_places[info.weights].path
         try:
@@ -115,12 +115,12 @@ def unusable(path: Path, error: RuntimeError) -> ProgramError:
 def operand(value: Tensor | int) -> Tensor:
     if isinstance(value, int):  # a method takes no numbers: a size goes in as that of a tensor without elements
         return empty((value, 0))
-    # without elements a tensor is contiguous whatever its strides are, and ExecuTorch ends the process for some
+    # a tensor without elements is contiguous for any strides, and ExecuTorch ends the process for some
     return value.detach().contiguous() if value.numel() else empty(value.shape, dtype=value.dtype)
 
 
 def extension() -> Any:
-    """Return ExecuTorch's extension module; the Python modules around it import more of ExecuTorch, and warn."""
+    """Return ExecuTorch's extension module; its Python wrappers import more of ExecuTorch, and warn."""
     try:
         from executorch.extension.pybindings import _C  # its name since 1.5
     except ImportError:
@@ -143,11 +143,11 @@ def runtime(blob: DelegateBlob) -> object:
 
 
 class ExecutorchFacts(NamedTuple):
-    # how a call of the partition becomes one of the method
+    # map from a call of the partition to a call of the method
     call: CallMap
-    # of the pool; `None`: as it is
+    # threads of the pool; `None`: unchanged
     threads: int | None
-    # the name of one of its weights in the constants file; `None`: it has none there
+    # name of one of its weights in the constants file; `None`: it has no weights there
     weights: str | None
 
 

@@ -1,7 +1,7 @@
-"""Sizes that are known at run time only: what ExecuTorch's runtime computes of them, and which it can be given.
+"""Sizes that are known at run time only: arithmetic of ExecuTorch's runtime, and sizes that a call can pass.
 
-The runtime itself, without any library of kernels, asks tensors for their sizes, computes with these, and makes views
-of memory. A method takes no number: one goes in as the size of a tensor without elements (`run.operand`).
+The runtime itself, without any library of kernels, reads sizes of tensors, computes with sizes, and makes views of
+memory. A method takes no number: a number is passed as the size of a tensor without elements (`run.operand`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def aten_names(names: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in names.split())
 
 
-# They give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an `expand` only
-# where it repeats nothing
+# They change at most the sizes of their operand, where tensors are contiguous as in ExecuTorch; an `expand` only if
+# nothing is repeated
 SHAPED = aten_names("_unsafe_view.default clone.default expand.default reshape.default view.default")
 
-# a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
+# larger bounds mean unbounded: a size without a bound gets `sys.maxsize` or infinity from torch, or a term of it
 LARGE = 2**31
 
 SIZE_OF = torch.ops.aten.sym_size.int
@@ -40,7 +40,7 @@ TENSORS = frozenset({torch.float16, torch.float32, torch.float64, *INTEGERS})  #
 def keeps_shape(node: Node) -> bool:
     """Return whether a `SHAPED` node gives its operand's sizes."""
     source = node.all_input_nodes[0]
-    # as text: to compare symbols would be to decide something about them
+    # as text: comparing symbols would decide facts about them
     return [str(size) for size in source.meta["val"].shape] == [str(size) for size in node.meta["val"].shape]
 
 
@@ -69,11 +69,11 @@ def why_not_numbers(node: Node, ranges: Ranges) -> str:
 def why_not_number(source: Node, ranges: Ranges) -> str:
     value = source.meta.get("val")
     if not isinstance(value, torch.SymInt):
-        return f"it takes `{source.name}`, which is known at run time only and no size"
+        return f"it takes `{source.name}`, which is known at run time only and is not a size"
     if upper_bound(value, ranges) is None:
         return f"it takes the size `{source.name}`, which has no upper bound, and ExecuTorch reserves memory beforehand"
     if not bool(bound_sympy(value.node.expr, dict(ranges)).lower >= 0):
-        return f"it takes the number `{source.name}`, which may be negative and so is no size"
+        return f"it takes the number `{source.name}`, which may be negative and so is not a size"
     return ""
 
 
@@ -96,7 +96,7 @@ def why_not_view(node: Node, ranges: Ranges) -> str:
 
 
 def inferred_shape(node: Node) -> list[int] | None:
-    """Return the sizes that a `SHAPED` node gives its result, a symbolic one as -1; `None`: that does not tell all."""
+    """Return the sizes that a `SHAPED` node gives its result, a symbolic size as -1; `None` if -1 is ambiguous."""
     value = node.meta["val"]
     if str(torch_operator(node.target)) == "aten.expand.default" and not keeps_shape(node):
         return None
@@ -106,13 +106,13 @@ def inferred_shape(node: Node) -> list[int] | None:
 
 
 def new_shape(node: Node) -> list[Any] | None:
-    """Return what a `SHAPED` node is given as sizes here; `None`: it repeats its operand."""
+    """Return the sizes argument of a `SHAPED` node here; `None` if the node repeats its operand."""
     shape = inferred_shape(node)
     return view_sizes(node) if shape is None and str(torch_operator(node.target)) in VIEWS else shape
 
 
 def view_sizes(node: Node) -> list[object]:
-    """Return the sizes that a view gives: numbers, nodes, and -1 for what is to be inferred."""
+    """Return the sizes of a view: numbers, nodes, and -1 for the inferred size."""
     given: Any = node.args[1]
     return [
         known if isinstance(size, int) and isinstance(known, int) else size

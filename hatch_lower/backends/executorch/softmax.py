@@ -20,7 +20,7 @@ STEP = 2.0**106  # four units in the last place of the lowest number
 
 
 def why_not_safe_softmax(node: Node) -> str:
-    """Return why XNNPACK cannot compute it; the dtypes of its tensors are looked at elsewhere."""
+    """Return why XNNPACK cannot compute a safe softmax; dtypes are checked elsewhere."""
     given = arguments_of(node)
     rank = given["self"].meta["val"].dim()
     if not rank or given["dim"] % rank != rank - 1:
@@ -33,10 +33,10 @@ def softmax_constants(node: Node) -> dict[str, torch.Tensor]:
 
 
 def write_safe_softmax(call: Call, node: Node, constants: Mapping[str, Node], values: Mapping[Node, Node]) -> Node:
-    """Write such a node by calls of operators; `values` has what stands for its arguments."""
+    """Write such a node by calls of operators; `values` maps its arguments to their translations."""
     aten = torch.ops.aten
     scores = values[arguments_of(node)["self"]]
-    # -inf becomes the lowest number, and what is about the lowest number the next steps above it
+    # -inf becomes the lowest number, and numbers near the lowest become the next steps above
     least = call(aten.clamp.default, call(aten.add.Tensor, scores, constants["step"]), LOWEST, LOWEST + STEP)
     finite = call(aten.maximum.default, scores, least)
     # 0 where an element was -inf, and 1 elsewhere

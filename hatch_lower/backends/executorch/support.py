@@ -1,8 +1,8 @@
-"""What ExecuTorch takes of a program: XNNPACK's own support query, asked of each node in ExecuTorch's form.
+"""The operations that ExecuTorch takes: XNNPACK's own support query, asked of each node in ExecuTorch's form.
 
 ExecuTorch's partitioner sees another graph than the program's: copies in place of views, and operators of its own edge
-dialect. Here each node is given that form in a copy of the graph, node for node, and the partitioner's rules are asked
-about it. Asking is linear in the graph; of ExecuTorch's own ways to do it, some are not.
+dialect. Here a copy of the graph gets that form node for node, and the partitioner's rules are applied to the copy in
+linear time. Some of ExecuTorch's own ways are not linear.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, overload_name, schema_of
 from hatch_lower.runtime.torch_private.programs import change_signature
 
-# Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
-# nearly so. A batch norm right behind the convolution that it is fused with is none of them.
+# For NaN and infinities, or where a result is infinite or nearly so, XNNPACK's kernels differ from eager. A batch norm
+# that is fused with the convolution before it is an exception.
 OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
     """
     _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
@@ -64,10 +64,10 @@ OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
     """
 )
 
-# XNNPACK gives numbers far above 1 for them, from about 7 million on
+# XNNPACK gives numbers far above 1 for arguments from about 7 million on
 LIMITED = aten_names("cos.default sin.default")
 
-# they compute with no element of a tensor: a partition of these alone costs more to call than to leave
+# they compute with no element of a tensor: a partition of only such operations costs more to call than to leave
 IDLE = aten_names(
     """
     _to_copy.default _unsafe_view.default arange.start_step clone.default empty.memory_format expand.default
@@ -78,14 +78,14 @@ IDLE = aten_names(
 
 FLOATS = frozenset({torch.float32})
 LARGEST_RANK = 6  # of XNNPACK's tensors
-OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # which it has of four dimensions only
-RESHAPED = aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # which it writes as a reshape
-OF_ROWS = aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # which it makes images of
+OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # for four dimensions only
+RESHAPED = aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # written as a reshape
+OF_ROWS = aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # converted to images
 OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
 class CachedSignature(ExportGraphSignature):
-    # a signature is asked for each weight of each node, and torch makes these tables anew each time
+    # a signature is read for each weight of each node, and torch makes the signature's tables anew each time
     @cached_property
     def inputs_to_parameters(self) -> Any:
         return dict(super().inputs_to_parameters)
@@ -111,7 +111,7 @@ class Support:
             self._ask(program)
 
     def __call__(self, node: Node) -> str:
-        return self._known.get(producer_of(node), "it is no operation on tensors")
+        return self._known.get(producer_of(node), "it is not an operation on tensors")
 
     def needs_finite(self, node: Node) -> bool:
         return node in self._needs_finite
@@ -120,7 +120,7 @@ class Support:
         form = copy_program(program)
         signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
         change_signature(form, signature)
-        # XNNPACK's rules by operator: for floats, and for these and integers
+        # XNNPACK's rules by operator: for floats, and for floats and integers
         self._floats, self._integers = (
             xnnpack_partitioner(integers=integers, finite=self._options.finite).target_partitioner_configs
             for integers in (False, True)
@@ -160,7 +160,7 @@ class Support:
             if not reason and differs_for_nan(copy, form):
                 self._needs_finite.add(node)
             if reason and str(torch_operator(node.target)) in VIEWS:
-                # ExecuTorch does it without a kernel
+                # ExecuTorch runs the operation without a kernel
                 reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
             if reason and self._options.portable:
                 reason = why_not_portable(node, copy, self._kernels, self._ranges, finite=finite)
@@ -180,7 +180,7 @@ class Support:
 
 
 def guards_suppressed(program: ExportedProgram) -> ExitStack:
-    # asking for a size of a program's fake tensors must restrict none of its symbols
+    # reading a size of a program's fake tensors must restrict no symbol
     stack = ExitStack()
     for node in program.graph.find_nodes(op="placeholder"):
         for value in tensors_of(node):
@@ -192,7 +192,7 @@ def guards_suppressed(program: ExportedProgram) -> ExitStack:
 
 
 def give_form(node: Node, copy: Node) -> None:
-    """Make a copy of an operation what ExecuTorch would have in its place."""
+    """Turn a copy of an operation into ExecuTorch's form."""
     from executorch.exir.dialects._ops import ops
 
     target = torch_operator(node.target)
@@ -210,7 +210,7 @@ def give_form(node: Node, copy: Node) -> None:
     target = BINARY.get(name, target)
     copies = any(result.alias_info is not None for result in schema_of(target).returns)
     form = f"{base_name(target)}_copy" if copies else base_name(target)
-    with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken
+    with suppress(AttributeError, RuntimeError):  # an operator without such a form is not taken
         packet = getattr(getattr(ops.edge, target.namespace), form)
         copy.target = getattr(packet, overload_name(target))
 
@@ -223,7 +223,7 @@ def xnnpack_partitioner(*, integers: bool, finite: bool) -> Any:
     partitioner = theirs.XnnpackPartitioner() if integers else theirs.XnnpackFloatingPointPartitioner()
     configs = partitioner.target_partitioner_configs
     for name in ("addmm.default", "mm.default"):
-        # their own way goes through the whole graph for each node, in search of what only older exports left there
+        # ExecuTorch's own way searches the whole graph for each node, for nodes that only older exports contain
         configs[name].get_deps = functools.partial(GEMMConfig.get_deps, configs[name])
     for config in configs.values():
         config.check_constraints = functools.partial(passes, config.check_constraints, finite)
@@ -259,10 +259,10 @@ def name_in_form(copy: Node) -> str:
 
 
 def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, finite: bool) -> str:
-    """Return why XNNPACK will not take an operation of an exported program, whatever is around it."""
+    """Return why XNNPACK will never take an operation of an exported program, whatever its neighbours."""
     weight = named_arguments(node).get("weight")
     if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
-        return f"its weight `{weight.name}` is no constant"
+        return f"its weight `{weight.name}` is not a constant"
     if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_pool(node)):
         return reason
     formula = formula_of(node)
@@ -298,9 +298,9 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
         return f"XNNPACK takes `{name}` of tensors with dimensions only"
     if name in RESHAPED and sum(not isinstance(size, int) for result in tensors_of(copy) for size in result.shape) > 1:
-        return f"XNNPACK's `{name}` gives one size at most that is known at run time only"
+        return f"XNNPACK's `{name}` gives at most a single size that is known at run time only"
     if name in OF_ROWS and isinstance(value, torch.Tensor) and is_row(value):
-        return f"XNNPACK's `{name}` of one dimension takes one size at most that is known at run time only"
+        return f"XNNPACK's `{name}` of one dimension takes at most a single size that is known at run time only"
     if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
         return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
     if reason := why_not_places(copy, corners=False):
@@ -325,15 +325,15 @@ def pads_widely(given: Mapping[str, Any]) -> bool:
 
 
 def why_not_linear(copy: Node) -> str:
-    # XNNPACK's rules write it as a linear layer: one number for each column, and no factors
+    # XNNPACK's rules write it as a linear layer: a bias of one number per column, and no factors
     given = arguments_of(copy)
     if any(given[factor] != 1 for factor in ("beta", "alpha")):
         return f"XNNPACK's linear layer leaves out `beta={given['beta']}` and `alpha={given['alpha']}`"
-    return "" if given["self"].meta["val"].dim() == 1 else "XNNPACK's linear layer takes one row of numbers to add"
+    return "" if given["self"].meta["val"].dim() == 1 else "XNNPACK's linear layer takes a single row of numbers to add"
 
 
 def is_row(image: torch.Tensor) -> bool:
-    # ExecuTorch makes an image of it, by a reshape
+    # ExecuTorch converts the operand to an image, by a reshape
     return image.dim() == 3 and sum(not isinstance(size, int) for size in image.shape) > 1
 
 
@@ -352,7 +352,7 @@ def differs_for_nan(copy: Node, form: ExportedProgram) -> bool:
 
 
 def static_values(node: Node) -> list[torch.Tensor]:
-    # the other results of a batch norm are empty, and nothing uses them
+    # a batch norm's other results are empty and unused
     values = [value for source in node.all_input_nodes for value in tensors_of(source)]
     values += list(tensors_of(node))[:1]
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
@@ -364,7 +364,7 @@ def why_not_static(copy: Node) -> str:
 
 
 def stated(config: object, copy: Node) -> str:
-    # ExecuTorch's rule may have said why it refuses the node
+    # ExecuTorch's rule may give its reason for refusing the node
     for kind in type(config).__mro__:
         why: Any = getattr(sys.modules[kind.__module__], "why", None)
         if getattr(why, "node", None) is copy:

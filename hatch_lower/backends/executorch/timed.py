@@ -24,11 +24,11 @@ CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")  # the events of instructions
 RUN_DATA, EVENTS, PROFILE_EVENT = 1, 3, 0
 NAME, INSTRUCTION, OPERATOR, START, END = 0, 2, 4, 6, 7
 
-Names = Mapping[str, Sequence[str]]  # by number, the id of an instruction, and those of the nodes inside it
+Names = Mapping[str, Sequence[str]]  # by number, the id of an instruction, and the ids of the nodes inside
 
 
 class TimedExecutorchDelegate(CountedRuns, ExecutorchDelegate):
-    untimed: ClassVar[str] = "the installed ExecuTorch was built without its event tracer; that of 1.5 and later has it"
+    untimed: ClassVar[str] = "the installed ExecuTorch was built without its event tracer, which 1.5 and later have"
 
     def __init__(self, path: Path, module: Any, call: CallMap, names: Names) -> None:
         super().__init__(path, module, call)
@@ -50,8 +50,8 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> TimedExecutor
 def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
     """Yield the nanoseconds of the instructions of each run in an ETDump."""
     parts: list[tuple[tuple[str, ...], float]] = []
-    operators: list[tuple[str, int]] = []  # XNNPACK's, before the event of the instruction that calls it
-    prefix = 4 if dump[8:12] == IDENTIFIER else 0  # the size of what follows
+    operators: list[tuple[str, int]] = []  # XNNPACK's events, before the event of the instruction that calls XNNPACK
+    prefix = 4 if dump[8:12] == IDENTIFIER else 0  # the size of the following data
     for data in Table.root(memoryview(dump)[prefix:]).tables(RUN_DATA):
         for event in data.tables(EVENTS):
             measured = event.table(PROFILE_EVENT)
@@ -71,7 +71,7 @@ def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
 def parts_of(
     names: Sequence[str], nanoseconds: int, operators: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Divide an instruction among the operators inside it, if there are any."""
+    """Divide an instruction among the operators inside, if any."""
     if not names:
         return
     whole, *nodes = names

@@ -1,4 +1,4 @@
-"""The nodes of XNNPACK's graphs, and which of them an operator computes that XNNPACK measures."""
+"""The nodes of XNNPACK's graphs, and the assignment of nodes to the operators that XNNPACK measures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class XNode(NamedTuple):
 
 
 def nodes_of(payload: bytes) -> list[XNode]:
-    """Return the nodes of a graph as ExecuTorch hands it to XNNPACK, in the order in which they are computed."""
+    """Return the nodes of a graph that ExecuTorch hands to XNNPACK, in the order of computing."""
     offset = struct.unpack_from("<I", payload, 10)[0] if payload[4:8] == MAGIC else 0
     nodes = Table.root(memoryview(payload)[offset:]).tables(1)
     return [XNode(KINDS.get(node.number(0, "B"), "unknown"), node.number(2, "I")) for node in nodes]
@@ -43,9 +43,9 @@ def kind_of(operator: str) -> str:
 
 
 def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[list[int]]:
-    """Return the places of the nodes that each operator computes; both are in order.
+    """Return the places of each operator's nodes; operators and nodes are both in order.
 
-    XNNPACK merges nodes, which count to the operator before them, and adds operators, which have the nodes of the next.
+    XNNPACK merges nodes, which count to the operator before, and adds operators, which take the nodes of the next.
     """
     pairs = common(list(map(kind_of, operators)), kinds)
     found: list[list[int]] = [[] for _ in operators]

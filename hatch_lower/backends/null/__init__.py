@@ -1,1 +1,1 @@
-"""The backend that delegates everything and computes nothing: for tests of the machinery."""
+"""The backend that delegates everything and computes nothing, for tests of the machinery."""

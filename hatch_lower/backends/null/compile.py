@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NullBackend(BackendDetails):
-    """Takes everything as one partition and makes empty bytes of it."""
+    """Takes everything as a single partition without bytes."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -28,7 +28,7 @@ class NullBackend(BackendDetails):
 
 
 class NullPartitioner(Partitioner):
-    """Tags every operation, control flow and arithmetic on sizes included, and every constant that one uses."""
+    """Tags every operation, control flow and arithmetic on sizes included, and every constant in use."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         return claim(exported_program, DelegationSpec("null", []), lambda node: True, "")

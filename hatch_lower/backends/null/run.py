@@ -23,5 +23,5 @@ class NullDelegate(Delegate):
         raise ProgramError(
             "the null backend computes nothing",
             where="backend `null`",
-            hint="lower the model with another backend; this one is for tests of the build",
+            hint="lower the model with another backend; the null backend is for tests of the build",
         )

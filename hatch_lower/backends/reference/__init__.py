@@ -1,1 +1,1 @@
-"""The backend that serialises its subgraph and runs it op by op: the living definition of what a delegate returns."""
+"""The backend that serializes its subgraph and runs it op by op: the living definition of a delegate's results."""

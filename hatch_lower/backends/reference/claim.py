@@ -31,9 +31,10 @@ def claim(
 ) -> PartitionResult:
     """Tag all operations that `takes` accepts, and the constants that they use, in as few partitions as possible.
 
-    A partition ends where a refused operation stands between two accepted ones, so that no partition needs its own
-    result. In the branches and bodies of control flow that is refused, the operations are tagged in the same way; their
-    partitions are others than those of the same tag outside, and own no constants, for all they see are inputs.
+    A partition ends where a refused operation stands between two accepted operations, so that no partition needs its
+    own result. The operations in branches and bodies of refused control flow are tagged in the same way; their
+    partitions are separate from partitions of the same tag outside, and own no constants, as constants are inputs
+    there.
     """
     tags: dict[str, DelegationSpec] = {}
     reasons: dict[str, str] = {}
@@ -54,7 +55,7 @@ def claim(
 def tag_operations(
     module: GraphModule, spec: DelegationSpec, takes: Callable[[Node], bool], tags: dict[str, DelegationSpec]
 ) -> list[Node]:
-    """Tag the operations of one graph that `takes` accepts; return the others. `tags` is extended."""
+    """Tag the operations of one graph that `takes` accepts; return the other operations. `tags` is extended."""
     levels: dict[Node, int] = {}
     ends: dict[Node, int] = {}
     for node in module.graph.nodes:

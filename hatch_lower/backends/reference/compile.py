@@ -21,7 +21,7 @@ METHOD = "forward"
 
 
 class ReferenceBackend(BackendDetails):
-    """Serialises a partition; its delegate runs it op by op, and keeps the state of the buffers inside."""
+    """Serializes a partition; its delegate runs op by op, and keeps the state of the buffers inside."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
