@@ -361,7 +361,7 @@ def test_a_bias_that_32_bits_cannot_hold_stays_outside(tmp_path: Path) -> None:
     eager.scales[2:] = torch.finfo(torch.float32).eps  # of channels that are 0, as torch's observers say
     eager.bias.copy_(torch.tensor([40960.0, -40960.0, 100.0, -40960.0]))
     lowered = lower(eager, torch.rand(1, 2, 3, 3))
-    assert reasons(lowered) == ["`b_bias` is no 32-bit multiple of the scale of the products"]
+    assert reasons(lowered) == ["`b_bias` is not a 32-bit multiple of the scale of the products"]
     x = torch.rand(1, 2, 3, 3)
     assert torch.equal(hatch_lower.load(save_program(lowered, tmp_path / "saved"))(x), eager(x))
     eager.bias[3] = 100.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 VERSION = "15"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
-# those with a kernel for ONNX Runtime's own product of matrices that are turned
+# providers with a kernel for ONNX Runtime's own product of transposed matrices
 FUSING = frozenset({CPU, "CUDAExecutionProvider"})
 
 
@@ -65,7 +65,7 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        # ONNX Runtime is among them, for it says which operations it has code for
+        # ONNX Runtime is among the converters, as its kernels decide which operations are taken
         return {"backend": VERSION, **{name: installed_version(name) for name in CONVERTERS}}
 
 

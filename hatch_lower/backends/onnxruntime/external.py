@@ -1,4 +1,4 @@
-"""The files that an ONNX model names, read without `onnx`: a model of somebody else may name any file of the machine.
+"""The files that an ONNX model names, read without `onnx`: an untrusted model may name any file of the machine.
 
 ONNX Runtime before 1.24 opens such a file wherever it lies.
 """
@@ -20,9 +20,9 @@ FIELDS: Mapping[str, Mapping[int, str]] = {
     "tensor": {13: "entry"},
     "entry": {2: "value"},
 }
-KEY = b"location"  # of a file's name: it has these bytes in any encoding
+KEY = b"location"  # of a file's name: the key has these bytes in any encoding
 NUMBER = re.compile(rb"[0-9]{1,20}")
-KEY_BYTES = 5  # of a key or a length; protobuf itself reads no more of them
+KEY_BYTES = 5  # of a key or a length; protobuf itself stops after 5 bytes
 FIXED = {1: 8, 5: 4}  # bytes, by wire type
 
 
@@ -62,7 +62,7 @@ def external_values(model: bytes) -> Iterator[bytes]:
 
 
 def number_at(model: bytes, place: int, end: int) -> tuple[int, int]:
-    """Return a key or a length, and the place behind it."""
+    """Return a key or a length, and the next offset."""
     value = 0
     for shift in range(0, 7 * KEY_BYTES, 7):
         if place >= end:

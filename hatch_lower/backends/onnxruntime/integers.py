@@ -1,14 +1,14 @@
-"""Products of quantised matrices as products of integers, and what ONNX Runtime gets wrong in making them itself:
+"""Products of quantized matrices as products of integers, in place of ONNX Runtime's own, which have faults:
 
 - It rounds the bias of a product between `DequantizeLinear` and `QuantizeLinear` to multiples of the product's scale.
   Written as `MatMulInteger`, which it fuses with the scale and the bias that follow, a product is exact.
-- It does not ask whether a sum of products fits into 32 bits, nor whether the scales are those of a dimension that is
-  left in the result. Where not, an operand is dequantised by arithmetic that it does not know for what it is.
-- A convolution of integers wants a bias of integers. It is told not to round biases, for with them it rounds weights
-  that are float; so such a bias is rounded here.
-- Without VNNI, sums of a signed and an unsigned byte's products overflow in 16 bits. Constant weights it makes unsigned
-  there, operands that a call computes are made unsigned here. It then refuses a model in which two products share a
-  weight or a zero point: each product gets its own here.
+- It does not check that a sum of products fits into 32 bits, nor that the scales belong to a dimension of the result.
+  Otherwise, an operand is dequantized here by arithmetic that ONNX Runtime does not match.
+- A convolution of integers needs an integer bias. ONNX Runtime must not round biases, as it then also rounds float
+  weights; so the bias is rounded here.
+- Without VNNI, sums of products of signed and unsigned bytes overflow in 16 bits. There ONNX Runtime makes constant
+  weights unsigned, and this module makes computed operands unsigned. ONNX Runtime then refuses a model in which two
+  products share a weight or a zero point: each product gets its own copy here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Factor:
 
     source: ir.Node  # its `DequantizeLinear`
     integers: ir.Value
-    turned: bool  # whether the product takes it transposed
+    turned: bool  # whether the product reads the operand transposed
 
     @property
     def shape(self) -> list[object]:
@@ -43,7 +43,7 @@ class Factor:
         return self.integers.dtype
 
     def is_scaled_along(self, dim: int | None) -> bool:
-        """Return whether it has one scale, or one for each place of a dimension of those that the product takes."""
+        """Return whether the operand has a single scale, or a scale for each index of a dimension of the product's."""
         scale, zero_point = self.source.inputs[1:3]
         shapes = [None if value is None or value.shape is None else value.shape for value in (scale, zero_point)]
         if all(shape is not None and len(shape) == 0 for shape in shapes):
@@ -160,7 +160,7 @@ def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
 
 
 class Place:
-    """Writes what stands in place of one node."""
+    """Writes the replacement of a node."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self._graph = graph
@@ -193,14 +193,14 @@ class Place:
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [before], [result])
 
     def round_bias(self, image: Factor, weight: Factor) -> None:
-        """Make the bias of a convolution a multiple of the scale of its products, as that of integers has it."""
+        """Round the bias of a convolution to multiples of its products' scale, as an integer convolution needs."""
         scale = self._add("Mul", image.source.inputs[1], weight.source.inputs[1])
         steps = self._add("Round", self._add("Div", self._node.inputs[2], scale))
         integers = self._add("Cast", steps, to=int(ir.DataType.INT32))
         self._node.replace_input_with(2, self._add("DequantizeLinear", integers, scale, axis=0))
 
     def make_right_unsigned(self) -> None:
-        """Replace a product whose right operand is signed, and has no zero point, by one with an unsigned operand."""
+        """Replace a product whose right operand is signed without a zero point by an unsigned product."""
         node = self._node
         second = self._shifted(node.inputs[1])
         zero_point = node.inputs[2] if len(node.inputs) > 2 else None

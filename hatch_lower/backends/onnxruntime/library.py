@@ -1,4 +1,4 @@
-"""ONNX Runtime's library, imported where it is needed, and without its telemetry; the distributions of its builds."""
+"""ONNX Runtime's library, imported on demand and without its telemetry; the distributions of its builds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ IMPORTING = Lock()
 
 
 def import_onnxruntime() -> Any:
-    # Importing it starts threads that send messages to its vendor, and writes a number of the machine and a database
-    # below the user's cache folder. A build and a loaded model do neither: the library has a switch, which it reads as
-    # it is imported. What the user has set there stays as it is, and so does what the process has imported before.
-    with IMPORTING:  # of two loads at a time one would take away the other's switch, or leave its own behind
+    # Importing ONNX Runtime starts threads that send messages to its vendor, and writes a number of the machine and a
+    # database below the user's cache folder. A build and a loaded model prevent both with the library's switch, which
+    # is read at import. A user's own setting of the switch stays, and so does an earlier import.
+    with IMPORTING:  # two simultaneous loads could restore each other's switch wrongly, or leave the switch set
         chosen = SWITCH in os.environ
         os.environ.setdefault(SWITCH, "1")
         try:

@@ -1,7 +1,7 @@
 """Translations of interpolations to the nearest element, with the places that eager computes.
 
 ONNX's own interpolation divides, where eager multiplies by the rounded inverse. It is used for factors by which both
-give the same places. Others look the elements up.
+give the same places. Otherwise the elements are looked up.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def write_places(image: Value, axis: int, after: object, factor: float | None) -
 
 
 def look_up(image: Value, chosen: Value, axis: int, rank: int) -> Value:
-    """Write a lookup along an axis; in the last axis, elements would be copied one by one, in ten times as long."""
+    """Write a lookup along an axis; along the last axis, single elements would be copied, ten times as slowly."""
     if axis < rank - 1:
         return op.Gather(image, chosen, axis=axis)
     outward, inward = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]

@@ -21,7 +21,7 @@ class ModelNode(NamedTuple):
 
 
 def nodes_of(model: bytes) -> list[ModelNode]:
-    """Return the nodes of a model's graph, without those of graphs inside it; `ValueError` if it is no model."""
+    """Return the nodes of a model's graph, without nested graphs; `ValueError` if the bytes are no model."""
     graphs = (graph for number, graph in fields_of(memoryview(model)) if number == GRAPH)
     return [node_of(node) for graph in graphs for number, node in fields_of(graph) if number == NODE]
 
@@ -35,7 +35,7 @@ def node_of(data: memoryview) -> ModelNode:
 
 
 def fields_of(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the numbers and contents of a message's fields, less those that are plain numbers."""
+    """Yield the numbers and contents of a message's fields, except plain numbers."""
     place = 0
     while place < len(data):
         tag, place = varint(data, place)
@@ -67,10 +67,10 @@ def varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dict[str, tuple[str, ...]]:
-    """Return, by the name of each node of an optimised model, the nodes of the original that it stands for.
+    """Return, by the name of each node of an optimized model, the original nodes that it replaces.
 
-    A node that ONNX Runtime has made of several gives a value of the original: it stands for what lies between that
-    and the values that other nodes give, without the nodes that are still there.
+    A fused node returns a value of the original model: it replaces the nodes between that value and the values of other
+    nodes, except nodes that are still there.
     """
     kept = {node.name for node in known} & {node.name for node in optimised}
     producers = {value: node for node in known for value in node.outputs}
@@ -101,6 +101,6 @@ def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dic
 
 
 def values_of(node: ModelNode) -> tuple[str, ...]:
-    # one in the layout of channels in blocks gives another value than the original, and is called after that one
+    # a node in the blocked layout of channels returns another value than its original, but carries the value's name
     name, mark, _ = node.name.partition(BLOCKED)
     return (*node.outputs, name) if mark else node.outputs

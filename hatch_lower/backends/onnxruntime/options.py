@@ -16,7 +16,7 @@ BACKEND_ID = "onnxruntime"
 class Options:
     # ONNX Runtime's execution providers, the best first; a model is loaded with all of the providers, or not at all
     providers: tuple[str, ...] = (CPU,)
-    # how many threads a loaded model has; 0: as many as torch has where it is loaded
+    # number of threads of a loaded model; 0: as many as torch has at load
     threads: int = 0
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Options:
     finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
-        # What shapes the result of one partition. Which nodes it has is not among it.
+        # The settings that shape the result of a partition. The choice of nodes is not among them.
         return json_specs({"providers": list(self.providers), "threads": self.threads})
 
 

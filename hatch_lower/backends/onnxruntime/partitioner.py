@@ -1,6 +1,6 @@
-"""Which nodes become ONNX models: those that ONNX Runtime computes as eager does, in as few groups as possible.
+"""The nodes that become ONNX models: nodes that ONNX Runtime computes as eager does, in as few groups as possible.
 
-The exporter and ONNX Runtime are asked themselves: whether a call translates, and every kernel that it needs is there.
+The exporter and ONNX Runtime decide by trial: whether a call translates, and whether all its kernels exist.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from hatch_lower.runtime.torch_private.trees import tree_leaves
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-ONLY_SIZES = "it computes a size of what is outside"
+ONLY_SIZES = "it computes a size of a value outside the partition"
 
 
 class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
-    """Takes what torch's exporter translates, ONNX Runtime has kernels for, and tests have shown to equal eager."""
+    """Takes calls that torch's exporter translates, ONNX Runtime has kernels for, and tests found to equal eager."""
 
     def __init__(self, options: Options) -> None:
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
         super().__init__(BACKEND_ID, options.to_specs(), {**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
-        self._tried: dict[Hashable, str] = {}  # what came of each kind of call
+        self._tried: dict[Hashable, str] = {}  # the answer for each kind of call
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         return list(KEPT), lambda node: not self._why_not(node, ep.range_constraints)
 
     def reasons(self, program: ExportedProgram) -> Reasons:
-        # a size is taken where it is one of what is taken: it may be needed there
+        # a size of a taken value is taken: taken operations may need it
         known: dict[Node, str] = {}
         mutated = mutated_targets(program)
         constants = {
@@ -95,7 +95,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
 
 
 def signature(node: Node) -> Hashable:
-    """Return what calls have in common for which the answer is the same."""
+    """Return a key that calls with the same answer share."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: describe(source.meta.get("val")))
     return (str(torch_operator(node.target)), repr(args), repr(kwargs))
 
@@ -129,7 +129,7 @@ def try_call(node: Node) -> str:
 
 
 def call_model(graph: Graph) -> bytes:
-    """Return the model of a graph of one call `n`, as it is, without optimisation."""
+    """Return the model of a graph of a single call `n`, without optimization."""
     model, values = translate_graph(GraphModule({}, graph))
     allow_zero_sizes(model.graph)
     model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
@@ -144,7 +144,7 @@ def call_model(graph: Graph) -> bytes:
 
 
 def make_session(model: bytes) -> InferenceSession:
-    # one thread and no optimisation: this session is made to see whether it can be
+    # one thread and no optimization: this session only shows whether a session is possible
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,7 +1,7 @@
-"""Where the constants of a model lie: marks that the compile half leaves in it, and the run half replaces.
+"""The places of a model's constants: marks that the compile half writes, and the run half replaces.
 
 ONNX Runtime maps external data of a model from a file, an offset and a length. File and offset are known when the
-constants file is written, which is after the model was cached: so the model has marks of as many bytes.
+constants file is written, after the model was cached: so the model has marks of as many bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def fits(name: str) -> bool:
 
 
 def relocate(model: bytes, places: Mapping[int, tuple[str, int]]) -> bytes:
-    """Return a model with names of files and offsets in bytes for marks; `ValueError` if it has others than these."""
-    # those of one constant are neighbours
+    """Return a model with names of files and offsets in bytes in place of marks; `ValueError` if the marks differ."""
+    # the two marks of a constant are neighbours
     found = list(MARK.finditer(model))
     pairs = [sorted(pair, key=lambda mark: len(mark[0])) for pair in zip(found[::2], found[1::2], strict=False)]
     marks = [int(offset[0]) - FIRST for offset, name in pairs if len(offset[0]) < len(name[0])]

@@ -1,4 +1,4 @@
-"""A partition's graph with canonical names, such as torch's exporter takes it."""
+"""A partition's graph with canonical names, for torch's exporter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OnnxCopy(PartitionCopy):
     backend_id: ClassVar[str] = "onnxruntime"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        # the model takes those inputs that an operation uses
+        # the model takes only inputs that an operation uses
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: dict[Node, int] = {}
         self.layouts: dict[tuple[str, tuple[int, ...] | None], int] = {}
@@ -57,7 +57,7 @@ class OnnxCopy(PartitionCopy):
         args, kwargs = self.arguments(node)
         place = INDEX_POSITIONS.get(target)
         if place is not None:
-            # ONNX Runtime counts a negative index from the end, where eager refuses it.
+            # ONNX Runtime counts a negative index from the end, where eager refuses the index.
             given: Any = node.args[place]
             indices = args[place]
             for step, (operator, limit) in enumerate(without_negatives(given)):
@@ -81,12 +81,12 @@ class OnnxCopy(PartitionCopy):
 
     def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: object) -> Node:
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
+        # The exporter's passes copy a debug handle to their new nodes; here the handle is the operation's number.
         copied.meta.update(val=value, debug_handle=len(self.operations))
         return copied
 
     def write_result(self, value: Node) -> object:
-        # the model gives it with its dimensions as they lie in memory
+        # the model returns the tensor with its dimensions in the order of memory
         copied = self.values[value]
         order = memory_order(copied.meta["val"])
         layout = copied.name, None if order is None else tuple(order)
@@ -97,8 +97,8 @@ class OnnxCopy(PartitionCopy):
 
 
 def is_of_logarithm(sigmoid: Node) -> bool:
-    """Return whether a logarithm is taken of a sigmoid, or of what is computed of it element by element."""
-    if sigmoid.meta["val"].dtype is torch.float16:  # in which exp(12) is infinite where a kernel has it
+    """Return whether a logarithm is taken of a sigmoid, or of a value computed from the sigmoid elementwise."""
+    if sigmoid.meta["val"].dtype is torch.float16:  # exp(12) is infinite where a kernel has half precision
         return False
     computed = reach([sigmoid], lambda node: filter(keeps_elements, node.users))
     return any(torch_operator(user.target) in LOGARITHMS for node in computed for user in node.users)
@@ -119,8 +119,8 @@ def write_sigmoid(call: Callable[..., Node], x: Node) -> Node:
 
 
 def count_dimensions(graph: Graph) -> None:
-    # Dimensions are counted from the first: ONNX Runtime does not reduce those that are counted from the last where a
-    # tensor has no elements
+    # Count dimensions from the first: ONNX Runtime does not reduce dimensions counted from the last if a tensor has no
+    # elements
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or torch.Tag.reduction not in node.target.tags:
             continue

@@ -1,7 +1,7 @@
-"""Translations of the operators by which PT2E quantises, which torch's exporter translates for some arguments only.
+"""Translations of the operators by which PT2E quantizes, which torch's exporter translates for some arguments only.
 
 Between a `DequantizeLinear` of both its operands and a `QuantizeLinear` of its result, ONNX Runtime computes a
-convolution with integers; products it does so where `integers` writes them.
+convolution with integers. For products the module `integers` writes integer operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from hatch_lower.backends.onnxruntime.translations import Value, op
 from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
 
-# `out_dtype` is float32 where it is given: of other results `operators.json` does not have these operators.
+# `out_dtype` is float32 if given: `operators.json` lists these operators for no other result.
 
 
 def quantize_per_tensor(
@@ -82,7 +82,7 @@ def dequantize_per_channel(
 
 
 def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dtype: int) -> Value:
-    # As eager step by step, for a scale that is off by one bit changes all that is quantised with it.
+    # Step by step as in eager, since a scale that is off by one bit changes all values quantized with the scale.
     zero = constant(0.0, ir.DataType.FLOAT)
     least = op.Min(op.ReduceMin(input, keepdims=0), zero)
     greatest = op.Max(op.ReduceMax(input, keepdims=0), zero)
@@ -99,7 +99,7 @@ def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dty
 
 
 def multiply_integers(self: TTensor, mat2: TTensor) -> Value:
-    # The first without a sign: ONNX Runtime is slow where both have one.
+    # Make the first operand unsigned: ONNX Runtime is slow for two signed operands.
     if self.dtype == ir.DataType.UINT8:
         return op.MatMulInteger(self, mat2)
     moved = op.Add(op.Cast(self, to=ir.DataType.INT32), constant(128, ir.DataType.INT32))

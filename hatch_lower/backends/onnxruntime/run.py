@@ -1,4 +1,4 @@
-"""Run half of the `onnxruntime` backend: loads a model over the constants file, and calls it. It imports no `onnx`."""
+"""Run half of the `onnxruntime` backend: loads a model over the constants file, and calls it. Imports no `onnx`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
 DISABLED = (
-    # weights that are float stay so: it rounds them to 8 bits between quantised values
+    # keep float weights as floats: ONNX Runtime would round them to 8 bits between quantized values
     "WeightBiasQuantization",
-    # It puts constants, whose contents are in a file, in the place of equal literals, where a shape may be read.
-    # Literals are shared by the compile half.
+    # ONNX Runtime replaces equal literals by constants, whose contents are in a file, where a shape may be read. The
+    # compile half already shares literals.
     "ConstantSharing",
-    # It refuses the whole model where limits of float64 or integers follow a `Relu`.
+    # ONNX Runtime refuses the whole model where limits of float64 or integers follow a `Relu`.
     "FuseReluClip",
 )
-# It lets products share equal constants. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
+# Equal constants of products may be shared. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
 JOINING = "CommonSubexpressionElimination"
 OF_INTEGERS = (b"DequantizeLinear", b"MatMulInteger")
 
@@ -139,11 +139,11 @@ def make_options(onnxruntime: Any, threads: int) -> SessionOptions:
     # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
     options.intra_op_num_threads = threads or thread_count()
     options.inter_op_num_threads = 1
-    # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
-    # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
+    # By default threads spin for some 50 ms after a call, on processors that the next computation needs: another
+    # partition, torch, another model. Two operators, or two calls of a small model, are less than 50 ms apart.
     options.add_session_config_entry(SPIN_DURATION, "100")
-    # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has one,
-    # they are as exact without this, and twice as fast.
+    # By default sums of products of bytes saturate on processors without an instruction for them. With the instruction,
+    # sums are as exact without this setting, and twice as fast.
     options.add_session_config_entry(EXACT_BYTES, "0" if multiplies_bytes() else "1")
     options.use_deterministic_compute = True
     options.log_severity_level = 3
@@ -155,7 +155,7 @@ def to_array(value: object) -> object:
 
 
 class OnnxFacts(NamedTuple):
-    # how a call of the partition becomes one of the model
+    # map from a call of the partition to a call of the model
     call: CallMap
     # positions of the constants that the model takes
     bound: list[int]
@@ -168,8 +168,8 @@ class OnnxFacts(NamedTuple):
 def bind_constants(
     options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], bound: Sequence[int]
 ) -> tuple[bytes, list[object]]:
-    """Return the model with the places of its constants, and those in memory, which the session does not keep alive."""
-    # the session maps files of constants, all in one folder, and copies what it packs
+    """Return the model with its constants' places, and the constants in memory, which the caller must keep alive."""
+    # the session maps files of constants, all in one folder, and copies constants that it packs
     folder, mapped = choose_folder(blob.places, bound)
     if folder is not None:
         options.add_session_config_entry(FOLDER, str(folder))
@@ -185,7 +185,7 @@ def bind_constants(
 def choose_folder(
     places: Sequence[Place | None], bound: Sequence[int]
 ) -> tuple[Path | None, Mapping[int, tuple[str, int]]]:
-    """Return the folder with most of the constants' bytes, and by position file name and offset of those in it."""
+    """Return the folder with most bytes of constants, and by position the file name and offset of its constants."""
     # where files really lie: ONNX Runtime follows no link out of the folder
     files = {place.path: place.path.resolve() for place in places if place is not None}
     folders: dict[Path, dict[int, Place]] = {}

@@ -1,7 +1,8 @@
-"""Which operations ONNX Runtime computes as eager does.
+"""The operations that ONNX Runtime computes as eager does.
 
-`operators.json` says for which combinations of dtypes the translation of an operator gives eager's results on its CPU
-kernels. `tools/onnxruntime_operators.py` writes it: it runs calls of every operator that torch's exporter translates.
+`operators.json` lists the combinations of dtypes for which an operator's translation gives eager's results on ONNX
+Runtime's CPU kernels. `tools/onnxruntime_operators.py` writes the file: the tool runs calls of every operator that
+torch's exporter translates.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
 from hatch_lower.runtime.torch_private.trees import tree_leaves
 
-# ONNX Runtime's CPU kernels have next to none for bfloat16
+# ONNX Runtime's CPU kernels support almost no operator in bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
 
 OPERATORS = Path(__file__).with_name("operators.json")
@@ -59,7 +60,7 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
         return f"a result of `{op}` beside the first is used"
     known = operator_table(finite=True).get(str(op))
     if known is None:
-        return f"ONNX Runtime has nothing that is known to give eager's results for `{op}`"
+        return f"ONNX Runtime is not known to give eager's results for `{op}` with any dtypes"
     if str(op) in not_empty() and any(
         may_be_zero(size, ranges)
         for source in (node, *node.all_input_nodes)
@@ -106,7 +107,7 @@ def why_not_numbers(node: Node) -> str:
 
 
 def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
-    """Return why ONNX has no such zero points, which are of the integers' own dtype; `constants` never change."""
+    """Return why ONNX cannot hold a node's zero points in the integers' dtype; `constants` never change."""
     is_ours = str(torch_operator(node.target)).startswith("quantized_decomposed.")
     given = named_arguments(node) if is_ours else {}
     points = given.get("zero_points", given.get("zero_point"))
@@ -137,7 +138,7 @@ def why_not_bias(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
     if steps.numel() not in (1, values.numel()) or products >= 2**31:  # computed in floating point
         return ""
     greatest = (values.double() / (scale.double() * steps.double())).abs().max()
-    return "" if greatest + products < 2**31 else f"`{bias.name}` is no 32-bit multiple of the scale of the products"
+    return "" if greatest + products < 2**31 else f"`{bias.name}` is not a 32-bit multiple of the scale of the products"
 
 
 def scale_of(value: Node | None, constants: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
@@ -149,7 +150,7 @@ def scale_of(value: Node | None, constants: Mapping[Node, torch.Tensor]) -> torc
 
 
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
-    # those of pointwise operators are promoted in the model
+    # tensors of pointwise operators are promoted in the model
     values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     combination = combination_of(*values, node.meta["val"])
     if combination in known:
@@ -161,7 +162,7 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
 
 
 def common_dtype(values: object) -> torch.dtype:
-    """Return the dtype to which eager converts the tensors of a call, for each other or for a number beside them."""
+    """Return the dtype to which eager converts the tensors of a call, to match each other or a number."""
     leaves = tree_leaves(values)
     common = reduce(torch.promote_types, [value.dtype for value in leaves if isinstance(value, torch.Tensor)])
     if any(isinstance(value, float) for value in leaves) and not common.is_floating_point:
@@ -170,7 +171,7 @@ def common_dtype(values: object) -> torch.dtype:
 
 
 def combination_of(args: object, kwargs: object, result: object) -> str:
-    """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
+    """Return the dtypes of a call: its tensors' without immediate repetitions, and its first result's."""
     names: list[str] = []
     for value in tree_leaves((args, kwargs)):
         if isinstance(value, torch.Tensor) and (not names or names[-1] != dtype_name(value.dtype)):
@@ -208,20 +209,20 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
 
 
 def limit_range(given: Mapping[str, object]) -> str:
-    # ONNX Runtime counts the numbers in 32 bits: it may give one more.
+    # ONNX Runtime computes the length in 32 bits: the result may have an element more.
     fractions = any(isinstance(value, float) and not value.is_integer() for value in given.values())
     return "a range of fractions is not taken" if fractions else ""
 
 
 def limit_attention(given: Mapping[str, object]) -> str:
-    # With a mask, rows may be masked whole: eager gives 0 for them, the translation does not.
+    # A mask may mask whole rows: eager gives 0 for such rows, the translation does not.
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
         return "attention with a mask, dropout or grouped queries is not taken whole"
     return ""
 
 
 def limit_convolution(given: Mapping[str, Any]) -> str:
-    # What ONNX Runtime says only when it runs: an output is padded by less than the stride.
+    # ONNX Runtime checks only at run time that an output is padded by less than the stride.
     padded = given["transposed"] and max(given["output_padding"], default=0) >= min(given["stride"], default=1)
     return "a transposed convolution with an output padding as large as the stride is not taken" if padded else ""
 
@@ -244,12 +245,12 @@ def limit_zero_factor(given: Mapping[str, object]) -> str:
 
 
 def limit_reduction(given: Mapping[str, object]) -> str:
-    # Without dimensions, the exporter does not translate it.
-    return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
+    # Without dimensions, the exporter does not translate the call.
+    return "" if given["dim"] else "a reduction over all dimensions without naming them is not taken"
 
 
 def limit_norm(given: Mapping[str, Any]) -> str:
-    # Without dimensions, the translation keeps none; the greatest magnitude passes over NaN.
+    # Without dimensions, the translation keeps no dimension; the greatest magnitude ignores NaN.
     if math.isinf(given["ord"]) or (given["dim"] is None and given["keepdim"]):
         return "a norm by the greatest magnitude, or over all dimensions and keeping them, is not taken"
     return ""
@@ -268,7 +269,7 @@ def limit_index(given: Mapping[str, Any]) -> str:
 
 
 def limit_scatter(given: Mapping[str, Any]) -> str:
-    # ONNX Runtime wants as many places as values, and says so only when it runs; sizes are compared by name.
+    # ONNX Runtime needs as many places as values, and checks only at run time; sizes are compared by name.
     places, values = (tuple(map(str, given[name].meta["val"].shape)) for name in ("index", "src"))
     return "" if places == values else "values of which only some are scattered are not taken"
 

@@ -25,13 +25,14 @@ RUN, KERNEL = "model_run", "_kernel_time"  # the ends of a run's and a node's ev
 
 
 class TimedOnnxruntimeDelegate(CountedRuns, OnnxruntimeDelegate):
-    names: Mapping[str, tuple[str, ...]]  # of a node, those of the model that was packaged
+    names: Mapping[str, tuple[str, ...]]  # node to the nodes of the packaged model
 
     def take_runs(self) -> Sequence[Run]:
-        # ONNX Runtime writes what it measured when it is told to measure no more
+        # ONNX Runtime writes its measurements when profiling ends
         events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
         runs = list(runs_in(events))[self.forgotten :]
-        # several optimised nodes may stand for the same ones: one computes, and another lays its result out
+        # several optimized nodes may replace the same original nodes: one computes, and another changes the result's
+        # layout
         return [added((self.names.get(name, (name,)), nanoseconds) for name, nanoseconds in run) for run in runs]
 
 
@@ -52,13 +53,13 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    # the session writes its profile into the folder when it ends, if nobody asked for it before
+    # the session writes its profile into the folder at its end, unless profiling ended before
     weakref.finalize(timed, shutil.rmtree, folder, ignore_errors=True)
     return timed
 
 
 def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[list[tuple[str, float]]]:
-    """Yield the nanoseconds of each node, less those of nodes in a graph inside it, for each run in a profile."""
+    """Yield the nanoseconds of each node, minus nodes in nested graphs, for each run in a profile."""
     nodes: list[tuple[str, int, int]] = []  # name, begin and own time in microseconds, since the last run
     for event in events:
         name, begin, duration = event["name"], event["ts"], event["dur"]

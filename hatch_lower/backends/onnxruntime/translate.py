@@ -1,7 +1,7 @@
 """From a partition to an ONNX model: torch's translations of ATen operators, canonical names, constants elsewhere.
 
-Nothing that differs between two equal partitions (names of nodes, parameters and symbols), and nothing of the machine
-and of the exporter's version is left in the model, so equal partitions give equal bytes.
+The model drops all differences between equal partitions (names of nodes, parameters and symbols), and all traces of the
+machine and of the exporter's version, so equal partitions give equal bytes.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ from hatch_lower.runtime.torch_private import onnx
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
 NEARLY = 1e-4  # more than within which onnxscript takes numbers to be the same
-LITERAL_LIMIT = 4096  # elements of what is computed of literals; more ONNX Runtime computes when it loads the model
+LITERAL_LIMIT = 4096  # elements of a result of literals; ONNX Runtime computes larger results when it loads the model
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 HIDDEN = "hidden"  # the domain of operators while no rule of onnxscript may see the operators
-UNSEEN = frozenset({"Clip", "MatMul", "Max", "Min"})  # those operators
+UNSEEN = frozenset({"Clip", "MatMul", "Max", "Min"})  # the hidden operators
 FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
-ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
+ORIGIN = "origin"  # key of a node's metadata: the number of the operation that it comes from, while the model is made
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
     model: bytes  # inputs are `x0`, `x1`, …, results `y0`, `y1`, …, constants `w0`, `w1`, …
     bound: list[int]  # positions of the constants that the model takes
-    call: Mapping[str, object]  # what the run half reads as its `CallMap`
-    # the debug handles of each node of the model, by its name; `no node` holds those of operations of which nothing
-    # is left
+    call: Mapping[str, object]  # read by the run half as a `CallMap`
+    # the debug handles of each node of the model, by its name; `no node` holds handles of operations that left no node
     handles: Mapping[int | str, tuple[int, ...]]
 
 
 def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Translated:
-    """Return a partition's model for an engine with ONNX Runtime's fused product (`fuses`) or one of integers."""
+    """Return a partition's model for an engine with ONNX Runtime's fused product (`fuses`) or an integer product."""
     copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
     constants = {f"w{position}": values[name] for position, name in enumerate(copied.constants)}
     inputs = {f"x{position}": values[f"x{position}"] for position in copied.passed}
-    # constants are inputs while the model is made, for nothing may follow from what they hold
+    # constants are inputs while the model is made, as nothing may depend on their contents
     graph.inputs.extend([*inputs.values(), *constants.values()])
     graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
     with quiet():
@@ -92,7 +91,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     count_dimensions(module.graph)
     convert_behind_numbers(module.graph)
     try:
-        # what parameters are computed to wants a gradient, which some operators refuse
+        # results of parameters would require a gradient, which some operators refuse
         with quiet(), torch.no_grad():
             onnx.promote_types(module)
             values = onnx.translate(module, model, registry())
@@ -115,7 +114,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     model.opset_imports.clear()
     model.opset_imports[""] = OPSET
     for function in model.functions.values():
-        # Written for 18. What changed its meaning since (DFT, GridSample) is in no operator that is taken.
+        # Written for 18. Operators whose meaning has changed since (DFT, GridSample) are not taken.
         function.opset_imports[""] = OPSET
         model.opset_imports.setdefault(function.domain, 1)
     return model, values
@@ -132,7 +131,7 @@ def registry() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    # what the exporter logs and warns about concerns nobody who builds
+    # the exporter's logs and warnings are of no use to a user of the build
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     try:
@@ -159,13 +158,13 @@ def write_result(graph: ir.Graph, value: ir.Value, order: tuple[int, ...] | None
 
 
 def optimise(model: ir.Model) -> None:
-    """Compute what literals alone give, and simplify, in place.
+    """Compute results of literals, and simplify the model, in place.
 
-    onnxscript takes every number that is nearly 0 or 1 for that, and leaves it out of a sum or product: an epsilon of
-    1e-8 as well. So these are inputs meanwhile. Its rule for products between reshapes compares sizes only, and not the
-    places to which the reshapes move elements. Its rules for limits name joined limits by the value that is limited,
-    and lose the limits of all but the last where several join. So products and limits are operators of a domain that
-    no rule knows meanwhile.
+    onnxscript treats every number that is nearly 0 or 1 as exact, and removes it from a sum or product: an epsilon of
+    1e-8 as well. So such numbers are inputs meanwhile. Its rule for products between reshapes compares sizes only, and
+    not the places to which the reshapes move elements. Its rules for limits name joined limits by the value that is
+    limited, and lose the limits of all but the last where several join. So products and limits are operators of a
+    domain without rules meanwhile.
     """
     common.InlinePass()(model)
     optimizer.fold_constants(model, output_size_limit=LITERAL_LIMIT)
@@ -208,7 +207,7 @@ def is_nearly_neutral(tensor: ir.TensorProtocol) -> bool:
 
 
 def allow_zero_sizes(graph: ir.Graph) -> None:
-    # a size of 0 that is computed means 0 in a reshape, as it does in torch, not the input's own size
+    # a computed size of 0 means 0 in a reshape, as in torch, not the input's own size
     for node in ir.traversal.RecursiveGraphIterator(graph):
         shape = node.inputs[1] if node.op_type == "Reshape" else None
         if shape is None or ir.convenience.get_const_tensor(shape) is not None:
@@ -221,7 +220,7 @@ def allow_zero_sizes(graph: ir.Graph) -> None:
 
 
 def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> None:
-    """Let a product take a constant as it lies, where it takes it transposed: ONNX Runtime would copy it to turn it."""
+    """Let a product take a transposed constant untransposed: ONNX Runtime would copy it to transpose it."""
     graph = model.graph
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Transpose" else None
@@ -279,19 +278,20 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
 def name_of_size(size: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | None:
     if isinstance(size, int):
         return size
-    # ONNX Runtime takes sizes of one name for equal, and lets such tensors share memory: an unknown one has no name
+    # ONNX Runtime takes sizes of the same name for equal, and lets such tensors share memory: an unknown size has no
+    # name
     return None if size.value is None else symbols.setdefault(size.value, f"d{len(symbols)}")
 
 
 def take_constant(graph: ir.Graph, value: ir.Value, number: int, tensor: torch.Tensor) -> bool:
-    """Make an input that stands for a constant an initializer without contents; return whether it is one to bind."""
+    """Turn the input of a constant into an initializer without contents; return whether it must be bound at load."""
     graph.inputs.remove(value)
     if not value.uses() and not value.is_graph_output():
         return False
     dtype = onnx.onnx_dtype(tensor)
     if tensor.numel():
         length = tensor.numel() * tensor.element_size()
-        # where it lies is written in its place when the model is loaded
+        # the place is written when the model is loaded
         value.const_value = ir.ExternalTensor(
             FILE_MARK, offset_mark(number), length, dtype, shape=ir.Shape(tensor.shape), name=str(value.name)
         )

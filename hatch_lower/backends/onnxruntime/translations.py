@@ -12,9 +12,9 @@ from onnxscript import BOOL, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
-# ONNX's own types are wider than what these functions take.
+# ONNX's own types are wider than the types of these functions.
 op: Any = opset20
-Value: TypeAlias = Any  # what an operator gives
+Value: TypeAlias = Any  # result of an operator
 
 FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -57,7 +57,7 @@ def number_like(number: float, value: Any) -> Value:
 
 
 def log1p(self: TTensor) -> Value:
-    # The exporter's log(1 + x) loses the digits of small numbers; what rounding 1 + x took is added here.
+    # The exporter's log(1 + x) loses the digits of small numbers; the rounding error of 1 + x is added here.
     x = wide_of(self)
     one = number_like(1.0, x)
     above = op.Add(one, x)
@@ -66,7 +66,7 @@ def log1p(self: TTensor) -> Value:
 
 
 def elu(self: TTensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    # The exporter scales what is above 0 by `input_scale`, too.
+    # The exporter also scales numbers above 0 by `input_scale`.
     if (scale, input_scale) == (1.0, 1.0):
         return op.Elu(self, alpha=alpha)
     below = op.Elu(op.Mul(self, number_like(input_scale, self)), alpha=alpha * scale)
@@ -126,7 +126,7 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
 
 
 def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Value:
-    # Of no elements, none is true; the greatest of none is the least number there is.
+    # Without elements, `any` is false; the maximum over an empty set is the lowest number.
     shape: Any = self.shape
     truth = op.Cast(self, to=ir.DataType.BOOL)
     if not shape:
@@ -145,7 +145,7 @@ def group_norm(
     group: int = 1,
     eps: float = 1e-5,
 ) -> Value:
-    # The exporter's reshape leaves a size open, which is none where there are no elements.
+    # The exporter's reshape infers a size, which is impossible without elements.
     groups = op.Constant(value_ints=[group])
     length = op.Div(op.ReduceProd(op.Shape(self, start=1)), groups)
     flat = op.Reshape(self, op.Concat(op.Shape(self, start=0, end=1), groups, length, axis=0), allowzero=1)
@@ -157,13 +157,13 @@ def group_norm(
         result = op.Mul(result, op.Unsqueeze(weight, behind))
     if bias is not None:
         result = op.Add(result, op.Unsqueeze(bias, behind))
-    # nothing uses the others
+    # nothing uses the other results
     mean = op.ReduceMean(flat, op.Constant(value_ints=[2]), keepdims=0)
     return result, mean, op.Identity(mean)
 
 
 def sort_stable(self: TTensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Value:
-    # of equal elements, the one in the lower place is the first
+    # among equal elements, the lower place comes first
     shape: Any = self.shape
     if not shape:
         return op.Identity(self), op.Constant(value_int=0)
