@@ -440,8 +440,8 @@ def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool)
 # Calls that OpenVINO cannot convert, or computes in another way.
 
 ATEN = torch.ops.aten
-BEHIND_PADDING = "an average that counts padding is another where a window ends behind it (`ceil_mode`)"
-NONE_OF_THEM = "its list of dimensions is empty, which means none of them to OpenVINO"
+BEHIND_PADDING = "OpenVINO's average that counts padding differs where a window ends behind the padding (`ceil_mode`)"
+NONE_OF_THEM = "its list of dimensions is empty, which OpenVINO takes to mean no dimension"
 CALLS: Mapping[str, tuple[Callable[[Tensor], Any], str]] = {
     "avg_pool2d_default": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), BEHIND_PADDING),
     "avg_pool3d_default": (lambda x: F.avg_pool3d(x[None], 2, 2, (0, 0, 1), ceil_mode=True), BEHIND_PADDING),
@@ -540,7 +540,9 @@ def test_sizes_are_symbolic_and_may_be_0(tmp_path: Path) -> None:
 def test_an_average_that_may_be_of_nothing_is_left() -> None:
     shapes = ({0: Dim("rows", max=64)},)
     lowered = lower(Call(lambda x: (x.sin().mean(0), x.mean(1))), torch.ones(3, 8), shapes=(shapes,))
-    assert reasons(lowered) == {"aten_mean_dim": "the average of nothing is another, and a dynamic size may be 0"}
+    assert reasons(lowered) == {
+        "aten_mean_dim": "OpenVINO's average over no elements differs, and a dynamic size may be 0"
+    }
 
 
 def test_an_average_of_at_least_one_is_taken(tmp_path: Path) -> None:
@@ -626,10 +628,7 @@ def test_int64_stays_outside_unless_it_is_an_index(tmp_path: Path) -> None:
     ids, wide = torch.randint(0, 7, (2, 4)), torch.tensor([2**41, 5, -(2**61)])
     lowered = lower(Call(net), ids, wide)
     assert {"aten.embedding.default", "aten.view.default", "aten.tanh.default"} <= taken(lowered)
-    assert (
-        "it chooses among indices, and OpenVINO does not notice those that are out of range"
-        in reasons(lowered).values()
-    )
+    assert "it chooses among indices, and OpenVINO does not notice indices out of range" in reasons(lowered).values()
     assert reasons(lowered)["aten_mul_tensor"] == "its result is int64, which OpenVINO computes as int32"
     model = load(save_program(lowered, tmp_path / "program"))
     for found, expected in zip(model(ids, wide), net(ids, wide), strict=True):
@@ -701,10 +700,10 @@ def test_indices_that_cannot_be_compared_before_a_call_are_left() -> None:
     shapes = ({0: Dim("rows", min=5, max=9)}, {}, {})
     lowered = lower(Call(net), torch.randn(6, 3), torch.tensor([0, 1]), torch.randn(3, 3), shapes=(shapes,))
     assert set(reasons(lowered).values()) >= {
-        "it chooses among indices, and OpenVINO does not notice those that are out of range",
-        "OpenVINO would compute its indices, and does not notice those that are out of range",
-        "it has several indices that are no constants, and OpenVINO does not notice those that are out of range",
-        "`aten.index.Tensor` has several indices, which OpenVINO is not given as one",
+        "it chooses among indices, and OpenVINO does not notice indices out of range",
+        "OpenVINO would compute its indices, and does not notice indices out of range",
+        "it has several indices that are not constants, and OpenVINO does not notice indices out of range",
+        "`aten.index.Tensor` has several indices, which cannot be passed to OpenVINO as a single index",
         "this form of `aten.index_put.default` has no counterpart",
     }
     assert not {"aten.index.Tensor", "aten.index_put.default"} & taken(lowered)
@@ -723,7 +722,7 @@ def test_indices_that_are_written_among_others_are_taken_only_where_all_are_know
 
     lowered = lower(Call(net), first, second)
     assert "aten.slice_scatter.default" not in taken(lowered)
-    found = "it chooses among indices, and OpenVINO does not notice those that are out of range"
+    found = "it chooses among indices, and OpenVINO does not notice indices out of range"
     assert found in reasons(lowered).values()
     model = load(save_program(lowered, tmp_path / "given"))
     torch.testing.assert_close(model(first, second), net(first, second))
@@ -826,7 +825,7 @@ def test_attention_that_sees_nothing_is_0(kind: str, tmp_path: Path) -> None:
 def test_what_only_moves_values_is_not_worth_a_call() -> None:
     lowered = lower(Call(lambda x: x.permute(1, 0)[:, 1:]), torch.ones(3, 4))
     assert delegates(lowered) == []
-    assert set(reasons(lowered).values()) == {"it only moves values, and nothing beside it is taken"}
+    assert set(reasons(lowered).values()) == {"it only moves values, and its neighbours are not taken"}
 
 
 def test_an_excluded_operator_is_left() -> None:
@@ -1083,7 +1082,7 @@ def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:
 
     x, scales = torch.ones(4, 3, dtype=torch.int8), torch.rand(4)
     lowered = lower(Call(net), x, scales, torch.zeros(4, dtype=torch.int64))
-    assert "`inputs_1` is no constant" in reasons(lowered).values()
+    assert "`inputs_1` is not a constant" in reasons(lowered).values()
 
 
 def test_a_weight_in_integers_that_is_used_both_ways_round_is_packed_for_one(tmp_path: Path) -> None:
@@ -1386,7 +1385,7 @@ def test_a_model_in_another_format_is_not_handed_to_openvino(
     other.write_bytes(data)
     for name in ("engine", "engine_of_integers"):
         monkeypatch.setattr(f"hatch_lower.backends.openvino.run.{name}", lambda: pytest.fail("OpenVINO is asked"))
-    with pytest.raises(ProgramError, match="a file is no model in OpenVINO's own format"):
+    with pytest.raises(ProgramError, match="a file is not a model in OpenVINO's own format"):
         OpenvinoDelegate.load(DelegateBlob(other, blob.info, blob.data), constants)
 
 

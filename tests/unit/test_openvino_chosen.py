@@ -134,9 +134,9 @@ def other_numbers(x: Tensor) -> Tensor:
     [
         (scale_outside, "uses a scale, which OpenVINO has in float32"),
         (integers_outside, "is used as integers"),
-        (two_choices, "its scale is none that `choose_qparams` gives"),
+        (two_choices, "its scale is not a result of `choose_qparams`"),
         (other_integers, "has integers that were quantised elsewhere"),
-        (other_numbers, "quantises other numbers than those that its scale was chosen for"),
+        (other_numbers, "quantizes other numbers than the numbers that its scale was chosen for"),
     ],
 )
 def test_a_scale_that_leaves_its_operations_is_left(net: Any, reason: str, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The `openvino` backend: a partition as an OpenVINO model, with its weights beside it."""
+"""The `openvino` backend: a partition as an OpenVINO model, with its weights outside the model."""

@@ -1,4 +1,4 @@
-"""Why OpenVINO does not take a call: it cannot convert it, or computes it in another way than eager."""
+"""Reasons why OpenVINO does not take a call: it cannot convert the call, or gives another result than eager."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     if name == "aten.elu.default" and any(given.get(scale, 1) != 1 for scale in ("scale", "input_scale")):
         return f"OpenVINO's `{name}` has no scales"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
-        return "attention over a symbolic number of keys goes wrong after a call with one key"
+        return "attention over a symbolic number of keys goes wrong after a call with a single key"
     if reason := why_not_dimensions(name, node, given):
         return reason
     if name in POOLS:
         return why_not_pool(given, POOLS[name])
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
-        return f"the average of nothing is another, and {MAY_BE_ZERO}"
+        return f"OpenVINO's average over no elements differs, and {MAY_BE_ZERO}"
     if name == VARIANCE and not is_static(reduced_sizes(given)):
-        return "the variance of one number is another, and a dynamic size may be 1"
+        return "OpenVINO's variance of a single number differs, and a dynamic size may be 1"
     if name == VARIANCE and given.get("correction") not in (None, 0, 1):
         return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
     if name in TABLES:
@@ -69,7 +69,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     if name == "aten.unfold.default":
         return why_not_windows(given)
     if name == "aten.arange.start_step" and any(isinstance(given.get(part), float) for part in ("start", "step")):
-        return "it counts by a real number, and OpenVINO takes the dtype of another argument for it"
+        return "its start or step is a float, and OpenVINO takes the result's dtype from another argument"
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
     if name == MULTIPLY_INTEGERS:
@@ -99,7 +99,7 @@ def is_static(shape: Iterable[object]) -> bool:
 
 def why_not_dimensions(name: str, node: Node, given: Mapping[str, Any]) -> str:
     if given.get("dim") == [] and name in REDUCING_ALL:
-        return "its list of dimensions is empty, which means none of them to OpenVINO"
+        return "its list of dimensions is empty, which OpenVINO takes to mean no dimension"
     return "" if name == NORM else why_not_dimension(node)
 
 
@@ -107,7 +107,7 @@ def why_not_pool(given: Mapping[str, Any], rank: int) -> str:
     if any(len(given.get(name) or [0] * rank) != rank for name in ("kernel_size", "stride", "padding")):
         return "one number stands for several dimensions"
     if given.get("ceil_mode") and given.get("count_include_pad", True) and any(given.get("padding", ())):
-        return "an average that counts padding is another where a window ends behind it (`ceil_mode`)"
+        return "OpenVINO's average that counts padding differs where a window ends behind the padding (`ceil_mode`)"
     return ""
 
 
@@ -115,7 +115,7 @@ def why_not_lookup(name: str, node: Node) -> str:
     used = lookup(node)
     found = points_of(node) if used is None else [used]
     if not found:
-        return f"`{name}` has several indices, which OpenVINO is not given as one"
+        return f"`{name}` has several indices, which cannot be passed to OpenVINO as a single index"
     if name == "aten.index_select.default" and not found[0].indices.meta["val"].dim():
         return "its index is a number, and OpenVINO gives a dimension less"
     dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}

@@ -1,8 +1,8 @@
 """The operators that OpenVINO computes as eager does, and for which dtypes.
 
-Its frontend knows more operators than are listed here. Those that are not listed gave something else than eager in the
+Its frontend knows more operators than are listed here. The unlisted operators gave other results than eager in the
 samples that tests/unit/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
-int64 as int32, so float64 is left to others, and int64 is taken where the values are indices or sizes only.
+int64 as int32, so float64 is left to other backends, and int64 is taken for indices and sizes only.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ STORED = NUMBERS | BOOLEAN | QUANTISED
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an operator may be called with."""
+    """The arguments with which an operator may be called."""
 
     # dtypes of its tensors
     takes: frozenset[torch.dtype]
     # names of arguments that hold indices, of int32 or int64; also results may then be int64
     indices: tuple[str, ...] = ()
-    # names of arguments that are given only as constants; their dtypes may differ from those of others
+    # names of arguments that must be constants; their dtypes may differ from other arguments' dtypes
     constants: tuple[str, ...] = ()
     # of its results, only the first may be used
     first_only: bool = False
-    # it computes nothing; int64 passes through it if it becomes an index in the end
+    # the operator only moves values; int64 passes through if it becomes an index in the end
     moves: bool = False
 
 
 def overloads(names: str) -> list[str]:
-    # without an overload's name it is the default one
+    # a name without an overload means the default overload
     return [f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split()]
 
 
@@ -60,7 +60,7 @@ DEQUANTISE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
 CHOSEN = frozenset({CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN})
 MULTIPLY_INTEGERS = "aten._int_mm.default"
 
-# by the name of an overload; a test compares each of them with eager, for each of its dtypes
+# by name of overload; a test compares each overload with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
     **listed(
         """
@@ -132,17 +132,16 @@ CHOICES = frozenset(
     overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
 )
 
-# the argument whose places an operator's indices name; OpenVINO does not notice those that are out of range
+# the argument whose places an operator's indices name; OpenVINO does not notice indices out of range
 TABLES: Mapping[str, str] = {
     "aten.embedding.default": "weight",
     **dict.fromkeys(overloads("index.Tensor index_put index_select"), "self"),
 }
 
-# those that count from the end where an index is negative, as eager does
+# operators that count negative indices from the end, as eager does
 COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
 
-# They may give a number where eager gives NaN, the other way round, or order it elsewhere. Few networks do without
-# them.
+# They may give a number where eager gives NaN, or the reverse, or order NaN elsewhere. Few networks do without them.
 NAN_LOSING = frozenset(
     overloads(
         """
@@ -153,7 +152,7 @@ NAN_LOSING = frozenset(
     )
 ) | {QUANTISE, CHOOSE, QUANTISE_CHOSEN}
 
-# Where a model is quantised, OpenVINO computes these in 8-bit integers too, and rounds what eager does not.
+# In a quantized model, OpenVINO also computes these in 8-bit integers, with rounding that eager lacks.
 ROUNDING = frozenset(
     overloads(
         """
@@ -163,7 +162,7 @@ ROUNDING = frozenset(
     )
 )
 
-# the argument of a product that OpenVINO packs, if it is a constant
+# the argument of a product that OpenVINO packs, if constant
 WEIGHTS: Mapping[str, str] = {
     MULTIPLY_INTEGERS: "mat2",
     "aten.addmm.default": "mat2",
@@ -181,7 +180,7 @@ AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
 POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
 VARIANCE = "aten.var.correction"
 
-# with an empty list of dimensions they reduce all of them, in OpenVINO none
+# with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
 REDUCING_ALL = frozenset(overloads("mean.dim var.correction"))
 NORM = "aten.linalg_vector_norm.default"
 

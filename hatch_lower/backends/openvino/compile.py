@@ -113,7 +113,7 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
         return not is_move(node) and node.target is not getitem
 
     def idle_refusal(self, node: Node) -> str:
-        return "it only moves values, and nothing beside it is taken"
+        return "it only moves values, and its neighbours are not taken"
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints)
@@ -123,5 +123,5 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
         if isinstance(weight, Node) and operator_name(weight.target) == DEQUANTISE_CHANNELS:
             weight = weight.args[0]
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
-            return False  # whether it is taken, only the edge program shows
+            return False  # only the edge program shows whether the operation is taken
         return not why_not_operation(node, self.options, ranges)

@@ -1,7 +1,7 @@
 """From a prepared partition to OpenVINO's files: a model as XML, and its literals.
 
 The library names layers by counters of the process, and writes its own version into the file. Here layers get names
-that follow from the graph, and what is not needed to run is left out.
+that follow from the graph, and everything unnecessary at run time is removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORIGIN = re.compile(OPERATION.pattern + "/")
 
 
 def convert(copied: OpenvinoCopy) -> tuple[bytes, bytes, dict[int | str, tuple[int, ...]]]:
-    """Return the XML, its literals, and a layer's name to the debug handles of the operations that it computes."""
+    """Return the XML, its literals, and a map from layers' names to the debug handles of their operations."""
     # literals: the axes, shapes and numbers to compute with that layers of the type `Const` are views of
     with refused(copied):
         model = build_model(copied)
@@ -50,7 +50,7 @@ def convert(copied: OpenvinoCopy) -> tuple[bytes, bytes, dict[int | str, tuple[i
 
 @contextmanager
 def refused(copied: OpenvinoCopy) -> Iterator[None]:
-    """Let whatever OpenVINO raises name the first operation that it cannot convert."""
+    """Make errors of OpenVINO name the first operation that cannot be converted."""
     try:
         yield
     except Exception as error:
@@ -116,7 +116,7 @@ def build_model(copied: OpenvinoCopy) -> Any:
 
 
 def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
-    """Return what OpenVINO's frontend makes of a graph with the inputs of a partition."""
+    """Return the frontend's model of a graph, with the inputs of a partition."""
     extension = importlib.import_module("openvino.frontend.pytorch").ConversionExtension
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
         GraphModule(copied.literals, graph),
@@ -124,7 +124,7 @@ def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
         input_types=copied.dtypes,
     )
     decoder._nodes = Places(decoder._nodes)
-    # a manager that is gone takes its frontend with it
+    # a deleted manager takes its frontend with it
     manager = openvino.frontend.FrontEndManager()
     frontend = manager.load_by_framework("pytorch")
     for node in graph.nodes:
@@ -134,7 +134,7 @@ def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
 
 
 class Places(list[Node]):
-    # the frontend asks for the place of each input of each node, and a list looks for it
+    # the frontend asks for the place of each input of each node, and a list would search linearly
     def __init__(self, nodes: list[Node]) -> None:
         super().__init__(nodes)
         self._places = {node: place for place, node in enumerate(nodes)}
@@ -151,7 +151,7 @@ def shorten(message: str) -> str:
 
 def rename(root: ElementTree.Element) -> dict[str, int]:
     """Name layers after operations and places, in place; return the operations that layers are named after."""
-    # names of tensors, the library's version, and what conversion noted of the names of merged layers go
+    # drop names of tensors, the library's version, and the conversion's notes on merged layers
     root.set("name", "partition")
     origins: dict[str, int] = {}
     for info in root.findall("rt_info"):

@@ -27,7 +27,7 @@ from hatch_lower.backends.openvino.lookups import lookups, points_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 
 Opset: TypeAlias = Any  # OpenVINO's operators
-Value: TypeAlias = Any  # what one of them gives
+Value: TypeAlias = Any  # result of an operator
 
 INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
@@ -35,7 +35,7 @@ PRODUCTS = frozenset(overloads("addmm bmm linear mm"))
 
 
 class Direct:
-    """A call in a prepared graph that knows what it becomes; the frontend finds it by its name."""
+    """A call in a prepared graph that writes its own OpenVINO operators; the frontend finds the call by its name."""
 
     def __init__(self, name: str, write: Callable[..., Value]) -> None:
         self.__name__ = name
@@ -48,7 +48,7 @@ class Direct:
         return self._write(opset, *inputs)
 
     def convert(self, openvino: Any, context: Any) -> Value:
-        """Write the operation for a node of the frontend's; name what was written after it."""
+        """Write the operation for a node of the frontend's; name the new layers after the node."""
         inputs = [context.get_input(place) for place in range(context.get_input_size())]
         result = self(openvino.opset13, *inputs)
         known = {value.get_node().get_friendly_name() for value in inputs}
@@ -63,8 +63,9 @@ class Direct:
 
 
 def write_copy(opset: Opset, value: Value) -> Value:
-    # OpenVINO leaves out a conversion that changes nothing: a result of a dynamic size that is but an input would lie
-    # in the memory of an earlier call. A kernel that repeats numbers once copies them, but none without dimensions.
+    # OpenVINO removes a conversion that changes nothing: a result of a dynamic size that equals an input would lie in
+    # the memory of an earlier call. A kernel that repeats numbers once copies tensors, except tensors without
+    # dimensions.
     rank = len(value.get_partial_shape())
     if not rank:
         return opset.convert(value, value.get_element_type())
@@ -77,7 +78,7 @@ def write_part(place: int, opset: Opset, choice: Value) -> Value:
 
 
 def write_slices(node: Node, opset: Opset, table: Value, index: Value, values: Value) -> Value:
-    """Write values to the places in one dimension of a table that an index names."""
+    """Write values to the indexed places in one dimension of a table."""
     (used,) = lookups(node)
     dim, rank = used.dim, used.indices.meta["val"].dim()
     before, after = sizes_around(opset, table, dim, dim + 1)
@@ -113,7 +114,7 @@ def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[V
 
 
 def write_windows(node: Node, opset: Opset, value: Value) -> Value:
-    """Write windows along a dimension, which become one dimension more, behind the others."""
+    """Write windows along a dimension; the places in a window become an extra, last dimension."""
     # The frontend's own translation fails for some ranks.
     given = arguments_of(node)
     shape, size = given["self"].meta["val"].shape, given["size"]
@@ -125,8 +126,8 @@ def write_windows(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def write_norm(node: Node, opset: Opset, value: Value) -> Value:
-    """Write the norm of vectors; without dimensions each number is one."""
-    # the frontend's translation counts along one dimension only, wants dimensions, and loses a NaN
+    """Write the norm of vectors; without dimensions each number is a vector."""
+    # the frontend's translation counts along one dimension only, requires dimensions, and loses a NaN
     given = arguments_of(node)
     order, keeps, rank = given["ord"], given["keepdim"], given["self"].meta["val"].dim()
     dims = list(given["dim"] or range(rank)) if rank else []  # a list that is empty or left stands for all
@@ -152,8 +153,8 @@ def write_norm(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def write_log1p(node: Node, opset: Opset, value: Value) -> Value:
-    # The frontend's log(1 + x) loses the digits of small numbers: what rounding 1 + x took is added here. Of a sum of 1
-    # and an exponential OpenVINO would make its softplus, which is 4e-6 where it should be nearly 0.
+    # The frontend's log(1 + x) loses the digits of small numbers: the rounding error of 1 + x is added here. From a sum
+    # of 1 and an exponential OpenVINO would make its softplus, which is 4e-6 where the result should be nearly 0.
     x = opset.convert(value, "f32")
     above = opset.subtract(x, number(opset, -1))
     lost = opset.divide(opset.subtract(x, opset.subtract(above, number(opset, 1))), above)
@@ -161,9 +162,9 @@ def write_log1p(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def write_quantise(node: Node, opset: Opset, value: Value) -> Value:
-    """Quantise numbers as eager does, so that integers' kernels recognise it."""
-    # `fake_quantize` of numbers that are whole before it: by itself it would round others where a number lies
-    # between two, for it rounds to an even number of steps from the least, and eager from zero
+    """Quantize numbers as eager does, in a form that integer kernels match."""
+    # Round before `fake_quantize`: halfway between two integers, `fake_quantize` alone rounds to an even number of
+    # steps from the lowest, and eager to an even integer
     given = arguments_of(node)
     zero_point, least, greatest = given["zero_point"], given["quant_min"], given["quant_max"]
     value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
@@ -175,10 +176,10 @@ def write_quantise(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def raise_of(node: Node) -> int:
-    """Return the number that is added to the integers of a quantization, so that they lose their sign.
+    """Return the number that makes the integers of a quantization unsigned when added.
 
-    OpenVINO's kernels of convolutions take integers without a sign on all processors. Where integers have a sign,
-    OpenVINO converts them: by other steps if they are no 256, and to float32 if a processor has AMX and zero is not 0.
+    OpenVINO's kernels of convolutions take unsigned integers on all processors. OpenVINO converts signed integers: by
+    other steps if there are not 256 steps, and to float32 if a processor has AMX and zero is not 0.
     """
     given = arguments_of(node) if node.op == "call_function" and operator_name(node.target) == QUANTISE else {}
     if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTISE,)) for user in node.users):
@@ -201,7 +202,7 @@ def write_dequantise(node: Node, opset: Opset, value: Value) -> Value:
     given = arguments_of(node)
     steps = opset.convert(value, "f32")
     zero_point = given["zero_point"] + raise_of(given["input"])
-    # integers' kernels do not recognise it then
+    # an operation without effect, which keeps integer kernels from matching
     if any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users):
         steps = opset.maximum(steps, number(opset, float("-inf")))
     return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, given["scale"]))
@@ -255,10 +256,10 @@ def number(opset: Opset, value: float) -> Value:
     return opset.constant(value, dtype="float32")
 
 
-# What OpenVINO's frontend translates otherwise than eager computes it. A writer is given the operation of the
-# partition, OpenVINO's operators, and what stands for the operation's tensors.
+# Operators that OpenVINO's frontend translates with other results than eager's. A writer gets the operation of the
+# partition, OpenVINO's operators, and the translations of the operation's tensors.
 WRITTEN: Mapping[str, Callable[..., Value]] = {
-    "aten.index.Tensor": write_points,  # one index is one of another operator
+    "aten.index.Tensor": write_points,  # a single index becomes another operator
     "aten.index_put.default": write_slices,
     "aten.linalg_vector_norm.default": write_norm,
     "aten.log1p.default": write_log1p,

@@ -1,13 +1,13 @@
 """Fusions of OpenVINO's CPU plugin that change numbers, and how a loaded model is kept from these fusions.
 
-The plugin computes an elementwise operation with a constant in the kernel of the operation before, where that has no
-other user. So an additional result of the model, which nobody asks for, keeps the two apart. Found with 2026.4, on
-AVX2 and AVX-512, for models of two operations:
+The plugin computes an elementwise operation with a constant in the kernel of the operation before, if that has no
+other user. So an additional, unused result of the model keeps the two apart. Found with 2026.4, on AVX2 and AVX-512,
+for models of two operations:
 
-- A quotient of a constant and a computed number becomes the quotient the other way round, behind a reduction, a
-  product, a convolution, an interpolation and a normalisation. `torch.rsqrt` is such a quotient, of 1.
-- Behind a reduction, all elements meet the first number of a constant that has several.
-- Behind a reduction, some elements of a quotient by a constant are other numbers.
+- A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
+  interpolation and a normalisation. `torch.rsqrt` is a quotient with the constant 1.
+- Behind a reduction, all elements meet the first number of a constant with several numbers.
+- Behind a reduction, some elements of a quotient by a constant are wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-# OpenVINO's own mark of a division that it does not replace by a product with the reciprocal, which rounds otherwise
+# OpenVINO's own mark of a division that must not become a product with the reciprocal, which rounds differently
 EXACT = "nonconvertable_divide_0"
 # operations that the plugin fuses, or that its simplification of a graph removes
 FUSED = frozenset(
@@ -41,7 +41,7 @@ SHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # with a constant that 
 
 
 def keep_numbers(openvino: Any, model: Any) -> None:
-    """Mark divisions as exact, and keep apart what OpenVINO computes otherwise when it is fused."""
+    """Mark divisions as exact, and keep operations apart whose fusion changes OpenVINO's results."""
     layers = model.get_ordered_ops()
     fixed = names_of_fixed(layers)
     apart = []
@@ -59,7 +59,7 @@ def keep_numbers(openvino: Any, model: Any) -> None:
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
-    """Return the names of what is computed of constants alone, which OpenVINO computes before the first call."""
+    """Return the names of values computed from constants alone, which OpenVINO computes before the first call."""
     fixed: set[str] = set()
     for layer in layers:
         sources = layer.input_values()

@@ -1,7 +1,7 @@
 """Interpolations in OpenVINO's own operators, with the places that eager computes.
 
-Its frontend takes the first place of an axis of one element for eager's middle, and divides where eager multiplies. So
-does OpenVINO's own bilinear interpolation, which is used where rounding does not show.
+OpenVINO's frontend takes the first place of an axis of one element for eager's middle, and divides where eager
+multiplies. OpenVINO's own bilinear interpolation also divides, and is used where rounding does not show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = Any
 
 
 def write_nearest(node: Node, opset: Opset, image: Value, *sizes: Value) -> Value:
-    """Write an interpolation to the nearest element; `sizes` stand for those that are no numbers."""
+    """Write an interpolation to the nearest element; `sizes` are the values of dynamic sizes."""
     factors = regular_factors(node)
     if factors is not None:
         return interpolate(opset, image, np.array(factors, np.float32), "scales", mode="nearest")
@@ -59,7 +59,7 @@ def write_places(opset: Opset, image: Value, axis: int, after: Value, factor: fl
 def write_steps(
     opset: Opset, image: Value, axis: int, after: Value, factor: float | None
 ) -> tuple[Value, Value, Value]:
-    """Write the size of an axis, the steps along it in the result, and how far each goes."""
+    """Write the size of an axis, the steps along the axis in the result, and the length of a step."""
     zero, one = (opset.constant(number, dtype="int64") for number in (0, 1))
     before = opset.gather(opset.shape_of(image), opset.constant(axis, dtype="int64"), zero)
     if after is None:
@@ -89,7 +89,7 @@ def write_bilinear(node: Node, opset: Opset, image: Value, *sizes: Value) -> Val
 
 
 def write_between(node: Node, opset: Opset, image: Value, *sizes: Value) -> Value:
-    """Write an interpolation between elements at eager's places, one axis after the other."""
+    """Write an interpolation between elements at eager's places, axis by axis."""
     axes = axes_of(node, sizes)
     for axis in order_of_axes([(before, after) for before, after, _ in axes]):
         before, after, factor = axes[axis]
@@ -113,8 +113,8 @@ def write_pairs(
 ) -> tuple[Value, Value, Value]:
     """Write two elements for each step in an axis, and the weight of the second.
 
-    Eager multiplies and subtracts in one operation, which rounds once. Here the scale is the sum of two parts with few
-    digits, of which each product is exact up to some thousand steps, so that only the last sum is rounded.
+    Eager multiplies and subtracts in a fused operation, which rounds once. Here the scale is the sum of two parts with
+    few digits, whose products are exact up to some thousand steps, so that only the last sum is rounded.
     """
     before, steps, scale = write_steps(opset, image, axis, after, factor)
     half, zero, one = (constant(opset, number) for number in (0.5, 0.0, 1.0))

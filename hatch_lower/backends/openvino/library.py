@@ -1,4 +1,4 @@
-"""The OpenVINO library, imported where it is needed, and without its telemetry."""
+"""The OpenVINO library, imported on demand and without its telemetry."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ IMPORTING = Lock()
 
 
 def import_openvino() -> Any:
-    # Importing it sends a message to its vendor and writes into the home folder, where the telemetry package that it
-    # brings is found. A build and a loaded model do neither, so the package is hidden meanwhile; the library has a way
-    # of its own to do without.
+    # Importing OpenVINO sends a message to its vendor and writes into the home folder, if its telemetry package is
+    # found. A build and a loaded model must not, so the package is hidden meanwhile; the library has its own fallback.
     with IMPORTING, hidden(TELEMETRY):
         return importlib.import_module("openvino")
 
@@ -81,5 +80,5 @@ def missing_devices(device: str) -> list[str]:
 
 @cache
 def engine() -> Any:
-    # one in the process: the plugins of devices are loaded once
+    # a single core in the process: the plugins of devices are loaded once
     return import_openvino().Core()

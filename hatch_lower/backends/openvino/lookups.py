@@ -15,7 +15,7 @@ COUNTED = 2**31 - 1  # places that OpenVINO can number: it computes int64 as int
 
 
 class Lookup(NamedTuple):
-    """An index of an operation, and the dimension of a table that it names places of."""
+    """An index of an operation, and the dimension of a table whose places it names."""
 
     indices: Node
     dim: int
@@ -28,7 +28,7 @@ def lookup(node: Node) -> Lookup | None:
 
 
 def points_of(node: Node) -> list[Lookup]:
-    """Return the several indices of an operation that names points of neighbouring dimensions, or none."""
+    """Return the indices of an operation that looks up points in several adjacent dimensions, or an empty list."""
     found = lookups(node) if operator_name(node.target) == "aten.index.Tensor" else []
     if len(found) < 2 or any(used.dim != found[0].dim + place for place, used in enumerate(found)):
         return []
@@ -47,7 +47,7 @@ def lookups(node: Node) -> list[Lookup]:
 
 
 def source_of(index: Node) -> Node:
-    """Return the node that the elements of indices come from, all of them."""
+    """Return the node that all elements of an index come from."""
     while index.op == "call_function" and operator_name(index.target) in KEPT_WHOLE:
         (index,) = tensor_inputs(index)
     return index

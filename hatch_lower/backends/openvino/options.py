@@ -17,13 +17,13 @@ class Options:
     device: str = "CPU"
     # how many threads a call uses; 0: as many as OpenVINO chooses
     threads: int = 0
-    # ATen overloads (`aten.gelu.default`) that are left to others
+    # ATen overloads (`aten.gelu.default`) that are left to other backends
     exclude: tuple[str, ...] = ()
     # the model computes with finite numbers only; else operators whose kernels lose a NaN are left out
     finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
-        # What shapes the result of one partition. Which nodes it has is not among it.
+        # The settings that shape the result of a partition. The choice of nodes is not among them.
         return json_specs({"device": self.device, "threads": self.threads})
 
 

@@ -1,6 +1,6 @@
-"""A partition in the one form that OpenVINO's frontend gets: names and numbers that follow from the graph alone.
+"""A partition in canonical form for OpenVINO's frontend: names and numbers follow from the graph alone.
 
-Constants are inputs of the model, behind the others, so that nothing in it follows from what they hold.
+Constants are inputs of the model, behind the other inputs, so that the model does not depend on their contents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
-# OpenVINO calls these true where a NaN is compared, and not those that say the same with operands exchanged
+# OpenVINO gives true where these compare a NaN, but not with the mirrored operator and exchanged operands
 MIRRORED = {
     aten.gt.Tensor: aten.lt.Tensor,
     aten.gt.Scalar: aten.lt.Tensor,
@@ -41,10 +41,10 @@ class OpenvinoCopy(PartitionCopy):
     backend_id: ClassVar[str] = "openvino"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        # those that nothing uses are left out
+        # unused inputs are left out
         self.literals: dict[str, torch.Tensor] = {}
         self.bound: list[int] = []  # positions of the constants that the model takes
-        # whether OpenVINO computes in integers what it recognises
+        # whether OpenVINO computes matched operations in integers
         self.quantises = any(
             node.op == "call_function" and operator_name(node.target) == QUANTISE for node in self.program.graph.nodes
         )
@@ -72,7 +72,9 @@ class OpenvinoCopy(PartitionCopy):
         elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             dtype, shape = torch.int64, ()
         else:
-            raise self.refusal("take what is neither a tensor nor a size", f"placeholder `{node.name}`", repr(value))
+            raise self.refusal(
+                "take a value that is neither a tensor nor a size", f"placeholder `{node.name}`", repr(value)
+            )
         self.values[node] = self._placeholder(f"x{len(self.passed)}", dtype, shape)
         self.passed.append(position)
 
@@ -102,8 +104,8 @@ class OpenvinoCopy(PartitionCopy):
             given: Any = torch.fx.map_arg(arguments_of(node), self.values.__getitem__)
             (target, args), kwargs = COMPOSITES[target](given, node.meta["val"].dim()), {}
         elif target is aten.var.correction and kwargs.get("correction") is None:
-            kwargs = {**kwargs, "correction": 1}  # the frontend takes none for 0
-        if rounds:  # what changes nothing keeps integers' kernels away from it
+            kwargs = {**kwargs, "correction": 1}  # the frontend takes `None` for 0
+        if rounds:  # an operation without effect keeps integer kernels from matching
             args = (self._call(aten.maximum.default, args[0], self._literal(torch.tensor(float("-inf")))), *args[1:])
         copied = self.graph.create_node("call_function", target, args, kwargs, name=f"n{index}")
         if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
@@ -145,7 +147,7 @@ class OpenvinoCopy(PartitionCopy):
         return self._call(aten.where.self, seen, attention, nothing)
 
     def write_result(self, value: Node) -> object:
-        # the model gives it with its dimensions as they lie in memory
+        # the model returns the tensor with its dimensions in the order of memory
         order = memory_order(value.meta.get("val"))
         position = self.returned.setdefault(value, len(self.results))
         if position == len(self.results):
@@ -153,7 +155,7 @@ class OpenvinoCopy(PartitionCopy):
             name = f"r{len(self.results)}"
             if order is not None:
                 copied = self.graph.create_node("call_function", aten.permute.default, (copied, order), name=name)
-            elif copied.target in COPIES:  # the frontend gives what is copied, and refuses to give a tensor twice
+            elif copied.target in COPIES:  # the frontend returns a copy's source, and refuses to return a tensor twice
                 copied = self.graph.create_node("call_function", Direct(name, write_copy), (copied,), name=name)
             self.results.append(copied)
         return position if order is None else {"result": position, "permute": inverse(order)}
@@ -164,7 +166,8 @@ def dtype_of(node: Node) -> torch.dtype:
     return value.dtype if isinstance(value, torch.Tensor) else torch.int64
 
 
-# What one backend of a recipe keeps whole is whole for all: so composites come that OpenVINO's frontend does not know.
+# A composite that any backend of a recipe keeps whole is whole for all: so unknown composites reach OpenVINO's
+# frontend.
 
 Call = tuple[OpOverload, tuple[object, ...]]
 
@@ -182,13 +185,13 @@ def for_each(value: Any, count: int) -> list[int]:
 
 
 def layer_norm(given: Mapping[str, object], rank: int) -> Call:
-    # it gives mean and deviation, too
+    # the operator also returns mean and deviation
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     return aten.native_layer_norm.default, tuple(given[name] for name in names)
 
 
 def max_pool(given: Mapping[str, object], rank: int) -> Call:
-    # it gives indices, too
+    # the operator also returns indices
     sizes = (for_each(given[name], 2) for name in ("kernel_size", "stride", "padding", "dilation"))
     return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
 

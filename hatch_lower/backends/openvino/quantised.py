@@ -1,7 +1,7 @@
-"""Why OpenVINO does not take an operation of a model that is quantised by the numbers of each call.
+"""Why OpenVINO does not take an operation of a model that is quantized by the numbers of each call.
 
 Its products of integers have a result of the same eight bits, so integers are multiplied as float32 here. A scale is
-float64 in eager, and float32 in OpenVINO, which is the same where the operation that chooses it is taken, too.
+float64 in eager and float32 in OpenVINO; both are equal if the operation that chooses the scale is also taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name
 
 EXACT = 2**24  # whole numbers that float32 holds
-LARGEST = 2**14  # what two 8-bit integers with a sign give at most
+LARGEST = 2**14  # largest product of two signed 8-bit integers
 ROUNDERS = frozenset(overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
 FILLING = frozenset(overloads("full full_like"))
@@ -35,10 +35,10 @@ SUMS = frozenset(overloads("add.Tensor sub.Tensor"))
 
 
 def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
-    """Return why a scale that a call chooses, or what uses it, is not taken: all of them are, or none."""
+    """Return why a scale that a call chooses, or an operation using it, is not taken: all are taken, or none."""
     chooser = chooser_of(node)
     if chooser is None:
-        return "its scale is none that `choose_qparams` gives"
+        return "its scale is not a result of `choose_qparams`"
     group = [chooser, *(user for result in chooser.users for user in result.users)]
     for member in group:
         name = operator_name(member.target) if member.op == "call_function" else member.op
@@ -48,7 +48,7 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
             return f"`{member.name}` uses a scale and a zero point that were chosen apart"
         given = named_arguments(member)["input"]
         if name == QUANTISE_CHOSEN and given is not named_arguments(chooser)["input"]:
-            return f"`{member.name}` quantises other numbers than those that its scale was chosen for"
+            return f"`{member.name}` quantizes other numbers than the numbers that its scale was chosen for"
         if name == QUANTISE_CHOSEN and any(user not in group for user in member.users):
             return f"`{member.name}` is used as integers"
         if name == DEQUANTISE_CHOSEN and given not in group:
@@ -59,7 +59,7 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
 
 
 def chooser_of(node: Node) -> Node | None:
-    """Return the operation that chooses the scale and the zero point that an operation uses, if it is one."""
+    """Return the operation that chooses an operation's scale and zero point, if they have one."""
     if operator_name(node.target) == CHOOSE:
         return node
     given = named_arguments(node)
@@ -122,7 +122,7 @@ def is_whole(node: Node) -> bool:
 
 
 def whole_if(node: Node) -> list[object]:
-    """Return what must be whole for a node's numbers to be."""
+    """Return the values that must be whole numbers for a node's result to be whole."""
     name = operator_name(node.target) if node.op == "call_function" else ""
     if name in ROUNDERS or not node.meta["val"].dtype.is_floating_point:
         return []

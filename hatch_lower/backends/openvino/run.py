@@ -1,4 +1,4 @@
-"""Run half of the `openvino` backend: reads a model, binds its constants, compiles it once, and calls it."""
+"""Run half of the `openvino` backend: reads a model, binds its constants, compiles once, and runs the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 Array = np.ndarray[Any, Any]
-NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
+NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # Python's types to torch's dtypes
 HEAD = b"<net "
 QUANTISED = b'"FakeQuantize"'
 
@@ -41,7 +41,7 @@ class OpenvinoDelegate(Delegate):
         self._compiled = compiled
         self._constants = constants
         self._info = info
-        # a request holds one call's state: a call takes one, or makes one if all are in use by other threads
+        # a request holds one call's state: a call takes a free request, or makes another if other threads use them all
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     @classmethod
@@ -102,7 +102,8 @@ class OpenvinoDelegate(Delegate):
             for place, value in enumerate(given):
                 request.set_input_tensor(place, value)
             request.infer({}, share_outputs=True, decode_strings=False)
-            # copied: where OpenVINO is given memory for a result that is but an input, it writes into the input
+            # copied: where a result equals an input, OpenVINO writes into that input if it is given memory for the
+            # result
             results = [self._result(request.get_output_tensor(place)) for place in range(self._info.call.results)]
         finally:
             self._requests.append(request)
@@ -142,7 +143,7 @@ def read_text(blob: DelegateBlob) -> bytes:
     text = blob.path.read_bytes()
     if not text.startswith(HEAD):
         raise ProgramError(
-            "a file is no model in OpenVINO's own format",
+            "a file is not a model in OpenVINO's own format",
             where=str(blob.path),
             found=f"{text[:16]!r} at its beginning instead of {HEAD!r}",
             hint="install the package again, or build it again",
@@ -179,7 +180,7 @@ def check_indices(indices: Array, least: int, size: int) -> None:
 
 
 class OpenvinoFacts(NamedTuple):
-    # how a call of the partition becomes one of the model
+    # map from a call of the partition to a call of the model
     call: CallMap
     # OpenVINO's name of the device
     device: str
@@ -194,7 +195,7 @@ class OpenvinoFacts(NamedTuple):
 
 
 def settings(info: OpenvinoFacts) -> dict[str, object]:
-    # float32 is computed as such, also beside 8-bit weights, and one call at a time as fast as it can be
+    # keep float32 as float32, also beside 8-bit weights, and optimize for the latency of a single call
     chosen: dict[str, object] = {
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
@@ -218,7 +219,7 @@ class Unguarded:
     """The memory of a read-only array as writable: OpenVINO takes no other, and does not write."""
 
     def __init__(self, array: Array) -> None:
-        self._array = array  # lives as long as what is made of this
+        self._array = array  # lives as long as arrays made from this object
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 

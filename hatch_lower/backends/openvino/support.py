@@ -37,7 +37,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-# part of a reason: what the CPU's kernels compute in another type
+# part of a reason: dtypes that the CPU's kernels compute as another dtype
 COMPUTED_AS = {
     torch.int64: ", which OpenVINO computes as int32",
     torch.float64: ", which OpenVINO computes as float32",
@@ -64,7 +64,7 @@ class Support:
             if not reason and operator_name(producer.target) in CHOSEN:
                 reason = why_not_chosen(producer, self._why_not_operation)
             if not reason and producer in self._conflicts:
-                reason = "OpenVINO packs a weight once, and another product uses this one turned round"
+                reason = "OpenVINO packs a weight once, and another product uses it transposed"
             self._known[producer] = reason or self._why_not_constants(producer) or self._why_not_indices(producer)
         return self._known[producer]
 
@@ -77,26 +77,24 @@ class Support:
             source for name in CLAIMS[operator_name(node.target)].constants for source in nodes_in(given.get(name))
         ]
         wrong = [source for source in sources if source not in self._constants]
-        return f"`{wrong[0].name}` is no constant" if wrong else ""
+        return f"`{wrong[0].name}` is not a constant" if wrong else ""
 
     def _why_not_indices(self, node: Node) -> str:
-        # a call's own indices are compared before it runs
+        # a call's own indices are compared before the call runs
         used, points = lookup(node), points_of(node)
         if points and not self._fit(points):
-            return (
-                "it has several indices that are no constants, and OpenVINO does not notice those that are out of range"
-            )
+            return "it has several indices that are not constants, and OpenVINO does not notice indices out of range"
         if self._hides_indices(node):
-            return "it chooses among indices, and OpenVINO does not notice those that are out of range"
+            return "it chooses among indices, and OpenVINO does not notice indices out of range"
         if used is None or self._fits(used.indices, used.size):
             return ""
         source = source_of(used.indices)
         if source.op == "placeholder" or self.why_not(source):
             return ""
-        return "OpenVINO would compute its indices, and does not notice those that are out of range"
+        return "OpenVINO would compute its indices, and does not notice indices out of range"
 
     def _hides_indices(self, node: Node) -> bool:
-        """Return whether nothing could compare the indices that a call gets with their range."""
+        """Return whether a call's indices could not be compared with their range."""
         name, used = operator_name(node.target), lookup(node)
         if used is None and name in TABLES:
             return not self._fit(points_of(node))
@@ -121,7 +119,7 @@ class Support:
         return name in KEPT_WHOLE | CHOICES and all(self._fits(source, size) for source in tensor_inputs(index))
 
     def _takes_index(self, user: Node, node: Node) -> bool:
-        """Return whether an operation uses a value as an index, and for nothing else."""
+        """Return whether an operation uses a value only as an index."""
         claim = CLAIMS.get(operator_name(user.target)) if user.op == "call_function" else None
         if claim is None or self._hides_indices(user):
             return False
@@ -151,7 +149,7 @@ def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Col
 def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
     # `passed`: int64 may pass through the call
     if claim.first_only and any(user.target is not getitem or user.args[1] != 0 for user in node.users):
-        return "only the first result of this operator is taken, and others are used"
+        return "only the first result of this operator is taken, and other results are used"
     values = list(tensors_of(node))
     for value in values[:1] if claim.first_only else values:
         if reason := why_not_value(value, "its result"):
@@ -202,9 +200,9 @@ def why_not_source(source: Node) -> str:
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
-    # OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed,
-    # or in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first:
-    # they are kept whole, so nobody else may take them.
+    # OpenVINO finds a packed weight by its place and packed shape. A square weight that is used both transposed and
+    # not, or in both a convolution and a transposed convolution, would be packed for a single use only. Linear layers
+    # come first: they are kept whole, so no other backend may take them.
     origins: dict[Node, tuple[Node, bool]] = {}
     uses: list[tuple[bool, Node, Node, bool]] = []
     for node in graph.nodes:
@@ -231,7 +229,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
 
 
 def is_square(weight: Node, name: str) -> bool:
-    # the packed weight has the same sizes when it is turned round
+    # the packed weight has the same sizes when transposed
     shape = weight.meta["val"].shape
     left, right = (shape[0], shape[1]) if name.startswith("aten.conv") else (shape[-2], shape[-1])
     return not (isinstance(left, int) and isinstance(right, int) and left != right)

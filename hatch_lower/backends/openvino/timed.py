@@ -11,15 +11,15 @@ from hatch_lower.backends.openvino.run import Array, OpenvinoDelegate, OpenvinoF
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run
 
-ORIGINAL = "originalLayersNames"  # of a layer of the compiled model: those of the model that it was compiled from
+ORIGINAL = "originalLayersNames"  # compiled layer's attribute: the names of its original layers
 
 
 class TimedOpenvinoDelegate(CountedRuns, OpenvinoDelegate):
-    known: Set[str]  # the names of the layers that it was compiled from
+    known: Set[str]  # the names of the original layers
 
     def __init__(self, compiled: object, constants: Sequence[object], info: OpenvinoFacts) -> None:
         super().__init__(compiled, constants, info)
-        self._before: Mapping[str, float] = {}  # what took how long in the runs that are forgotten
+        self._before: Mapping[str, float] = {}  # times by layer in the forgotten runs
 
     def forget_runs(self) -> None:
         super().forget_runs()
@@ -55,7 +55,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOpenvinoD
 
 
 def original_names(model: Any, known: Set[str]) -> dict[str, tuple[str, ...]]:
-    """Return, by the name of each layer of a compiled model, those of the `known` ones that it computes."""
+    """Return, by the name of each layer of a compiled model, its original layers among the `known` names."""
     layers = {layer.get_friendly_name(): layer for layer in model.get_ordered_ops()}
     names = {name: tuple(each for each in names_in(layer) if each in known) for name, layer in layers.items()}
     sources = {
