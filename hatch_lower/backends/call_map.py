@@ -1,6 +1,7 @@
-"""From a call of a partition to a call of an engine and back; every run half reads it from its delegate's `info`.
+"""From a call of a partition to a call of an engine and back; every run half reads the map from its delegate's `info`.
 
-The compile halves write it with `call_facts`. It imports what a run half may import: the runtime, and no compiler.
+The compile halves write the map with `call_facts`. The module imports only modules that a run half may import: the
+runtime, and no compiler.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class FactsError(ValueError):
 
 # no dataclass: to generate its methods takes a millisecond of a process's first load
 class CallMap:
-    """Which inputs the engine gets, and how each output of the partition is made.
+    """The inputs that the engine gets, and how each output of the partition is made.
 
-    An output is a position among the engine's results, or one of these:
+    An output is a position among the engine's results, or a table:
     - `{"result": i, "permute": dims}`: a view of a result with its dimensions permuted,
     - `{"result": i, "order": dims}`: a copy of a result in which the dimensions lie in this order in memory,
     - `{"result": i, "number": "int"}`: a Python number, from a result with one element,
@@ -107,7 +108,7 @@ def require(holds: bool, found: str) -> None:
 
 @contextmanager
 def facts_read(blob: DelegateBlob, backend: str) -> Iterator[Mapping[str, Any]]:
-    """Give the facts that a blob comes with; what is wrong with them is a `ProgramError`."""
+    """Give the facts of a blob; turn an error in their use into a `ProgramError`."""
     try:
         yield blob.info
     except FactsError as error:

@@ -17,9 +17,9 @@ from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH
 
 
 def refuse_unmet_early(settings: Settings) -> None:
-    """Raise `ConfigError` where the project's dependencies fall short of the table of the hook, as far as it tells.
+    """Raise `ConfigError` where the project's known dependencies fall short of the requirements of the hook's table.
 
-    Backends of other distributions, which only their code knows, are asked when torch is imported.
+    Backends of other distributions, known only to their code, are checked when torch is imported.
     """
     if settings.dependencies is not None:
         required = {recipe.name: early_requirements(recipe) for recipe in settings.recipes}
@@ -51,7 +51,7 @@ def early_requirements(recipe: Recipe) -> tuple[str, ...]:
 
 
 def of_aoti(options: Mapping[str, object]) -> Sequence[str]:
-    from hatch_lower.backends.aoti.versions import torch_requirement  # it reads ELF files, and takes long to import
+    from hatch_lower.backends.aoti.versions import torch_requirement  # reads ELF files, and takes long to import
 
     try:
         return [torch_requirement(importlib.metadata.version("torch"), None)]

@@ -1,4 +1,4 @@
-"""Which nodes an engine gets: as many as it computes as eager does, in as few convex groups as there can be."""
+"""The choice of an engine's nodes: all that the engine computes as eager does, in as few convex groups as possible."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MEMORY_READERS = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
 
-# reductions to which an empty list of dimensions means none; to sums and the like it means all
+# reductions that take an empty list of dimensions to mean no dimension; sums and the like take it to mean all
 CONDITIONS = frozenset({"aten.all.dims", "aten.any.dims"})
 
-# of a sum of products: memory that nothing was written to may hold NaN, and so may a product that does not count
+# of a sum of products: memory that was never written may hold NaN, and so may a product that does not count
 ZERO_FACTOR = "a factor of 0 leaves a term out, and an engine multiplies it, which gives NaN for NaN and infinity"
 
-Reasons = Callable[[Node], str]  # says why an operation is not taken; an empty string: it is
+Reasons = Callable[[Node], str]  # returns the reason why an operation is not taken, or an empty string
 OfProgram = TypeVar("OfProgram", bound=Reasons)
 
 
 class EnginePartitioner(Partitioner, Generic[OfProgram]):
-    """Tags operations, those in branches and bodies of control flow too, and the constants that they use."""
+    """Tags operations, nested operations of control flow too, and the constants that they use."""
 
-    takes_state: ClassVar[bool] = False  # whether a partition may own a buffer that it alone uses and changes
+    takes_state: ClassVar[bool] = False  # whether a partition may own a buffer that only its own nodes use and change
 
     def __init__(self, backend_id: str, compile_specs: list[CompileSpec], spec: Mapping[str, object]) -> None:
         super().__init__(MappingProxyType(dict(spec)))
@@ -71,7 +71,7 @@ class EnginePartitioner(Partitioner, Generic[OfProgram]):
 
     @abstractmethod
     def reasons(self, program: ExportedProgram) -> OfProgram:
-        """Return what says of the operations of a program, nested ones too, why they are not taken."""
+        """Return the function that explains for each operation of a program, nested or not, why it is not taken."""
 
     @abstractmethod
     def computes(self, node: Node) -> bool:
@@ -82,8 +82,8 @@ class EnginePartitioner(Partitioner, Generic[OfProgram]):
         return False
 
     def idle_refusal(self, node: Node) -> str:
-        # it could be taken, but only into a partition that computes nothing
-        return "it computes nothing, and nothing beside it is taken"
+        # the engine supports the operation, but its partition would compute nothing
+        return "it computes nothing, and its neighbours are not taken"
 
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
         return [module.graph for module in graph_modules(program.graph_module)]
@@ -105,7 +105,7 @@ def why_not_target(node: Node, exclude: Collection[str]) -> str:
     if str(target) in MEMORY_READERS:
         return f"`{target}` reads the memory of its input, which an engine lays out in its own way"
     if str(target) in CONDITIONS and named_arguments(node).get("dim") in ([], ()):
-        return f"`{target}` with an empty list of dimensions reduces none of them, and an engine reduces all"
+        return f"`{target}` with an empty list of dimensions reduces no dimension, and an engine reduces all"
     reader = memory_reader(node)
     return "" if reader is None else f"`{reader.name}` reads its memory, which an engine lays out in its own way"
 
@@ -145,9 +145,9 @@ def why_not_tensor(tensor: torch.Tensor, name: str, *, unbacked: bool = False) -
 
 
 def why_not_dimension(node: Node) -> str:
-    """Return why an engine does not take an operation along a dimension of a tensor that has none; eager does."""
+    """Return why an engine does not take an operation along a dimension of a scalar tensor, which eager allows."""
     target = torch_operator(node.target)
-    if not isinstance(target, OpOverload) or target is torch.ops.aten.unsqueeze.default:  # which makes one
+    if not isinstance(target, OpOverload) or target is torch.ops.aten.unsqueeze.default:  # adds a dimension
         return ""
     given = arguments_of(node)
     source, dims = given.get("self"), given.get("dim", given.get("dims"))
@@ -158,6 +158,6 @@ def why_not_dimension(node: Node) -> str:
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """Return the arguments of a call of an operator by their names, also those that it leaves to their defaults."""
+    """Return the arguments of a call of an operator by name, defaults included."""
     arguments = schema_of(torch_operator(node.target)).arguments
     return {argument.name: argument.default_value for argument in arguments} | named_arguments(node)

@@ -1,7 +1,7 @@
-"""Quotients that are rounded down, and remainders, of floating-point numbers as eager computes them.
+"""Floor division and remainders of floating-point numbers as eager computes them.
 
-Engines round `x / y` down, which rounding may have made the next whole number: of `18.5 // 3.7` in float32, which is 4,
-they make 5. Eager takes what `fmod` leaves of `x` away first.
+Engines round `x / y` down, after rounding may have reached the next whole number: for `18.5 // 3.7` in float32, which
+is 4, they give 5. Eager first subtracts the `fmod` of `x`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_floored(node: Node) -> bool:
 
 
 def write_floored(call: Callable[..., Any], node: Node, *operands: Any) -> Any:
-    """Write such a node by calls of operators; one of its two operands may be a number.
+    """Write such a node by calls of operators; an operand may be a number.
 
     Source: `div_floor_floating` and `remainder` in ATen's kernels.
     """
@@ -62,7 +62,7 @@ def write_tensors(call: Callable[..., Any], dividend: Any, divisor: Any, *, is_r
         return call(aten.where.self, other_sign, call(aten.add.Tensor, rest, divisor), rest)
     quotient = call(aten.div.Tensor, call(aten.sub.Tensor, dividend, rest), divisor)
     quotient = call(aten.where.self, other_sign, call(aten.sub.Tensor, quotient, 1), quotient)
-    # it is a whole number but for the rounding of the division
+    # the quotient is a whole number, apart from the rounding of the division
     floor = call(aten.floor.default, quotient)
     is_next = call(aten.gt.Scalar, call(aten.sub.Tensor, quotient, floor), 0.5)
     floor = call(aten.where.self, is_next, call(aten.add.Tensor, floor, 1), floor)

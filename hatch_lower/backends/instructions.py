@@ -1,6 +1,6 @@
-"""The instructions of an engine's program: which operations they compute, such that none is lost, and timed runs.
+"""The instructions of an engine's program: their operations, with every operation assigned, and timed runs.
 
-It imports what a run half may import.
+Imports only modules that a run half may import.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def instruction_handles(
 ) -> dict[int | str, tuple[int, ...]]:
     """Return the debug handles of each instruction.
 
-    `numbers` are the nodes of a written graph, in order, with the operations that they belong to; `rest` stands for the
-    instruction of operations for which there is none.
+    `numbers` maps the nodes of a written graph, in order, to the operations that they belong to; `rest` names the
+    instruction of all operations without an instruction.
     """
     homes: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(handles)), ())
     for name, computed in instructions.items():
         for number in computed:
             homes[number] += (name,)
-    # an operation may have no instruction: a view, or one that a pattern replaced
+    # an operation may have no instruction: a view, or an operation that a pattern replaced
     nodes = {number: node for node, number in numbers.items()}  # of several nodes, the last gives the result
     users = {number: [numbers[each] for each in node.users if each in numbers] for number, node in nodes.items()}
     sources = {
@@ -46,7 +46,7 @@ def instruction_handles(
 def adopt(
     homes: dict[Key, tuple[Home, ...]], users: Mapping[Key, Iterable[Key]], sources: Mapping[Key, Iterable[Key]]
 ) -> None:
-    """Let what has no home have those of its users, or else of its sources; `homes` is in the order of computing."""
+    """Give keys without a home those of their users, or else of their sources; `homes` is in computing order."""
     for order, neighbours in ((reversed(homes), users), (iter(homes), sources)):
         for key in order:
             if not homes[key]:
@@ -63,14 +63,14 @@ def added(times: Iterable[tuple[tuple[str, ...], float]]) -> Run:
 
 
 class CountedRuns(TimedDelegate):
-    """A timed delegate that counts its runs; it stands before the engine's own delegate."""
+    """A timed delegate that counts its runs; a mixin before the engine's own delegate."""
 
     count = 0
-    forgotten = 0  # of these
+    forgotten = 0  # the count at the last call of `forget_runs`
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         self.count += 1
-        engine: Any = super()  # not the protocol, which runs nothing
+        engine: Any = super()  # the engine's delegate, not the protocol, whose `run` is empty
         outputs: Sequence[Any] = engine.run(inputs)
         return outputs
 

@@ -1,7 +1,7 @@
 """Interpolations as eager computes them: the places of nearest elements, and factors that give eager's sizes.
 
-Engines divide a place by the ratio of the sizes. Eager multiplies the place by the inverse of the ratio, in float32:
-where a product is nearly a whole number, rounding decides, and the two differ (26 elements to 64, 56 to 64, 14 to 32).
+Engines divide a place by the ratio of the sizes. Eager multiplies the place by the inverse ratio, in float32: where a
+product is nearly a whole number, rounding decides, and the two differ (26 elements to 64, 56 to 64, 14 to 32).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hatch_lower.runtime.torch_private.symbols import bound_sympy
 
 aten = torch.ops.aten
 
-# In the middle of elements, as `nearest-exact` looks up, eager's places differ from one processor to another.
+# For the middles of elements, which `nearest-exact` looks up, eager's places differ between processors.
 NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 INTERPOLATIONS = (*NEAREST, aten.upsample_bilinear2d.vec)
 
@@ -43,7 +43,7 @@ def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
     if factors is None:
         return ""
     for size, factor in zip(source.shape[2:], factors, strict=True):
-        # Of images whose channels lie last, eager passes over a factor where it gives sizes of 1 or 2 times as many.
+        # For channels-last images, eager ignores factors that give exactly 1 or 2 times the size.
         rest = factor - math.floor(factor)
         if takes_nearest and 1 < factor < 3 and rest and least(size, ranges) * rest < 1:
             return f"a few elements times {factor} are as many as times {int(factor)}, and the layout decides on places"
@@ -57,7 +57,7 @@ def why_not_places(node: Node, *, corners: bool) -> str:
     bilinear = torch_operator(node.target) is aten.upsample_bilinear2d.vec
     if not bilinear or not rounds_places(node, ENGINES_OWN, corners=corners):
         return ""
-    return f"of more than {ENGINES_OWN} elements, the engine rounds places between these otherwise than eager"
+    return f"for more than {ENGINES_OWN} elements, the engine rounds places between elements differently from eager"
 
 
 def least(size: Size, ranges: Ranges) -> int:
@@ -72,7 +72,7 @@ def is_held(size: Size, factor: float) -> bool:
 
 
 def regular_factors(node: Node) -> list[float] | None:
-    """Return the factors of an interpolation of which eager's places are those of a division, whatever the sizes."""
+    """Return an interpolation's factors if, for all sizes, eager's places equal the engine's division by them."""
     source, factors = named_arguments(node)["input"].meta["val"], named_arguments(node).get("scale_factors")
     sizes = zip(source.shape[2:], node.meta["val"].shape[2:], strict=True)
     found = [ratio(*pair) for pair in sizes] if factors is None else [Fraction(factor) for factor in factors]
@@ -100,7 +100,7 @@ def places(before: int, after: int, factor: float | None) -> list[int]:
 
 
 def between(before: int, after: int, factor: float | None) -> tuple[list[int], list[int], list[float]]:
-    """Return for each place of a result of known size two elements that eager takes, and the weight of the second.
+    """Return two of eager's elements for each place of a result of known size, and the weight of the second element.
 
     Source: `area_pixel_compute_source_index` and `guard_index_and_lambda` in ATen's kernels, in one fused operation.
     """

@@ -1,7 +1,7 @@
-"""The graph of a partition, written anew for an engine's importer: names follow from the graph alone.
+"""The graph of a partition, rewritten for an engine's importer: names follow from the graph alone.
 
-Nothing that differs between two equal partitions (names of nodes, parameters and symbols) is left, so equal partitions
-give equal bytes. What an importer wants otherwise (an operator, a layout, a constant), a subclass writes otherwise.
+The copy drops all differences between equal partitions (names of nodes, parameters and symbols), so equal partitions
+give equal bytes. Subclasses rewrite operators, layouts and constants for their importer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS, input_pairs, output_pai
 
 
 class PartitionCopy(ABC):
-    """Writes a partition's graph: placeholders, operations, outputs; `BackendError`: the engine has no such thing."""
+    """Writes a partition's graph: placeholders, operations, outputs. Raises `BackendError` for unsupported contents."""
 
     backend_id: ClassVar[str]
 
@@ -70,11 +70,11 @@ class PartitionCopy(ABC):
 
     @abstractmethod
     def write_operation(self, node: Node, index: int) -> object:
-        """Write an operation; return what stands for it."""
+        """Write an operation; return the value that replaces it."""
 
     @abstractmethod
     def write_result(self, value: Node) -> object:
-        """Write a result into `results`; return how the output is made of it."""
+        """Write a result into `results`; return the entry of the call map for the output."""
 
     def write_mutation(self, value: object, spec: OutputSpec) -> None:
         # most engines keep no state

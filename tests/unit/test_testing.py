@@ -305,7 +305,7 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         trial_names("operator/*")
     assert str(caught.value) == (
-        "no program or check of the kit has such a name\n  found: operator/*\n  to do: `*` stands for any text"
+        "no program or check of the kit matches the name\n  found: operator/*\n  to do: `*` stands for any text"
     )
 
 

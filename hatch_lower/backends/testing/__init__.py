@@ -1,6 +1,6 @@
-"""A kit for whoever writes a backend: some hundred programs and checks, as tests of pytest.
+"""A kit for authors of backends: some hundred programs and checks, as tests of pytest.
 
-One line in a test module makes a test of each program and check:
+A line in a test module makes a test of each program and check:
 
 ```py
 from hatch_lower.backends.testing import backend_tests
@@ -30,7 +30,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # a public name is imported when it is first used
+    # public names are imported at first use
     if name not in HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

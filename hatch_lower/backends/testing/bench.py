@@ -1,4 +1,4 @@
-"""Programs on their way through one backend: exported, partitioned, lowered, saved and loaded."""
+"""Programs on their way through a backend: exported, partitioned, lowered, saved and loaded."""
 
 from __future__ import annotations
 
@@ -39,30 +39,29 @@ METHOD = "forward"
 
 
 class Facts(TypedDict, total=False):
-    """What there is to say of a backend beside its name and its options; none of it is needed."""
+    """Optional facts about a backend besides its name and options."""
 
     delegate: type[Delegate]
-    """A run half that stands for the installed one."""
+    """A run half to use in place of the installed run half."""
     variations: Mapping[str, Sequence[object]]
     """Option to other values, each of which must change a result or a key."""
     computes: bool
     """Whether the run half computes, which is taken for granted; that of `null` does not."""
     checks_inputs: bool
-    """Whether the run half itself refuses inputs that the runtime would not hand to it."""
+    """Whether the run half itself refuses inputs that the runtime would refuse before."""
     packed_copies: int
     """How many copies of large weights the engine makes for its own kernels."""
     keeps_files: bool
-    """Whether the engine keeps the file of its weights open for good, once it was loaded: torch's AOTInductor does."""
+    """Whether the engine never closes the file of its weights after loading, as torch's AOTInductor."""
     tolerance: Tolerance
     """How far its numbers may be from eager's; wider for half precision."""
     flushes_subnormals: bool
-    """Whether its kernels count subnormal numbers as 0: a result may then be eager's, or the one that eager gives where
-    it flushes them too."""
+    """Whether the engine flushes subnormal numbers to 0: eager's result with or without flushing is then accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined: a backend, its options as a recipe has them, and `Facts`."""
+    """The backend under test, its options as in a recipe, and `Facts`."""
 
     backend_id: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -91,7 +90,8 @@ class Exports:
     def edge(self, case: Case, partitioner: Partitioner) -> ExportedProgram:
         program = self.program(case)
         wishes = Wishes.of(program, [partitioner])
-        # what somebody wants whole is decomposed for this bench only; all others share one program
+        # a program with operators that a partitioner keeps whole is decomposed for this bench only; all other programs
+        # are shared
         if any(node.target in wishes.wanted_by for node in all_nodes(wishes.program.graph_module)):
             return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
         if case.name not in self._edge:
@@ -100,7 +100,7 @@ class Exports:
 
 
 class Bench:
-    """One backend, and what became of the programs that it was given so far."""
+    """A backend under test, and the results of its programs so far."""
 
     def __init__(self, subject: Subject, folder: Path, exports: Exports) -> None:
         self.subject = subject
@@ -111,7 +111,7 @@ class Bench:
         self._lowered: dict[str, Lowered | Exception] = {}
         self._fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
         self._count = 0
-        self.worked: dict[str, bool] = {}  # name of a program to whether its first run gave what eager does
+        self.worked: dict[str, bool] = {}  # name of a program to whether its first run gave eager's result
         environment = {"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(folder / "cache")}
         self.store: Store = open_store(environment, lambda line: None)
 
@@ -129,8 +129,8 @@ class Bench:
         return overrides(self.backend, "preprocess_many")
 
     def prepare(self, cases: Sequence[Case]) -> None:
-        # Lowered in one call of the backend, which may compile them side by side. What it makes of them is found in the
-        # cache later. Whatever goes wrong is found again, and then by its name.
+        # Lower in a single call of the backend, which may compile in parallel. The results are found in the cache
+        # later. Errors occur again later, and are then reported by name.
         waiting: list[Request] = []
         for case in cases:
             with suppress(Exception):
@@ -165,14 +165,14 @@ class Bench:
             ]
 
     def keyed(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
-        # the backend's code is no part of these keys: it is that of this process, even if its files change
+        # the keys leave out the backend's code, which is fixed in this process even if its files change
         with quiet():
             return [(self._key(request), request) for request in requests]
 
     def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
         """Lower partitions without a cache; return the key of each, and the digest of its result."""
-        keyed = self.keyed(requests)  # before a backend may write into what it is given
-        # the key of one partition says nothing of others that the backend would lower jointly with it
+        keyed = self.keyed(requests)  # before a backend may mutate the inputs
+        # a partition's key does not cover other partitions that the backend would lower jointly with it
         calls = [[request] for request in requests] if lowers_jointly(self.backend) else [requests]
         with quiet():
             responses = [response for call in calls for response in preprocess_all(call, None)]
@@ -190,7 +190,7 @@ class Bench:
         return [case for case in cases if self._takes(case)]
 
     def _takes(self, case: Case) -> bool:
-        with suppress(Exception):  # the case itself reports it
+        with suppress(Exception):  # the case itself reports the error
             return self.lowered(case).partitions > 0
         return False
 
@@ -240,7 +240,7 @@ def result_digest(result: PreprocessResult) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    # torch warns about itself while it exports
+    # torch's export emits warnings about torch itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""What must hold of calls: wrong inputs are refused, and results, instances and threads leave each other alone."""
+"""Checks of calls: wrong inputs are refused, and results, instances and threads do not affect each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBES = ("operators/perceptron", "operators/arithmetic float32", "operators/fus
 
 
 def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call a lowered program with wrong arguments, and then look at what its delegate is given for right ones."""
+    """Call a lowered program with wrong arguments, and then examine its delegate's inputs for right arguments."""
     case = probe(bench, cases, *PROBES)
     handed: list[list[object]] = []
 
@@ -57,7 +57,7 @@ def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
-    """Hand wrong inputs to the delegate itself, which nothing but its own checks can refuse."""
+    """Hand wrong inputs to the delegate itself, which only its own checks can refuse."""
     if not bench.subject.checks_inputs:
         raise NotClaimedError("the delegate relies on the runtime, which checks before the call")
     case = probe(bench, cases, *PROBES)
@@ -107,11 +107,11 @@ def described(value: object) -> str:
 
 
 ROUNDS = 8
-LATER = 64  # calls one after the other: as many as it takes to find what goes wrong at the 40th
+LATER = 64  # consecutive calls: enough to find a fault at the 40th
 
 
 def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call programs many times in turn with other arguments; compare all results, the first one also in the end."""
+    """Call programs many times in turn with other arguments; compare all results, and at last the first again."""
     refuse_null(bench)
     chosen = sample(bench, cases)
     for case in chosen:

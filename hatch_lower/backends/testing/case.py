@@ -1,4 +1,4 @@
-"""One small program of the kit: a module, the calls that are compared, and which sizes are symbolic."""
+"""A small program of the kit: a module, the compared calls, and the symbolic sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-# those that programs are made of
+# dtypes of the kit's programs
 DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -21,11 +21,11 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Fault(Exception):  # noqa: N818 - it says what a backend got wrong, not what went wrong here
-    """A backend did something else than it must."""
+    """A fault of the backend under test."""
 
 
 class NotClaimedError(Exception):
-    """The backend leaves a program to others, or a check has nothing to look at."""
+    """The backend leaves a program to other backends, or a check finds no object to examine."""
 
 
 class Data:
@@ -49,7 +49,7 @@ class Data:
 
 
 class Program(torch.nn.Module):
-    """A module of the kit; its attributes are those that `module` was given."""
+    """A module of the kit; its attributes are the arguments of `module`."""
 
     if TYPE_CHECKING:
 
@@ -76,7 +76,7 @@ def plain(forward: Callable[..., object]) -> Make:
 
 
 def weighted(forward: Callable[..., object], low: float = -3, high: float = 3, **shapes: tuple[int, ...]) -> Make:
-    """Return what makes a module with a parameter of each shape."""
+    """Return a function that makes a module with a parameter of each shape."""
     return lambda data: module(
         forward, **{name: torch.nn.Parameter(data.draw(*shape, low=low, high=high)) for name, shape in shapes.items()}
     )
@@ -87,7 +87,7 @@ def twice(make: Callable[[Data], tuple[object, ...]]) -> Calls:
 
 
 def sizes(*calls: tuple[tuple[int, ...], ...], **drawing: Any) -> Calls:
-    """Return a function that draws the arguments of one call for each tuple of shapes."""
+    """Return a function that draws the arguments of a call for each tuple of shapes."""
     return lambda data: tuple(tuple(data.draw(*shape, **drawing) for shape in shapes) for shapes in calls)
 
 
@@ -100,11 +100,11 @@ def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: object) -> Calls:
 class Case:
     # group and name, `operators/float32 arithmetic`
     name: str
-    # returns the module, each time a new one with the same contents
+    # returns the module, each time a new module with the same contents
     make: Make
-    # returns the arguments of each call; those of the first are the example that it is exported with
+    # returns the arguments of each call; the first call's arguments are the example for export
     calls: Calls
-    # as `torch.export.export` takes them
+    # in the form of `torch.export.export`
     dynamic: Any = None
 
     def module(self) -> Program:

@@ -1,4 +1,4 @@
-"""One program through partitioner, preprocess and delegate, and its results beside eager's."""
+"""A program through partitioner, preprocess and delegate, and its results beside eager's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hatch_lower.runtime.torch_private import trees
 
 
 def run_case(bench: Bench, case: Case) -> str:
-    """Run a program; return how much of it the backend took."""
+    """Run a program; return the number of operations that the backend took."""
     is_first = case.name not in bench.worked
     bench.worked.setdefault(case.name, False)
     lowered = bench.lowered(case)
@@ -34,14 +34,14 @@ def run_case(bench: Bench, case: Case) -> str:
         if bench.subject.computes:
             compare_calls(bench, case, loaded)
     except BackendError as error:  # refusing is for the time when the wheel is built
-        raise Fault(f"what it lowered does not load or run: {words(error)}") from error
+        raise Fault(f"the lowered program does not load or run: {words(error)}") from error
     if is_first:
         bench.worked[case.name] = True
     return taken(bench, case, lowered)
 
 
 def works(bench: Bench, case: Case) -> bool:
-    """Return whether a program computed what eager does when it was first run; if not, its own outcome says so."""
+    """Return whether a program's first run gave eager's result; otherwise its own outcome reports the fault."""
     if case.name not in bench.worked:
         with suppress(Fault):
             run_case(bench, case)
@@ -60,7 +60,7 @@ def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
         if difference:
             raise Fault(f"call {number}, {difference}")
         if difference := first_difference(given, call.after, bench.subject.tolerance):
-            raise Fault(f"call {number} leaves its arguments otherwise than eager: {difference}")
+            raise Fault(f"call {number} leaves its arguments different from eager's: {difference}")
 
 
 def taken(bench: Bench, case: Case, lowered: Lowered) -> str:
@@ -78,23 +78,23 @@ def words(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module in eager mode."""
+    """A call of a module in eager mode."""
 
-    arguments: tuple[object, ...]  # as they were before it
+    arguments: tuple[object, ...]  # before the call
     result: object
-    after: tuple[object, ...]  # the arguments as it left them
+    after: tuple[object, ...]  # the arguments after the call
 
     def copied(self) -> tuple[object, ...]:
         return copy.deepcopy(self.arguments)
 
 
 def eager_calls(module: torch.nn.Module, calls: tuple[tuple[object, ...], ...]) -> list[Call]:
-    # what the module keeps from one call to the next stays with it
+    # the module keeps its state between calls
     made = []
     for arguments in calls:
         given = copy.deepcopy(arguments)
         with torch.no_grad():
-            result = copy.deepcopy(module(*given))  # a later call may change what it shares memory with
+            result = copy.deepcopy(module(*given))  # a later call may change memory that the result shares
         made.append(Call(arguments, result, given))
     return made
 
@@ -114,7 +114,7 @@ def difference_of(bench: Bench, loaded: LoadedModel, call: Call) -> str:
 
 
 def first_difference(found: object, expected: object, tolerance: Tolerance, *others: object) -> str:
-    """Return where results differ first: all but floats must be the same, those near `expected` or one of `others`."""
+    """Return the first difference between results: floats must be near `expected` or `others`, all else equal."""
     given_leaves, left = trees.tree_flatten(found)
     expected_leaves, right = trees.tree_flatten(expected)
     if left != right:

@@ -1,7 +1,7 @@
 """Are a backend's results the same each time, here and in other processes?
 
-`python -m hatch_lower.backends.testing.determinism` is such a process: it reads on its standard input which backend
-lowers which programs, and writes digests of partitions and results, all as JSON.
+`python -m hatch_lower.backends.testing.determinism` is such a process: it reads the backend and the programs to lower
+on its standard input, and writes digests of partitions and results, all as JSON.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ask(process: subprocess.Popen[str], question: Mapping[str, object]) -> dict[
         process.communicate()
         raise Fault(f"lowering in another process takes more than {LIMIT} seconds") from error
     if process.returncode:
-        raise Fault(f"lowering fails in another process: {(said.strip().splitlines() or ['nothing said'])[-1]:.300}")
+        raise Fault(f"lowering fails in another process: {(said.strip().splitlines() or ['no output'])[-1]:.300}")
     digests: dict[str, object] = json.loads(answer.strip().splitlines()[-1])
     return digests
 
@@ -94,7 +94,7 @@ def compare(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> No
 
 def main() -> None:
     question: dict[str, Any] = json.load(sys.stdin)
-    importlib.import_module(question["module"])  # a backend that no entry point declares is known once it is defined
+    importlib.import_module(question["module"])  # a backend without an entry point is known once defined
     wanted = set(question["programs"])
     with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
         bench = Bench(Subject(question["backend"], question["options"]), Path(folder), Exports())

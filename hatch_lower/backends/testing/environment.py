@@ -1,4 +1,4 @@
-"""Does a backend use anything of where it runs: variables, the home folder, the network?"""
+"""Does a backend use anything of its environment: variables, the home folder, the network?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hatch_lower.pipeline.environment_reads import EnvironmentReads
 NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"})
 FILES = frozenset({"open", "os.listdir", "os.scandir"})
 HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
-# what a variable is set to that the backend's own code reads; the second if it is the first already
+# new values of variables that the backend's own code reads; the second if the first is already set
 VALUES = ("1", "0")
 
 
@@ -43,7 +43,7 @@ def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
         with patch.dict(os.environ, changed):
             refuse_other_result(bench, request, here, what)
             if difference := run_once(bench, case):
-                raise Fault(f"with {what} it computes something else: {difference}")
+                raise Fault(f"with {what} the backend computes another result: {difference}")
     return f"{len(changed)} variables are read" if changed else ""
 
 
@@ -70,7 +70,7 @@ def own_code(bench: Bench) -> Callable[[str], bool]:
 
 @contextmanager
 def variables_read(is_own: Callable[[str], bool]) -> Iterator[set[str]]:
-    """Give the names of the variables that a backend's own code reads in the block, complete after it."""
+    """Give the names of variables that a backend's own code reads in the block; complete after the block."""
     names: set[str] = set()
     reads = EnvironmentReads(is_own, lambda name: None)
     reads.start()
@@ -83,7 +83,7 @@ def variables_read(is_own: Callable[[str], bool]) -> Iterator[set[str]]:
 
 @contextmanager
 def heard() -> Iterator[list[tuple[str, object]]]:
-    # an audit hook cannot be removed: later it does nothing
+    # an audit hook cannot be removed: afterwards the hook does nothing
     events: list[tuple[str, object]] = []
     active = True
 
@@ -103,11 +103,11 @@ def refuse_events(events: Sequence[tuple[str, object]], home: str) -> None:
     code = [*filter(None, sys.path), sys.prefix, sys.base_prefix, os.getcwd(), tempfile.gettempdir()]
     for event, argument in events:
         if event in NETWORK:
-            raise Fault(f"it uses the network: {argument}")
+            raise Fault(f"the backend uses the network: {argument}")
         if not isinstance(argument, (str, bytes, os.PathLike)):
             continue
         path = Path(os.path.abspath(os.fsdecode(argument)))
         if path.is_relative_to(home) or (
             any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, code))
         ):
-            raise Fault(f"it reads the home folder: {path}")
+            raise Fault(f"the backend reads the home folder: {path}")

@@ -1,4 +1,4 @@
-"""Does each constant and each option change what a backend makes of a program, or the key under which it is kept?"""
+"""Does each constant and each option change a backend's result for a program, or the key of the result?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
     targets = [str(spec.target) for spec in constant_specs(bench.edge(case))]
     if not targets:
         raise NotClaimedError("the backend takes no program with constants")
-    program = export(case)  # its tensors are changed, so it is no other check's
+    program = export(case)  # not shared with other checks, as its tensors are changed
     with quiet():
         wishes = Wishes.of(program, [bench.partitioner()])
         edge = to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
@@ -38,7 +38,7 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
         keyed = refuse_other_results(bench, known, edge, "the change of all constants") != known.keys()
     for target in targets:
         with changed(program, [target]):
-            if keyed:  # else no constant is in a key, and one changes no more than all of them do
+            if keyed:  # else no constant is in a key, not even when all change
                 refuse_other_results(bench, known, edge, f"the constant `{target}`")
             if bench.subject.computes:
                 compare_changed(bench, case, program, edge, target)
@@ -46,11 +46,11 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def refuse_other_results(bench: Bench, known: Mapping[str, str], edge: ExportedProgram, what: str) -> set[str]:
-    """Lower those partitions of a program again that have a known key; return the keys of all."""
+    """Lower a program's partitions with known keys again, and compare results; return the keys of all partitions."""
     keyed = dict(bench.keyed(bench.requests(edge)))
     again = bench.results([request for key, request in keyed.items() if key in known])
     if any(known[key] != digest for key, digest in again):
-        raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
+        raise Fault(f"{what} changes the result and not the key: the cache would give the wrong result")
     return set(keyed)
 
 
@@ -96,9 +96,9 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
             what = f"the option `{name} = {value!r}`"
             other = {**own, name: value}
             keys = requests_with(bench, chosen, other).keys()
-            # what is in the key need not be compiled to be told apart
+            # a difference in the key is enough, without compilation
             if results_with(bench, chosen, own, keys & known) != results_with(bench, chosen, other, keys & known):
-                raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
+                raise Fault(f"{what} changes the result and not the key: the cache would give the wrong result")
             if keys == known:
                 raise Fault(f"{what} changes neither a result nor a key")
     return ", ".join(f"`{name}`" for name in variations)
@@ -125,4 +125,4 @@ def check_unknown_option(bench: Bench, cases: Sequence[Case]) -> str:
         return ""
     except Exception as error:
         raise Fault(f"an unknown option is a `{type(error).__name__}` and not a `BackendError`") from error
-    raise Fault("an unknown option is not refused: a misspelt one would have no effect")
+    raise Fault("an unknown option is not refused: a misspelt option would have no effect")

@@ -1,4 +1,4 @@
-"""The kit: all programs and checks of one backend, as tests of pytest."""
+"""The kit: all programs and checks of a backend, as tests of pytest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hatch_lower.exir.backend.registry import find_backend
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# takes the bench and the selected programs; says what it looked at, or raises `Fault` or `NotClaimedError`
+# takes the bench and the selected programs; returns a summary, or raises `Fault` or `NotClaimedError`
 Check = Callable[[Bench, Sequence[Case]], str]
 
 # in the order of the tests
@@ -59,21 +59,21 @@ CHECKS: Mapping[str, Check] = {
     "checks/calls from threads": check_threads,
 }
 
-FROZEN = 20  # After so many programs what is there is no longer looked at for garbage, until the kit is closed
+FROZEN = 20  # After so many programs the objects so far are exempt from garbage collection, until the kit is closed
 
 
 def trial_names(only: str | Sequence[str] = "*") -> list[str]:
-    """Return the names of all programs and checks, or of those that a pattern fits (`operators/*float32`).
+    """Return the names of all programs and checks, or of those that match a pattern (`operators/*float32`).
 
     Raises:
-        InputError: if a pattern fits none.
+        InputError: if a pattern matches no name.
     """
     names = [*(case.name for case in all_cases()), *CHECKS]
     patterns = [only] if isinstance(only, str) else list(only)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                "no program or check of the kit has such a name", found=pattern, hint="`*` stands for any text"
+                "no program or check of the kit matches the name", found=pattern, hint="`*` stands for any text"
             )
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -98,7 +98,7 @@ class Kit:
             self.bench.prepare(list(self._cases.values()))
 
     def run(self, name: str) -> str:
-        """Run one program or check; return how much the backend took, or what was looked at."""
+        """Run a program or check; return the number of operations that the backend took, or a check's summary."""
         if self._count % FROZEN == 1:
             gc.freeze()  # all that torch is made of would be gone through in each full collection
         self._count += 1
@@ -108,7 +108,7 @@ class Kit:
             return CHECKS[name](self.bench, list(self._cases.values()))
         except (BackendError, Fault, NotClaimedError):
             raise
-        except Exception as error:  # whatever a backend raises
+        except Exception as error:  # any exception of a backend
             raise Fault(words(error)) from error
 
 
@@ -122,19 +122,19 @@ def backend_tests(
 ) -> Callable[[str], None]:
     """Return a test function with one parameter set for each program and check of the kit.
 
-    `test_backend = backend_tests("demo")` in a test module is all that is needed. Some hundred small programs go
-    through the backend and are compared with eager, and what else must hold is checked. What the backend does not
-    claim, or refuses, is skipped with its reason.
+    A test module needs only `test_backend = backend_tests("demo")`. Some hundred small programs go through the backend
+    and are compared with eager, and the other requirements are checked. Programs that the backend does not claim, or
+    refuses, are skipped with their reason.
 
     Args:
         backend_id: the backend, as a recipe names it.
         options: as a recipe gives them.
-        only: patterns of names of programs and checks (`operators/*float32`), where not all are wanted.
+        only: patterns that select programs and checks by name (`operators/*float32`).
         exports: exported programs, to share among several calls.
-        facts: what else there is to say of the backend; see `Facts`.
+        facts: further facts about the backend; see `Facts`.
 
     Raises:
-        InputError: if a pattern of `only` fits nothing.
+        InputError: if a pattern of `only` matches no name.
     """
     subject = Subject(backend_id, dict(options or {}), **facts)
     names = trial_names(only)
@@ -157,7 +157,7 @@ def backend_tests(
 
 def judge(kit: Kit, trial: str) -> None:
     try:
-        print(kit.run(trial))  # `pytest -rP` shows it
+        print(kit.run(trial))  # shown by `pytest -rP`
     except NotClaimedError as error:
         pytest.skip(f"not claimed: {error}")
     except BackendError as error:

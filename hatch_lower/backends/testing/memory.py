@@ -26,14 +26,14 @@ STATUS = Path("/proc/self/status")
 DESCRIPTORS = Path("/proc/self/fd")
 CALLS = 64
 LOADS = 12
-WARM = 4  # how often something is done before it is measured
-COPIES = 4  # loaded side by side; they share what the C library keeps of freed memory
+WARM = 4  # repetitions before the measurement
+COPIES = 4  # loaded side by side; they share freed memory that the C library keeps
 
 
 def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
     """Change the tensors that a weight-free backend was bound to; its next result must be computed with the change."""
     if not bench.backend.weight_free or bench.backend.copies_constants:
-        raise NotClaimedError("the backend is not weight-free, or copies what it is bound to")
+        raise NotClaimedError("the backend is not weight-free, or copies its bound constants")
     refuse_null(bench)
     case = probe(bench, cases, EVERY_CONSTANT, *(other.name for other in cases if other.name.startswith("constants/")))
     names = [name for module in bench.partitions(case) for name in module.constants]
@@ -51,7 +51,7 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
     program = export(case)
     with changed(program, [name.partition(":")[2] or name for name in names]), quiet(), torch.no_grad():
         expected = program.module()(*arguments)
-    for tensor in {each.data_ptr(): each.detach() for each in bound}.values():  # a tied one is given several times
+    for tensor in {each.data_ptr(): each.detach() for each in bound}.values():  # a tied constant is passed twice
         change(tensor)
     if difference := first_difference(loaded(*arguments), expected, bench.subject.tolerance):
         raise Fault(f"the delegate computes with a copy of its constants: {difference}")
@@ -59,7 +59,7 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
-    """Load and run a program with a large weight, and look at how much memory of its own the process takes for it."""
+    """Load and run a program with a large weight, and measure the memory that the process takes for the weight."""
     refuse_unmeasured(bench)
     case = large_weight()
     if not bench.claimed([case]):
@@ -68,7 +68,7 @@ def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
     folder = bench.save(bench.lowered(case))
     arguments = case.arguments()[0]
     small = probe(bench, cases, "operators/perceptron", "operators/fused")
-    bench.load(bench.save(bench.lowered(small)))(*small.arguments()[0])  # what is made once in a process is there
+    bench.load(bench.save(bench.lowered(small)))(*small.arguments()[0])  # allocates all that a process needs once
     before = own_bytes()
     first = bench.load(folder)
     first(*arguments)
@@ -82,13 +82,13 @@ def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
     if taken > bench.subject.packed_copies + 0.5:
         raise Fault(
             f"loading and running takes {taken:.1f} times the size of the weights, which could be mapped; if the engine"
-            " must copy them for its kernels, `packed_copies` says how often"
+            " must copy them for its kernels, set `packed_copies` to the number of copies"
         )
     return f"{taken:.1f} times the size of the weights"
 
 
 def check_memory(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call a program on large tensors many times, and load it many times; look at what the process has afterwards."""
+    """Call a program on large tensors many times, and load it many times; measure the process's memory afterwards."""
     refuse_unmeasured(bench)
     case = large_values()
     if not bench.claimed([case]):
@@ -109,9 +109,9 @@ def check_memory(bench: Bench, cases: Sequence[Case]) -> str:
             repeated()
         grown, opened = own_bytes() - before[0], len(os.listdir(DESCRIPTORS)) - before[1]
         if grown > size * count / 2:
-            raise Fault(f"each {what} takes {grown / count / 1e6:.1f} MB that it does not give back")
+            raise Fault(f"each {what} leaks {grown / count / 1e6:.1f} MB")
         if opened > count / 2 and not bench.subject.keeps_files:
-            raise Fault(f"each {what} opens a file that it does not close; if the engine does, `keeps_files` says so")
+            raise Fault(f"each {what} leaves a file open; if the engine does so, set `keeps_files`")
     return f"{CALLS} calls, {LOADS} loads"
 
 
@@ -134,7 +134,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def give_back() -> None:
-    # what was freed goes back to the system: a copy could be made there unseen
+    # freed memory goes back to the system: a copy could reuse it unseen
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

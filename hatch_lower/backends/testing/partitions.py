@@ -1,4 +1,4 @@
-"""What a backend says of a program: tags, in linear time, and a debug map in which every operation is."""
+"""Checks of a backend's partitioning: tags, in linear time, and a debug map that covers every operation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 
 SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
 STEPS = 8
-LIMIT = 2.6  # how much more work four times the program may be than twice, both less one: 2 is linear, 4 is quadratic
+LIMIT = 2.6  # ratio of extra work for four and two times the program: 2 is linear, 4 is quadratic
 
 
 def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
-    """Partition programs twice, and compare them and their metadata with what they were."""
+    """Partition programs twice, and compare the programs and their metadata with the originals."""
     chosen = [case for case in cases if case.name in SAMPLE] or list(cases[:1])
     for case in chosen:
         first, second = copy_program(bench.edge(case)), copy_program(bench.edge(case))
@@ -62,7 +62,7 @@ def tags_of(program: ExportedProgram) -> list[tuple[str, object]]:
 
 
 def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
-    """Count the steps of the interpreter in which a partitioner goes through a program, twice and four times of it."""
+    """Count a partitioner's interpreter steps for a program, and for twice and four times the program."""
     counts = [steps_for(bench, size * STEPS) for size in (1, 2, 4)]
     growth = (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
     if growth > LIMIT:
@@ -71,7 +71,7 @@ def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def long(self: Program, x: Tensor, count: int) -> Tensor:
-    # what many backends take, with something in between that few do
+    # operators that many backends take, with operators between that few take
     for _ in range(count):
         x = torch.relu(x * self.scale + x) + 1
         x = torch.sin(x) @ self.weight
@@ -112,7 +112,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
-    """Compare the handles of the operations of all partitions with those in their debug maps."""
+    """Compare the handles of the operations of all partitions with the handles in their debug maps."""
     claimed = bench.claimed(cases)
     with_map, without = 0, []
     for case in claimed:
@@ -124,9 +124,9 @@ def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
             with_map += 1
             compare_handles(case, partition, {handle for handles in given.values() for handle in handles})
     if not with_map:
-        raise NotClaimedError("the backend takes nothing" if not claimed else "the backend gives no debug map")
+        raise NotClaimedError("the backend takes no operation" if not claimed else "the backend gives no debug map")
     if without:
-        raise Fault(f"`{without[0]}`: a partition has no debug map, as others have")
+        raise Fault(f"`{without[0]}`: a partition has no debug map, where other partitions have a map")
     return f"{with_map} partitions"
 
 
@@ -137,7 +137,7 @@ def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int])
         handle = node.meta.get("debug_handle")
         if node.op == "call_function" and handle:
             nodes.setdefault(handle, node)
-            if list(tensors_of(node)):  # what computes sizes may be no instruction of a delegate
+            if list(tensors_of(node)):  # size arithmetic may have no instruction in a delegate
                 needed.add(handle)
     lost = sorted(needed - told)
     if lost:

@@ -1,4 +1,4 @@
-"""What checks use to look at a backend more closely: programs rich in what may go wrong, and a run half to watch."""
+"""Helpers by which checks examine a backend: programs that cover likely faults, and a run half to watch."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
             if len(claimed) < LEAST and case.name not in SAMPLE:
                 claimed += bench.claimed([case])
     if not claimed:
-        raise NotClaimedError("the backend takes nothing of any program")
+        raise NotClaimedError("the backend takes no operation of any program")
     return claimed[:MOST]
 
 
 def probe(bench: Bench, cases: Sequence[Case], *names: str) -> Case:
-    """Return the first program, of those named or else of the sample, of which the backend takes something."""
+    """Return the first program, of the named or else of the sample, of which the backend takes an operation."""
     by_name = {case.name: case for case in cases}
     claimed = bench.claimed([by_name[name] for name in names if name in by_name])
     return claimed[0] if claimed else sample(bench, cases)[0]
@@ -60,7 +60,7 @@ Run = Callable[[Delegate, list[Tensor]], Sequence[object]]
 
 
 def watched(kind: type[Delegate], load: Load | None = None, run: Run | None = None) -> type[Delegate]:
-    """Return a run half that stands before another one; both functions see tensors, whatever that one takes."""
+    """Return a run half that wraps another run half; both functions see tensors, whatever the inner run half takes."""
     kind = of_tensors(kind)
 
     class Watched(Delegate):
@@ -78,7 +78,7 @@ def watched(kind: type[Delegate], load: Load | None = None, run: Run | None = No
 
 
 def of_tensors(kind: type[Delegate]) -> type[Any]:
-    """Return a run half that takes and returns tensors, over one of NumPy's arrays; it is its `inner`."""
+    """Return a run half that takes and returns tensors, around a run half for NumPy's arrays: its `inner`."""
     if kind.arrays == "torch":
         return kind
 

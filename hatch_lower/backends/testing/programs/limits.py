@@ -59,7 +59,7 @@ def counting(self: Program, x: Tensor) -> object:
 
 
 def draw_pairs(dtype: str, data: Data) -> tuple[Tensor, ...]:
-    # numbers near the limits of a dtype, and near those of narrower dtypes
+    # numbers near the limits of a dtype, and near the limits of narrower dtypes
     limits = torch.iinfo(DTYPES[dtype])
     lower = (limits.min, limits.min + 1, limits.min // 2 - 1, -1, 0, 2) if limits.min else (0, 1, 2, 3)
     numbers = {*lower, 7, limits.max // 3, limits.max // 2 + 1, limits.max - 1, limits.max}

@@ -135,7 +135,7 @@ def perceptron(self: Program, x: Tensor) -> object:
 
 
 def mixing(self: Program, x: Tensor, whole: Tensor, flags: Tensor) -> object:
-    # dtypes that meet: what eager promotes, and numbers that do not change a tensor's dtype
+    # mixed dtypes: eager's promotions, and numbers that do not change a tensor's dtype
     return x + whole, whole * 0.5, flags + whole, x * flags, whole / 2, flags.sum()
 
 
@@ -145,7 +145,7 @@ def creation(self: Program, x: Tensor) -> object:
 
 
 def fused(self: Program, image: Tensor) -> object:
-    # what `docs/demo_backend` fuses and splits
+    # the operations that `docs/demo_backend` fuses and splits
     activated = F.relu(F.conv2d(image, self.weight, self.bias, padding=1))
     return torch.tan(activated * 0.25) * self.scale
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Calls, Case, Data, Program, drawn, plain, sizes
 
-# (height, width) before and after: rounding decides on places of some, others have sizes of 1
+# (height, width) before and after: rounding decides on some places, and some sizes are 1
 PAIRS = (((25, 25), (50, 50)), ((26, 14), (64, 7)), ((28, 7), (64, 32)), ((5, 7), (1, 1)), ((1, 1), (3, 5)))
 
 

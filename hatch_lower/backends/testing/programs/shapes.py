@@ -143,7 +143,7 @@ def constants_returned(self: Program, x: Tensor) -> object:
 
 
 def chain(self: Program, x: Tensor) -> object:
-    # much that is needed long after it was made
+    # many values that are needed long after they were made
     first = torch.sin(x)
     second = first + 1
     third = second * first

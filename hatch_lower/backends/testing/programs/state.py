@@ -23,7 +23,7 @@ def every_kind(self: Program, x: Tensor) -> object:
 
 
 def every_constant(data: Data) -> Program:
-    # one of the constants is unused, and two are one tensor
+    # a constant is unused, and two are the same tensor
     tied = torch.nn.Parameter(data.draw(3))
     program = module(
         every_kind,
@@ -97,12 +97,12 @@ def writing_to_part_of_input(self: Program, x: Tensor) -> object:
 
 
 def large_weight() -> Case:
-    # shows whether weights are copied; it is no case of its own
+    # shows whether weights are copied; not a case of its own
     return Case("constants/large", weighted(lambda self, x: x @ self.weight, weight=(SIDE, SIDE)), drawn((1, SIDE)))
 
 
 def large_values() -> Case:
-    # shows whether memory is given back; it is no case of its own
+    # shows whether memory is given back; not a case of its own
     square = (SIDE // 4, SIDE // 4)
     return Case("state/large values", weighted(scaled, scale=square), drawn(square))
 
