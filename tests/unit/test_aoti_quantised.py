@@ -130,8 +130,8 @@ def test_quantisations_without_code_are_not_taken() -> None:
 
     found = AotiPartitioner(parse_options({})).partition(edge_of(Others(), torch.ones(2, 3, dtype=torch.float16)))
     assert set(found.reasons.values()) == {
-        "inductor has no native code that quantises float16",
-        "inductor has no native code for a quantisation without zero points",
+        "inductor has no native code that quantizes float16",
+        "inductor has no native code for a quantization without zero points",
     }
 
 

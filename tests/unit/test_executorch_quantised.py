@@ -254,14 +254,14 @@ def test_a_layer_whose_result_is_used_as_floats_too_stays_outside() -> None:
 
 
 def test_a_program_that_executorch_cannot_load_is_an_error_of_the_build() -> None:
-    with pytest.raises(BackendError, match="lowered a quantised partition to a program that it cannot load"):
+    with pytest.raises(BackendError, match="lowered a quantized partition to a program that it cannot load"):
         refuse_unusable(SimpleNamespace(buffer=b"\0" * 64, _tensor_data={}))
 
 
 def test_a_program_that_executorch_cannot_run_is_an_error_of_the_build() -> None:
     module, inputs = mlp()
     (partition,) = delegates(lower(torch.export.export(module, inputs)))
-    with pytest.raises(BackendError, match="lowered a quantised partition to a program that it cannot run"):
+    with pytest.raises(BackendError, match="lowered a quantized partition to a program that it cannot run"):
         refuse_unusable(SimpleNamespace(buffer=partition.processed_bytes, _tensor_data={}))  # without its weights
 
 

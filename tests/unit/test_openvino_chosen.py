@@ -1,4 +1,4 @@
-"""OpenVINO computes what is quantised by the numbers of each call, and rounds where eager rounds."""
+"""OpenVINO computes dynamic quantization, and rounds where eager rounds."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def other_numbers(x: Tensor) -> Tensor:
         (scale_outside, "uses a scale, which OpenVINO has in float32"),
         (integers_outside, "is used as integers"),
         (two_choices, "its scale is not a result of `choose_qparams`"),
-        (other_integers, "has integers that were quantised elsewhere"),
+        (other_integers, "has integers that were quantized elsewhere"),
         (other_numbers, "quantizes other numbers than the numbers that its scale was chosen for"),
     ],
 )

@@ -31,9 +31,9 @@ def why_not_quantised(node: Node) -> str:
     given = named_arguments(node)
     values = given["input"].meta["val"]
     if "zero_points" in given and given["zero_points"] is None:
-        return "inductor has no native code for a quantisation without zero points"
+        return "inductor has no native code for a quantization without zero points"
     if values.dtype.is_floating_point and values.dtype not in (torch.float32, torch.bfloat16):
-        return f"inductor has no native code that quantises {dtype_name(values.dtype)}"
+        return f"inductor has no native code that quantizes {dtype_name(values.dtype)}"
     return ""
 
 
@@ -62,7 +62,7 @@ def write_dequantise(
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A dequantised operand of a product: its integers, scale and zero point, nodes of the partition or numbers."""
+    """A dequantized operand of a product: its integers, scale and zero point, nodes of the partition or numbers."""
 
     integers: Node
     scale: Any

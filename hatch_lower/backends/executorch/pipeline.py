@@ -195,9 +195,9 @@ def call_with_zeros(program: Path, weights: Path | None) -> None:
 
 def unusable(what: str, error: RuntimeError) -> BackendError:
     return BackendError(
-        f"ExecuTorch lowered a quantised partition to a program that it cannot {what}",
+        f"ExecuTorch lowered a quantized partition to a program that it cannot {what}",
         found=str(error),
-        hint="leave an operation of it unquantised, or name its operator in the recipe's option `exclude`",
+        hint="leave an operation of it unquantized, or name its operator in the recipe's option `exclude`",
     )
 
 

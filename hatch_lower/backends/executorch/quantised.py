@@ -67,7 +67,7 @@ def find_products(
             needed = tuple(each for each in found if each is not node)
             products.append(Product(node, needed, why_not_product(node, needed)))
         else:
-            reason = f"XNNPACK does not take this call of `{name}` with quantised weights{stated(config, copy)}"
+            reason = f"XNNPACK does not take this call of `{name}` with quantized weights{stated(config, copy)}"
             products.append(Product(node, (weight,), reason))
     return products
 
@@ -110,7 +110,7 @@ def why_not_quantised(node: Node, *, finite: bool) -> str:
 
 
 def moved(node: Node) -> set[Node]:
-    """Return the dequantise operations whose numbers are quantised as they are."""
+    """Return the dequantize operations whose numbers are quantized as they are."""
 
     def sources(each: Node) -> list[Node]:
         return each.all_input_nodes if str(torch_operator(each.target)) in MOVES else []

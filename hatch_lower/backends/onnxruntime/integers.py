@@ -27,7 +27,7 @@ BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A dequantised operand of a product."""
+    """A dequantized operand of a product."""
 
     source: ir.Node  # its `DequantizeLinear`
     integers: ir.Value
@@ -56,7 +56,7 @@ class Factor:
 
 
 def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
-    """Write products of quantised operands as products of integers; of the inputs, `constants` stand for constants."""
+    """Write products of quantized operands as products of integers; of the inputs, `constants` stand for constants."""
     known = known_at_load(graph, constants)
     for node in list(graph):
         if node.op_type == "MatMulInteger" and node.inputs[1] not in known:
@@ -167,7 +167,7 @@ class Place:
         self._node = node
 
     def spell_out(self) -> None:
-        """Dequantise by arithmetic."""
+        """Dequantize by arithmetic."""
         source = self._node
         rank, axis = rank_of(source.inputs[0]), source.attributes.get_int("axis", 1)
         sizes = self._literal(np.array([-1 if dim == axis % max(rank, 1) else 1 for dim in range(rank)]))

@@ -38,7 +38,7 @@ class TimedOnnxruntimeDelegate(CountedRuns, OnnxruntimeDelegate):
 
 def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxruntimeDelegate:
     folder = Path(tempfile.mkdtemp(prefix="hatch-lower-"))
-    # nobody reads the weights that go with the optimised model
+    # nobody reads the weights that go with the optimized model
     (folder / WEIGHTS).symlink_to("/dev/null")
 
     def adjust(options: SessionOptions) -> None:

@@ -5,7 +5,7 @@ other user. So an additional, unused result of the model keeps the two apart. Fo
 for models of two operations:
 
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
-  interpolation and a normalisation. `torch.rsqrt` is a quotient with the constant 1.
+  interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
 - Behind a reduction, all elements meet the first number of a constant with several numbers.
 - Behind a reduction, some elements of a quotient by a constant are wrong.
 """

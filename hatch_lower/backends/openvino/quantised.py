@@ -52,7 +52,7 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
         if name == QUANTISE_CHOSEN and any(user not in group for user in member.users):
             return f"`{member.name}` is used as integers"
         if name == DEQUANTISE_CHOSEN and given not in group:
-            return f"`{member.name}` has integers that were quantised elsewhere"
+            return f"`{member.name}` has integers that were quantized elsewhere"
         if reason := why_not(member):
             return reason if member is node else f"it belongs to `{member.name}`: {reason}"
     return ""
