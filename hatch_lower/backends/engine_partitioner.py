@@ -154,7 +154,7 @@ def why_not_dimension(node: Node) -> str:
     if dims in (None, [], ()) or not isinstance(source, Node):
         return ""
     is_scalar = any(value.dim() == 0 for value in tensors_of(source))
-    return f"`{target}` names a dimension of `{source.name}`, which has none" if is_scalar else ""
+    return f"`{target}` names a dimension of `{source.name}`, which has no dimensions" if is_scalar else ""
 
 
 def arguments_of(node: Node) -> dict[str, Any]:

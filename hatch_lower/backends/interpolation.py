@@ -39,14 +39,14 @@ def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
     source, factors = named_arguments(node)["input"].meta["val"], named_arguments(node).get("scale_factors")
     takes_nearest = is_nearest(node)
     if takes_nearest and source.dtype is torch.float64 and regular_factors(node) is None:
-        return "of float64, the layout decides on the places that eager takes elements of"
+        return "for float64, eager's choice of elements depends on the memory layout"
     if factors is None:
         return ""
     for size, factor in zip(source.shape[2:], factors, strict=True):
         # For channels-last images, eager ignores factors that give exactly 1 or 2 times the size.
         rest = factor - math.floor(factor)
         if takes_nearest and 1 < factor < 3 and rest and least(size, ranges) * rest < 1:
-            return f"a few elements times {factor} are as many as times {int(factor)}, and the layout decides on places"
+            return f"few elements times {factor} are as many as times {int(factor)}, where eager depends on the layout"
         if not (doubles and takes_nearest) and not is_held(size, factor):
             return f"the engine computes the size of a result in float32, which does not hold {factor} times a size"
     return ""

@@ -209,7 +209,7 @@ def test_no_compiler(project: Callable[[str], Project]) -> None:
     assert message_of(project("mixed"), {"CXX": "/nowhere/g++", "PATH": "/nowhere"}) == (
         """no C++ compiler was found, and the backend `aoti` needs one to build
   found: CXX is '/nowhere/g++', which is not a program
-  to do: install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"""
+  to do: install a compiler (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"""
     )
 
 

@@ -524,7 +524,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert str(caught.value) == (
         "no C++ compiler was found, and the backend `aoti` needs one to build\n"
         "  found: neither `g++` nor `clang++` is on PATH\n"
-        "  to do: install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"
+        "  to do: install a compiler (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"
     )
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BackendError, match="no C\\+\\+ compiler") as caught:

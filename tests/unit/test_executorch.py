@@ -890,7 +890,7 @@ def test_numbers_that_stay_outside_and_why(function: Any, options: Any, operator
 
 def test_a_size_is_not_inferred_beside_one_that_may_be_zero() -> None:
     module = Module(lambda self, x: (x + 1).view(x.shape[0], -1, 2))
-    for least, expected in ((0, "leaves a size to be inferred, and another may be 0"), (2, "")):
+    for least, expected in ((0, "leaves a size to be inferred, and another size may be 0"), (2, "")):
         rows, columns = Dim("rows", min=least, max=4), Dim("half", min=max(least, 1), max=4)
         program = export(module, torch.ones(3, 4), dynamic_shapes={"args": ({0: rows, 1: 2 * columns},)})
         assert expected in taken(program)[1].get("aten.view.default", "")

@@ -472,8 +472,8 @@ def test_a_group_norm_of_no_elements_is_eagers(tmp_path: Path) -> None:
         (nn.AvgPool2d((3, 2), stride=(2, 1)), ""),
         (nn.AvgPool2d(3, 2, ceil_mode=True), ""),
         (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), ""),
-        (nn.AvgPool2d(3, 2, 1), "a pool of averages that counts its padding is not taken"),
-        (nn.AvgPool2d(2, divisor_override=3), "a pool of averages with a divisor of its own is not taken"),
+        (nn.AvgPool2d(3, 2, 1), "an average pool that counts its padding is not taken"),
+        (nn.AvgPool2d(2, divisor_override=3), "an average pool with a divisor of its own is not taken"),
     ],
 )
 def test_pools_of_averages_are_taken_where_they_are_eagers(pool: nn.Module, reason: str, tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_dimensions_of_scalars_and_ranges_of_fractions_are_left(tmp_path: Path) 
     module = Apply(lambda x: ((x.sum() * 2).sum(0), x.sum()[None] * 2, torch.arange(0.1, 1.1) + x))
     reasons = set(check(module, tmp_path, (torch.randn(3),)).reasons["forward"].values())
     assert reasons == {
-        "`aten.sum.dim_IntList` names a dimension of `aten_mul_tensor`, which has none",
+        "`aten.sum.dim_IntList` names a dimension of `aten_mul_tensor`, which has no dimensions",
         "a range of fractions is not taken",
     }
 
@@ -1050,7 +1050,7 @@ def test_a_model_reads_no_file_but_its_constants(net: Made, tmp_path: Path) -> N
         blob.path.write_bytes(model.SerializeToString())
         with pytest.raises(ProgramError, match="ONNX Runtime refuses a model") as caught:
             of_tensors(OnnxruntimeDelegate).load(blob, net.constants)
-        assert "no file of its constants" in caught.value.found
+        assert "not a file of its constants" in caught.value.found
 
 
 @pytest.mark.parametrize(("domain", "name"), [("evil", "Relu"), ("com.microsoft", "EPContext"), ("", "PyOp")])

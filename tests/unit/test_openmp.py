@@ -118,7 +118,7 @@ def test_a_second_openmp_library_is_refused_before_it_is_in_the_process(tmp_path
     said, mapped, opened = in_a_fresh_process(SECOND, library, other if loaded else "", json.dumps(facts))
     there = f"`libomp.so.5` ({other})" if loaded else "`libomp.so.5`"
     assert said == (
-        "a compiled partition would bring a second OpenMP library into the process\n"
+        "a compiled partition would load a second OpenMP library into the process\n"
         f"  where: {library}\n"
         f"  found: it needs {there}, and torch runs on {torchs_openmp()}\n"
         "  to do: install torch from the source of the wheel's builder, or load a recipe without `aoti`"
@@ -206,6 +206,6 @@ def test_a_library_for_a_newer_system_says_so(tmp_path: Path) -> None:
     assert caught.value.where == str(library)
     assert "version `GLIBC_9.9' not found" in caught.value.found
     assert caught.value.hint == (
-        "this system is older than the wheel's tag allows: build the wheel on one as old as this, or load a recipe "
-        "without `aoti`"
+        "this system is older than the wheel's tag allows: build the wheel on a system as old as this, or load a "
+        "recipe without `aoti`"
     )

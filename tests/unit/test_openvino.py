@@ -452,7 +452,7 @@ CALLS: Mapping[str, tuple[Callable[[Tensor], Any], str]] = {
     "mean_dim": (lambda x: ATEN.mean.dim(x, [], True), NONE_OF_THEM),
     "index_select_default": (
         lambda x: x.index_select(1, torch.tensor(1)),
-        "its index is a number, and OpenVINO gives a dimension less",
+        "its index is a scalar, and OpenVINO's result lacks a dimension",
     ),
 }
 NUMBER_CALLS: Mapping[str, Callable[[Tensor], Any]] = {

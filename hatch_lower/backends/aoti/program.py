@@ -18,5 +18,5 @@ def find_program() -> str:
     raise BackendError(
         "no C++ compiler was found, and the backend `aoti` needs one to build",
         found=f"CXX is {named!r}, which is not a program" if named else "neither `g++` nor `clang++` is on PATH",
-        hint="install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path",
+        hint="install a compiler (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path",
     )

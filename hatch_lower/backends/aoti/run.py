@@ -81,7 +81,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
     foreign = foreign_openmp(openmp)
     if foreign:
         raise ProgramError(
-            "a compiled partition would bring a second OpenMP library into the process",
+            "a compiled partition would load a second OpenMP library into the process",
             where=str(blob.path),
             found=foreign,
             hint="install torch from the source of the wheel's builder, or load a recipe without `aoti`",
@@ -142,7 +142,9 @@ def refusal(library: Path, message: str) -> ProgramError:
     found = message.splitlines()[0]
     hint = "install the torch version that the wheel requires, or build the wheel again"
     if re.search(r"version `[^']+' not found", found):
-        hint = "this system is older than the wheel's tag allows: build the wheel on one as old as this, or load a "
+        hint = (
+            "this system is older than the wheel's tag allows: build the wheel on a system as old as this, or load a "
+        )
         hint += "recipe without `aoti`"
     hint = reading_hint(found, hint)
     return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)

@@ -31,7 +31,7 @@ def why_not_norm(node: Node) -> str:
         return f"a result of `{name}` beside the first is used"
     fixed = sizes[1:2] if "group" in given else given.get("normalized_shape", ())
     if not all(isinstance(size, int) for size in fixed):
-        return f"XNNPACK can compute `{name}` of a number of elements that is known when the model is built only"
+        return f"XNNPACK can compute `{name}` only of a number of elements that is known at build time"
     if "training" in given and sizes[0] != 1:
         return f"XNNPACK can compute `{name}` for each image by itself only"
     if inner_shape(node) is not None and sum(not isinstance(size, int) for size in sizes) > 1:

@@ -91,7 +91,7 @@ def is_bounded(node: Node, ranges: Ranges) -> bool:
 def why_not_view(node: Node, ranges: Ranges) -> str:
     sizes = node.meta["val"].shape
     if -1 in view_sizes(node) and any(may_be_zero(size, ranges) for size in sizes):
-        return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another may be 0"
+        return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another size may be 0"
     return why_not_numbers(node, ranges)
 
 

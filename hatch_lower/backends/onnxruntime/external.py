@@ -30,7 +30,9 @@ def refuse_files(model: bytes, known: Collection[bytes]) -> None:
     """Raise `ValueError` if the data of a tensor lie in another file than the known ones."""
     for value in external_values(model):
         if value not in known and not NUMBER.fullmatch(value):
-            raise ValueError(f"data of a tensor in {value.decode('utf-8', 'replace')!r:.200}, no file of its constants")
+            raise ValueError(
+                f"data of a tensor in {value.decode('utf-8', 'replace')!r:.200}, not a file of its constants"
+            )
 
 
 def external_values(model: bytes) -> Iterator[bytes]:

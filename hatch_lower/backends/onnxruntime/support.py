@@ -116,7 +116,7 @@ def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> s
     if points in constants:
         values, limits = constants[points], torch.iinfo(given["dtype"])
         if values.numel() and not limits.min <= values.min() <= values.max() <= limits.max:
-            return f"`{points.name}` holds zero points that `{dtype_name(given['dtype'])}` has not"
+            return f"`{points.name}` holds zero points outside of `{dtype_name(given['dtype'])}`"
         convolved = any(torch_operator(user.target) is torch.ops.aten.convolution.default for user in node.users)
         if convolved and values.numel() and values.min() != values.max():
             return f"`{points.name}` holds different zero points for the channels of a convolution"
@@ -230,9 +230,9 @@ def limit_convolution(given: Mapping[str, Any]) -> str:
 def limit_average(given: Mapping[str, Any]) -> str:
     # The translation passes over the divisor; ONNX Runtime 1.23 counts elements behind the padding, too.
     if given["divisor_override"] is not None:
-        return "a pool of averages with a divisor of its own is not taken"
+        return "an average pool with a divisor of its own is not taken"
     counted = given["count_include_pad"] and any(given["padding"])
-    return "a pool of averages that counts its padding is not taken" if counted else ""
+    return "an average pool that counts its padding is not taken" if counted else ""
 
 
 def limit_product(given: Mapping[str, object]) -> str:
@@ -271,13 +271,13 @@ def limit_index(given: Mapping[str, Any]) -> str:
 def limit_scatter(given: Mapping[str, Any]) -> str:
     # ONNX Runtime needs as many places as values, and checks only at run time; sizes are compared by name.
     places, values = (tuple(map(str, given[name].meta["val"].shape)) for name in ("index", "src"))
-    return "" if places == values else "values of which only some are scattered are not taken"
+    return "" if places == values else "scattering only some of the values is not taken"
 
 
 def limit_zero_point(given: Mapping[str, Any]) -> str:
     limits = torch.iinfo(given["dtype"])
     if isinstance(given["zero_point"], int) and not limits.min <= given["zero_point"] <= limits.max:
-        return f"a zero point of {given['zero_point']}, which `{dtype_name(given['dtype'])}` has not, is not taken"
+        return f"a zero point of {given['zero_point']} outside of `{dtype_name(given['dtype'])}` is not taken"
     return ""
 
 

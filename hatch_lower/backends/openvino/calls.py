@@ -80,7 +80,7 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
         if before != after and after not in FLOATING and not makes_exact_integers(node):
-            return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
+            return f"OpenVINO converts {dtype_name(before)} to {dtype_name(after)} differently"
     return ""
 
 
@@ -117,7 +117,7 @@ def why_not_lookup(name: str, node: Node) -> str:
     if not found:
         return f"`{name}` has several indices, which cannot be passed to OpenVINO as a single index"
     if name == "aten.index_select.default" and not found[0].indices.meta["val"].dim():
-        return "its index is a number, and OpenVINO gives a dimension less"
+        return "its index is a scalar, and OpenVINO's result lacks a dimension"
     dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
     return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
 

@@ -38,13 +38,13 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
             first_result = bench.partitioner().partition(first)
             second_result = bench.partitioner().partition(second)
         if first_result.tagged_exported_program is not first or description(first) != before:
-            raise Fault(f"`{case.name}`: the partitioner changes the program beside its tags")
+            raise Fault(f"`{case.name}`: the partitioner changes the program apart from its tags")
         answers = [
             (tags_of(program), result.partition_tags, result.reasons)
             for program, result in ((first, first_result), (second, second_result))
         ]
         if answers[0] != answers[1]:
-            raise Fault(f"`{case.name}`: a second partitioner says something else of the same program")
+            raise Fault(f"`{case.name}`: a second partitioner partitions the same program differently")
     return f"{len(chosen)} programs"
 
 
