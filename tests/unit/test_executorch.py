@@ -877,7 +877,7 @@ def test_views_sizes_and_copies_alone_are_worth_no_call() -> None:
     [
         (lambda self, x: x * x.shape[0], {}, "aten.mul.Tensor", "XNNPACK takes no size or number that is known at run"),
         (lambda self, x: x * (x.shape[0] - 3), WHOLE, "aten.mul.Tensor", "which may be negative and so is not a size"),
-        (lambda self, x: x * x.shape[0] ** 0.5, WHOLE, "aten.mul.Tensor", "known at run time only and no size"),
+        (lambda self, x: x * x.shape[0] ** 0.5, WHOLE, "aten.mul.Tensor", "known at run time only and is not a size"),
         (lambda self, x: x * x.shape[0] ** 2, WHOLE, "pow", "ExecuTorch's runtime has no `_operator.pow` for sizes"),
     ],
 )

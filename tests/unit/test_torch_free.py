@@ -110,7 +110,7 @@ def test_a_promise_is_refused_with_the_operation_and_its_source_line(shop: Works
         "the recipe is `torch-free`, but its program needs torch\n"
         "  where: model `net`, recipe `default`\n"
         "  found: `aten.special_bessel_j0.default` in method `forward` at net.py:11: onnxruntime: ONNX"
-        " Runtime has nothing that is known to give eager's results for `aten.special_bessel_j0.default`\n"
+        " Runtime is not known to give eager's results for `aten.special_bessel_j0.default` with any dtypes\n"
         "  to do: write the model without these operations, or in a form that a backend takes; or set `torch-free` of"
         " the recipe to false"
     )
