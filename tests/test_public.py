@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import hatch_lower
 from hatch_lower.errors import LowerError
