@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from support.venv import run
@@ -52,6 +53,10 @@ def make_environment(folder: Path) -> Path:
     run([sys.executable, "-m", "venv", "--without-pip", folder]).check()
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    if find_spec("hatch") is None:  # a page may install it; its command is one of `COMMANDS`
+        written = site / "hatch-1.99.dist-info"
+        written.mkdir()
+        (written / "METADATA").write_text("Metadata-Version: 2.1\nName: hatch\nVersion: 1.99\n")
     for name, line in COMMANDS.items():
         path = folder / "bin" / name
         path.write_text(f"#!/bin/sh\n{line}\n")
