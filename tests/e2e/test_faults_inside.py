@@ -177,14 +177,14 @@ MESSAGES = {
     "begin weights": "the backend `faulty` changed the model's weights\n"
     f"  where: {PLACE}, method `forward`\n"
     "  found: other contents after `preprocess` than before\n"
-    "  to do: copy what is changed: override `copy_exported_program_for_preprocess`",
+    "  to do: override `copy_exported_program_for_preprocess` to copy the tensors that `preprocess` changes",
     "partition program": "the partitioner changed the program\n"
     f"  where: {PLACE}, `FaultyPartitioner.partition`\n"
     "  found: another graph than before: an operation, an argument, a literal or a signature differs\n"
     "  to do: only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
-    "preprocess type": "the backend `faulty` returned something else than a `PreprocessResult`\n"
+    "preprocess type": "the backend `faulty` did not return a `PreprocessResult`\n"
     f"  where: {PLACE}, method `forward`\n  found: 42\n"
-    "  to do: define `preprocess(edge_program, compile_specs)` as a static method that returns one",
+    "  to do: define `preprocess(edge_program, compile_specs)` as a static method that returns the result",
     "preprocess text": wrong_field("processed_bytes", "bytes", "'a text'"),
     "preprocess suffix": wrong_field(
         "suffix", "the end of a file's name: letters, digits, dots, dashes", "'../../../escaped'"

@@ -425,7 +425,7 @@ FEW = "the backend `AnsweringBackend` must return 2 results for the method `one`
         ("a method is missing", "the backend `AnsweringBackend` must return 1 results for the method `two`"),
         ("no mapping", "the backend `AnsweringBackend` returned no mapping"),
         ("nothing", "the backend `AnsweringBackend` returned no mapping"),
-        ("no results", "the backend `AnsweringBackend` returned something else than a `PreprocessResult`"),
+        ("no results", "the backend `AnsweringBackend` did not return a `PreprocessResult`"),
     ],
 )
 def test_13_a_backends_wrong_answer_is_refused_at_once(

@@ -205,7 +205,7 @@ def test_nodes_that_need_their_own_result_are_refused() -> None:
         "the nodes of `tag` cannot run as one call: a path leaves them and comes back\n"
         "  where: tag `tag`\n"
         f"  found: `aten_sin_default` → `aten_exp_default` → `{last}`\n"
-        "  to do: take the nodes between them too, or split them"
+        "  to do: take the nodes on the path too, or split the group"
     )
     assert str(program.graph) == before
     for nodes in ([], [program.graph.output_node()]):

@@ -96,5 +96,5 @@ def test_what_is_not_owned_is_an_input(is_submodule: bool) -> None:
 
 def test_new_state_that_is_used_elsewhere_cannot_be_owned() -> None:
     owner = tagged(Counter(returned=True), lambda node: True)
-    with pytest.raises(PartitionError, match="the new value of the buffer `total` is used for something else too"):
+    with pytest.raises(PartitionError, match="the new value of the buffer `total` has another use"):
         take(owner)

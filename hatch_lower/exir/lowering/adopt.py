@@ -20,8 +20,8 @@ from hatch_lower.runtime.torch_private import trees
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> None:
-    """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place."""
-    # each module is replaced by a copy with debug handles, above `handle`, and names of constants of its own here
+    """Make calls of lowered modules take and return flat tuples, as in a newly lowered program, in place."""
+    # each module is replaced by a copy with debug handles above `handle` and with unique names of constants
     copies: dict[int, LoweredBackendModule] = {}
     for inner in graph_modules(module):
         for name, lowered, node in get_lowered_submodules(inner):
@@ -36,8 +36,8 @@ def adopt_lowered(module: GraphModule, handle: int) -> None:
 
 
 def highest_debug_handle(module: GraphModule) -> int:
-    """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
-    # lowered modules' too: theirs are the model's numbers
+    """Return the highest debug handle in a graph, its nested graphs and its lowered modules, or 0."""
+    # handles of lowered modules are numbers of the model too
     handles = [node.meta.get("debug_handle") or 0 for node in all_nodes(module)]
     lowered = [
         called.original_module.graph_module
@@ -60,7 +60,7 @@ def flatten_results(call: Node, spec: trees.TreeSpec) -> None:
 
 
 def take_leaves(call: Node, node: Node, spec: trees.TreeSpec, first: int) -> None:
-    """Let the `getitem`s of a container, in which the leaf `first` is the first one, take leaves of the call."""
+    """Replace the `getitem`s of a container, whose first leaf is number `first`, by `getitem`s of the call."""
     places: dict[Any, tuple[int, trees.TreeSpec]] = {}
     for key, child in zip(keys_of(spec), spec.children(), strict=True):
         places[key] = first, child

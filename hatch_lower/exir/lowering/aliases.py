@@ -1,4 +1,4 @@
-"""State that goes by several names, or of which a name is a view, as one tensor: torch decomposes no other program."""
+"""State under several names as views of a single tensor: torch decomposes no other program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Name(Frozen):
-    """One of the names of a piece of memory."""
+    """A name of a piece of memory."""
 
     spec: InputSpec
     node: Node
@@ -40,7 +40,7 @@ class Name(Frozen):
 
 
 def without_aliases(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which all names of memory that is changed are views of one input."""
+    """Return a program in which all names of changed memory are views of a single input."""
     if not names_of_state(program):
         return program
     copied = copy_program(program)
@@ -66,8 +66,8 @@ def without_aliases(program: ExportedProgram) -> ExportedProgram:
 
 
 def names_of_state(program: ExportedProgram) -> list[list[Name]]:
-    """Return the names of each piece of memory that a program changes, where there are several."""
-    if mutated_targets(program):  # it is decomposed
+    """Return the names of each changed piece of memory that has several names."""
+    if mutated_targets(program):  # decomposed already
         return []
     names = [
         Name(spec, node, tensor)
@@ -83,7 +83,7 @@ def names_of_state(program: ExportedProgram) -> list[list[Name]]:
 
 
 def base_of(names: Sequence[Name], program: ExportedProgram) -> Name:
-    """Return the name that all memory of a group is reached by: one of these, or a new one of a row of elements."""
+    """Return the name that covers the memory of a group: a name of the group, or a new flat buffer."""
     dtypes = {name.tensor.dtype for name in names}
     if len(dtypes) > 1:
         raise EdgeError(
@@ -110,7 +110,7 @@ def base_of(names: Sequence[Name], program: ExportedProgram) -> Name:
 
 
 def replace_by_view(name: Name, base: Name, program: ExportedProgram) -> None:
-    # by slices and views where these are enough: more engines take these than `as_strided`
+    # by slices and views where possible: more engines take slices and views than `as_strided`
     tensor, first = name.tensor, name.span.start - base.span.start
     steps: list[tuple[Any, tuple[object, ...]]] = []
     if name.geometry != base.geometry and tensor.is_contiguous() and base.tensor.is_contiguous():

@@ -15,12 +15,12 @@ def place_operation(
     error: OperationError,
     candidates: Iterable[tuple[str, ExportedProgram, LocalProgram, ExportedProgram | None]],
 ) -> None:
-    """Let an error name the method of its operation, and have the stack of the line that calls the operation.
+    """Add the method of the failed operation, and the stack of its source line, to an error in place.
 
     Args:
-        error: with a node of one of the programs.
-        candidates: of each partition the method, the program that its backend got, and the partition without and with
-            the names, handles and stacks of the model.
+        error: an error whose node is in one of the programs.
+        candidates: for each partition the method, the program that the backend got, the local form, and the partition
+            with the names, handles and stacks of the model, if known.
     """
     node = error.node
     for method, given, local, owner in candidates:

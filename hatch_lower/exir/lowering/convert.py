@@ -31,11 +31,11 @@ from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import Verifier, name_after_target
 
-# says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
+# metadata key of an exported operation: its operator, and whether the operation stays whole; torch never copies the key
 KEPT = "hatch_lower_kept"
 
-ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what torch calls for attention here
-CHECK_WITH_RESULT = torch.ops.aten._functional_assert_async.msg  # which stands for the order of checks
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # torch's attention on a CPU
+CHECK_WITH_RESULT = torch.ops.aten._functional_assert_async.msg  # its result keeps checks in order
 
 Wanted = Callable[[Node], bool]
 
@@ -43,7 +43,7 @@ Wanted = Callable[[Node], bool]
 def decompose(
     program: ExportedProgram, keep: Sequence[OpOverload], keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({})
 ) -> ExportedProgram:
-    """Return `program` in core ATen ops, functional, with the ops of `keep`, and operations of `keep_nodes`, whole."""
+    """Return `program` in functional core ATen ops; ops of `keep` and the chosen calls of `keep_nodes` stay whole."""
     program = without_regions(program)
     table: Any = default_decompositions()
     table[ATTENTION] = decompose_attention
@@ -53,7 +53,7 @@ def decompose(
     born: set[OpOverload] = set()
     decomposed = decompose_unwanted(program, table, some, born)
     if born:
-        # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
+        # decompositions of other operators call these: decompose the callers first, so that every call is a node
         program = program.run_decompositions(
             {op: decomposition for op, decomposition in table.items() if op not in some}
         )
@@ -71,8 +71,8 @@ def decompose_attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # The result lies in memory as the query does, which torch's own decomposition does not see to: a `view` of the
-    # result, as GPT-2 has one, could then not be decomposed.
+    # The result has the query's order in memory, which torch's own decomposition does not keep: a `view` of the result,
+    # as in GPT-2, could then not be decomposed.
     result, weights = torch.ops.aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=query.size(1) != key.size(1)
     )
@@ -86,10 +86,10 @@ def decompose_unwanted(
     some: Mapping[OpOverload, Wanted],
     born: set[OpOverload],
 ) -> ExportedProgram:
-    """Return `program` decomposed, but for operations wanted whole: those of `some` for which its function is true."""
-    # `born` is extended by ops of `some` that decompositions of others call
+    """Decompose `program`, except for the operations for which the function in `some` is true."""
+    # `born` collects the ops of `some` that decompositions of other operators call
     own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
-    # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
+    # marked on the program itself: torch would record a copy's nodes as the ancestors of new nodes
     marked = [node for node in all_nodes(program.graph_module) if node.op == "call_function"] if some else []
     for node in marked:
         target: Any = node.target
@@ -106,7 +106,7 @@ def decompose_unwanted(
 def decompose_unmarked(
     op: OpOverload, decomposition: Callable[..., object], born: set[OpOverload], *args: object, **kwargs: object
 ) -> object:
-    # called while torch traces the program operation by operation; it keeps what it is told is not implemented
+    # called while torch traces the program; `NotImplemented` makes torch keep the operation whole
     target, wanted = get_current_meta().get(KEPT, (None, False))
     if target is op and wanted:
         return NotImplemented
@@ -122,9 +122,9 @@ def to_edge(
     keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({}),
 ) -> ExportedProgram:
     """Convert a program, as `torch.export.export` returns it, to the edge dialect."""
-    # Every operation has a debug handle; operations that come from the same operation of `program` share one. `keep`
-    # are ops that are not decomposed, `keep_nodes` ops of which some operations are not, and which: a function of the
-    # exported node.
+    # Every operation gets a debug handle; operations from the same operation of `program` share a handle. Ops of `keep`
+    # are not decomposed. `keep_nodes` maps an op to a function of the exported node that is true for the calls to keep
+    # whole.
     try:
         aten = decompose(program, keep, keep_nodes)
         replace_targets(aten.graph_module)
@@ -139,7 +139,7 @@ def to_edge(
         raise EdgeError(
             "the exported program could not be converted to the edge dialect",
             found=f"{type(error).__name__}: {error}",
-            hint="replace the operation that it names, or keep it whole through a backend that takes it",
+            hint="replace the operation named above, or use a backend that takes the whole operation",
         ) from error
 
 
@@ -163,7 +163,7 @@ def replace_targets(module: GraphModule) -> None:
 
 
 def remove_idle(graph: Graph) -> None:
-    """Take out operations that change no result, among them those of which torch only checks the dtype."""
+    """Remove operations that change no result, such as torch's checks of dtypes."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.cat.default:
             drop_empty_parts(node)
@@ -178,31 +178,31 @@ def remove_idle(graph: Graph) -> None:
 def does_more_than_compute(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
-        return getattr(target, "__module__", "") != "_operator"  # of sizes, or `getitem`
+        return getattr(target, "__module__", "") != "_operator"  # arithmetic on sizes, or `getitem`
     checks = not schema_of(target).returns or target is CHECK_WITH_RESULT
-    binds = bool(node.meta.get("unbacked_bindings"))  # a size, by which others may be counted
+    binds = bool(node.meta.get("unbacked_bindings"))  # a size that other sizes may depend on
     return checks or binds or target.namespace != "aten" or node.is_impure()
 
 
 def drop_empty_parts(node: Node) -> None:
-    """Leave out what adds nothing to a concatenation, as where a rotary embedding rotates all of a head."""
+    """Remove empty parts of a concatenation, as where a rotary embedding rotates the whole head."""
     parts: Any = node.args[0]
     values = [part.meta["val"] for part in parts]
     full = [index for index, value in enumerate(values) if not any(is_equal(size, 0) for size in value.shape)]
-    # the order of the result's dimensions in memory follows from all parts, unless it is the usual one
+    # the memory order of the result depends on all parts, unless each has the usual order
     usual = all(lies_in_order(values[index]) for index in full)
     if full and usual and len({value.dtype for value in values}) == 1:
         node.update_arg(0, [parts[index] for index in full])
 
 
 def lies_in_order(value: torch.Tensor) -> bool:
-    """Return whether the channels of images certainly do not lie last; without two dimensions more there are none."""
+    """Return whether a tensor is certainly not channels-last; fewer than four dimensions have no channels."""
     strides = value.stride()
     return len(strides) < 4 or (is_equal(strides[-1], 1) and not is_equal(strides[1], 1))
 
 
 def moves_nothing(node: Node) -> bool:
-    """Return whether an operation states strides of dimensions of size 1 only, as torch's averages over images do."""
+    """Return whether an `as_strided` changes only strides of size-1 dimensions, as in torch's averages over images."""
     source = node.args[0] if node.target is torch.ops.aten.as_strided.default else None
     if not isinstance(source, Node) or any(user.op == "output" for user in node.users):
         return False
@@ -214,7 +214,7 @@ def moves_nothing(node: Node) -> bool:
 
 
 def is_equal(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
-    # asked of a symbol, torch would note that it is
+    # as text: a comparison of symbols would add a guard to torch's shape environment
     return str(size) == str(other)
 
 
@@ -227,7 +227,7 @@ def assign_debug_handles(module: GraphModule) -> None:
 
 
 def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
-    """Give the chosen nodes without a debug handle one of their own, higher than `above` and all others, in place."""
+    """Give each chosen node without a debug handle a new handle, higher than `above` and all handles, in place."""
     handles = count(max(above, highest_debug_handle(module)) + 1)
     for node in all_nodes(module):
         if chosen(node) and not node.meta.get("debug_handle"):

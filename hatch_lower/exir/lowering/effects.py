@@ -1,7 +1,7 @@
-"""Operations that have effects beside their results, as torch writes them down.
+"""Operations with side effects, which torch orders by tokens.
 
-torch keeps their order by tokens: an operation takes one and gives the next, and the program takes and gives one. A
-graph has an order of its own, and a program without tokens is called with tensors alone.
+An operation takes a token and returns the next, and so does the program. Lowering removes the tokens: the graph's own
+order is enough, and the program is then called with tensors alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WITH_EFFECTS = torch.ops.higher_order.with_effects
 
 
 def remove_tokens(program: ExportedProgram) -> None:
-    """Let a program call operations with effects as it calls others, in place."""
+    """Replace calls with tokens by direct calls of the operations, in place."""
     inputs = input_pairs(program)
     given = [spec for spec, _ in inputs if spec.kind is not InputKind.TOKEN]
     if len(given) == len(inputs):
@@ -39,7 +39,7 @@ def remove_tokens(program: ExportedProgram) -> None:
 
 
 def call_directly(node: Node) -> None:
-    """Put an operation in the place of the one that calls it with a token."""
+    """Replace a call with a token by a direct call of the operation."""
     given: Any = node.args
     token, op, *args = given
     _, *values = node.meta["val"]

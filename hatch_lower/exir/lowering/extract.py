@@ -96,7 +96,7 @@ def copy_placeholder(graph: Graph, node: Node) -> Node:
 def share_constants(
     attributes: dict[str, object], graph: Graph, signature: ExportGraphSignature, owner: ExportedProgram
 ) -> ExportedProgram:
-    """Return a program whose constants are those of its owner, under the same names."""
+    """Return a program that shares its owner's constants, under the same names."""
     specs = [spec for spec in signature.input_specs if spec.kind in CONSTANT_KINDS]
     tensors = {str(spec.target): constant_of(owner, spec) for spec in specs}
     return make_program(attributes, graph, signature, tensors, owner.state_dict.keys(), owner.range_constraints)
@@ -127,7 +127,7 @@ def make_program(
 
 def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     """Return a partition in the form that a backend sees: with the weights, or stand-ins of their layout."""
-    # one operator more upstream must not change what a partition looks like, and with it the key of its result
+    # an additional operator upstream must not change a partition's form, and thereby the key of its result
     handles: dict[int, int] = {}
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
@@ -164,7 +164,7 @@ def localise_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
 ) -> tuple[dict[str, object], Graph, dict[str, str]]:
     """Return the attributes and the graph of a copy under local names, and the local name of each node."""
-    # `names`: of placeholders that have one already; `handles`: the owner's to local ones, extended
+    # `names`: known local names of placeholders; `handles`: owner's handle to local handle; both are extended
     graph = Graph()
     copies: dict[Node, Node] = {}
     attributes: dict[str, object] = {}
@@ -195,7 +195,7 @@ def localise_graph(
             copied = graph.create_node("call_function", node.target, args, kwargs, name=f"n{operations}")
             operations += 1
             copied.meta["debug_handle"] = handles.setdefault(node.meta["debug_handle"], len(handles) + 1)
-        if "val" in node.meta:  # and nothing else: names and source lines of the model would be in no key
+        if "val" in node.meta:  # `val` only: names and source lines of the model are in no key
             copied.meta["val"] = node.meta["val"]
         copies[node] = copied
         renamed[node.name] = copied.name

@@ -1,7 +1,8 @@
 """Operations that a partitioner must not take: known by their place in a method, and taken out of its partitions.
 
 A place is a number: an operation's position among all nodes of the method's edge program, before the first partitioner
-takes its turn. The graph alone decides a place, so that equal exports have equal places, whatever names and lines say.
+takes its turn. A place depends on the graph alone, not on names and source lines, so that equal exports have equal
+places.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.surgery import all_nodes, computes, graph_modules
 
-PLACE = "hatch_lower_place"  # in the metadata of an operation; each copy of a node has it, too
+PLACE = "hatch_lower_place"  # metadata key of an operation; copies of a node keep the key
 
-Places = Mapping[int, str]  # of operations that are left out, to the reason
+Places = Mapping[int, str]  # place of an operation that is left out, to the reason
 
 
 def number_places(program: ExportedProgram) -> None:
@@ -35,7 +36,7 @@ def nodes_by_place(program: ExportedProgram) -> dict[int, Node]:
 
 
 def kind_of(node: Node) -> str:
-    """Return the operator of a node, its literals, and the types and sizes of what it takes and gives."""
+    """Return a node's operator and literals, and the types and sizes of its arguments and results."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: form_of(source.meta.get("val")))
     return repr((str(node.target), args, sorted(kwargs.items()), form_of(node.meta.get("val"))))
 
@@ -49,7 +50,7 @@ def form_of(value: object) -> Any:
 
 
 def mark_left_out(program: ExportedProgram, places: Places) -> None:
-    """Write the reason on each operation that is left out, and on the results that are taken from it, in place."""
+    """Write the reason on each operation that is left out, and on its `getitem` nodes, in place."""
     for node in all_nodes(program.graph_module) if places else ():
         reason = places.get(producer_of(node).meta.get(PLACE, -1))
         if reason is not None and node.op == "call_function":
@@ -57,15 +58,15 @@ def mark_left_out(program: ExportedProgram, places: Places) -> None:
 
 
 def without_left_out(result: PartitionResult) -> PartitionResult:
-    """Return the tags of a partitioner without marked operations; what is left of a partition is convex again."""
-    # A path from one part of a partition to another leads through marked operations only: the whole was convex. So it
-    # is enough to divide each partition for itself.
+    """Return a partitioner's tags without marked operations, with each cut partition divided into convex parts."""
+    # The whole partition was convex, so a path between two of its parts leads through marked operations only. Each
+    # partition can therefore be divided separately.
     program, tags = result.tagged_exported_program, dict(result.partition_tags)
     reasons = dict(result.reasons)
     for module in graph_modules(program.graph_module):
         marked = [node for node in module.graph.nodes if LEFT_OUT in node.meta]
         cut = dict.fromkeys(node.meta.pop(DELEGATION_TAG) for node in marked if DELEGATION_TAG in node.meta)
-        told = {node.name: str(node.meta.pop(LEFT_OUT)) for node in marked}  # another backend may take it
+        told = {node.name: str(node.meta.pop(LEFT_OUT)) for node in marked}  # another backend may take the node
         reasons.update((node.name, told[node.name]) for node in marked if node.target is not operator.getitem)
         for tag in cut:
             divide(module, tag, tags)

@@ -1,6 +1,6 @@
-"""From exported methods to lowered ones: to the edge dialect, through passes, then past one backend after the other.
+"""Lowering of exported methods: conversion to the edge dialect, passes, then each backend in turn.
 
-A build and `to_edge_transform_and_lower` both lower by this; they differ in what they do around its steps.
+A build and `to_edge_transform_and_lower` share this module; `Steps` holds their differences.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class Turn(Frozen):
-    """One partitioner's turn at each method, or one partitioner for each of some methods."""
+    """A partitioner for each method that is lowered in the same turn."""
 
     partitioners: Mapping[str, Partitioner]
-    name: str = ""  # put before the reasons why it takes no more, where somebody needs to tell them apart
+    name: str = ""  # prefix of the turn's reasons for nodes that it does not take; may be empty
 
 
 class LoweredMethods(Frozen):
     edge: Mapping[str, ExportedProgram]  # the programs that the first turn was given
-    methods: Mapping[str, Lowered]  # what the turns made of them, all together
-    kept: frozenset[OpOverload]  # the operators that partitioners found whole
+    methods: Mapping[str, Lowered]  # the results of all turns together
+    kept: frozenset[OpOverload]  # operators kept whole for partitioners
 
 
 class Steps:
-    """What a caller does around the steps, such as to report them; here nothing."""
+    """Hooks around the steps, such as for reports; the defaults are empty."""
 
     def edge(self, method: str) -> AbstractContextManager[object]:
         # enter while a method becomes an edge program
         return nullcontext()
 
     def ask(self, method: str) -> AbstractContextManager[object]:
-        """Enter, within `edge`, while partitioners are asked what they want whole."""
+        """Enter, within `edge`, while partitioners name the operations to keep whole."""
         return nullcontext()
 
     def turn(self, turn: Turn) -> AbstractContextManager[Callable[[Mapping[str, Lowered]], object]]:
-        """Enter during a turn; it gives a function that is told what this turn alone came to."""
+        """Enter during a turn; yields a function that receives the results of this turn alone."""
         return nullcontext(lambda lowered: None)
 
     def left_out(self, turn: Turn) -> Mapping[str, Places]:
-        """Return by method which operations the turn does not take."""
+        """Return, by method, the operations that the turn must not take."""
         return {}
 
     def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
-        """Return whether a turn that failed is to be tried again: `left_out` has more operations than before."""
+        """Return whether to repeat a failed turn; `left_out` then has more operations than before."""
         return False
 
 
@@ -72,11 +72,10 @@ def lower_exported(
     before: LoweredMethods | None = None,
 ) -> LoweredMethods:
     """Lower all methods of a model."""
-    # `before` is what the same methods came to, for the same partitioners: only the turns are taken again.
-    # What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order, and the
-    # operators of `preserve` and operations of `preserve_nodes` in any case. `passes` run over a method's edge program
-    # before the first turn. With `needs_delegates` an operation that was kept whole for a partitioner and that none
-    # took is refused.
+    # `before` is an earlier result for the same methods and partitioners: only the turns run again. An operation that
+    # any partitioner wants whole (`ops_to_not_decompose`) stays whole for all partitioners, in any order; so do
+    # operators of `preserve` and chosen calls of `preserve_nodes`. `passes` run over a method's edge program before the
+    # first turn. With `needs_delegates` an operation that was kept whole for a partitioner but not taken is refused.
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
     edge: dict[str, ExportedProgram] = {}
@@ -96,7 +95,7 @@ def lower_exported(
     for turn in turns:
         lowered = take_turn(turn, programs_of(methods), steps, store)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
-    if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not
+    if needs_delegates:  # a build keeps the operation: unlike ExecuTorch's runtime, torch runs whole operators
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
     kept = frozenset(op for method in wishes.values() for op in method.wanted_by)
@@ -120,7 +119,7 @@ def take_turn(
 
 
 def either(first: Mapping[OpOverload, Wanted], second: Mapping[OpOverload, Wanted]) -> dict[OpOverload, Wanted]:
-    """Return the functions of two mappings; of an operator in both, what says whether either wants an operation."""
+    """Merge two mappings to filters; an operator in both gets a filter that is true where either is."""
     both = {op: any_of([first[op], second[op]]) for op in first if op in second}
     return {**first, **second, **both}
 

@@ -1,6 +1,6 @@
-"""From tags on nodes to partitions: which nodes form one, which constants it owns, and in which order all can run.
+"""Partitions from the tags on nodes: their operations, their constants, and an order in which all can run.
 
-Everything here reads the tagged program once and is linear in the graph.
+The time is linear in the graph: the tagged program is read once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hatch_lower.exir.graph.surgery import attribute_of, output_values
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """The nodes of one tag in one graph; a tag that is also in a nested graph is another partition there."""
+    """The nodes of a tag in a graph; the same tag in a nested graph is a separate partition."""
 
     module: GraphModule
     tag: str
@@ -40,7 +40,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All partitions of a graph, and an order of its operations in which each partition runs as one."""
+    """All partitions of a graph, and an order of its operations in which each partition is a single call."""
 
     partitions: tuple[Partition, ...]
     order: tuple[Node | Partition, ...]  # operations outside partitions, and partitions
@@ -77,7 +77,7 @@ def plan_graph(
         if node.op == "get_attr" and node not in member and node.target not in nested:
             found = attribute_of(module, node.target)
             if isinstance(found, GraphModule):
-                # constants come into branches and bodies as inputs: there is nothing to own
+                # constants enter branches and bodies as inputs, so their partitions own no constants
                 nested[node.target] = plan_graph(found, tags, frozenset(), lambda member: None)
     return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
@@ -85,7 +85,7 @@ def plan_graph(
 def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[Node]) -> list[Partition]:
     found: dict[str, Partition] = {}
     for node in module.graph.nodes:
-        # a graph attribute belongs to its users' partition, whatever a partitioner has written on it
+        # a graph attribute belongs to its users' partition; a tag of its own is ignored
         tag = common_tag(node) if node.op == "get_attr" else node.meta.get(DELEGATION_TAG)
         if tag is None:
             continue
@@ -112,7 +112,7 @@ def common_tag(node: Node) -> str | None:
 
 
 def require_whole(node: Node, tag: str) -> None:
-    # a delegate returns tensors: what an operation with several results returns cannot leave it whole
+    # a delegate returns tensors, so a tuple of results cannot leave a partition
     if node.target is operator.getitem:
         pairs = [(node.args[0], node)]
     else:
@@ -129,8 +129,8 @@ def require_whole(node: Node, tag: str) -> None:
 
 
 def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> list[Node | Partition]:
-    """Order operations and partitions so that each comes after what it needs; earlier in the graph comes first."""
-    # a heap, for the order must depend on the graph only: it shapes the plan's bytes
+    """Order operations and partitions so that each comes after its inputs, otherwise in the graph's order."""
+    # a heap: the order shapes the plan's bytes, so only the graph may determine the order
     units: dict[int, Node | Partition] = {}
     unit_of: dict[Node, int] = {}
     first: dict[str, int] = {}
@@ -163,7 +163,7 @@ def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> l
 def circle_error(
     circle: Sequence[int], units: Mapping[int, Node | Partition], unit_of: Mapping[Node, int]
 ) -> PartitionError:
-    """Return the error for units each of which needs the next one, and the last the first."""
+    """Return the error for a circle of units, each of which needs the next."""
     edges = []
     for number, needed in pairwise(circle):
         pairs = ((node, source) for node, own in unit_of.items() if own == number for source in node.all_input_nodes)
@@ -183,10 +183,10 @@ def circle_error(
 def decide_ownership(
     program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, torch.Tensor], bool]
 ) -> None:
-    """Give every partition the tagged constants that it uses; one that several use is owned by each, and shared."""
+    """Give every partition the tagged constants of its operations; partitions share the memory of common constants."""
     # A buffer that the program changes is owned only by a partition that holds all its users and computes its new
-    # value; otherwise its state must stay where everyone sees it, in the program. So must state that other methods
-    # see, unless it is bound to the backend's delegates when they are loaded.
+    # value; otherwise the buffer stays in the program, where every user sees its changes. State that other methods see
+    # stays there too, unless the backend's delegates bind their constants at load.
     nodes = {node.name: node for node in program.graph.nodes}
     new_values = {
         spec.target: nodes[spec.arg.name]
@@ -232,6 +232,6 @@ def collect_borders(member: Mapping[Node, Partition], partitions: list[Partition
 
 
 def only_written(module: GraphModule, node: Node, outside: list[Node]) -> bool:
-    """Return whether the program's output is the only outside user, and it only writes the value to a buffer."""
+    """Return whether the program's output is the only outside user and only writes the value to a buffer."""
     is_returned = all(user.op == "output" for user in outside)
     return is_returned and sum(value is node for value in output_values(module)) == 1

@@ -1,4 +1,4 @@
-"""A pass that puts a backend operator in the place of a pattern of edge operators."""
+"""A pass that replaces a pattern of edge operators by a backend operator."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class ReplacePattern(PassBase):
-    """Replaces each occurrence of a pattern by one call of a backend operator, in control flow too.
+    """Replaces each occurrence of a pattern by a call of a backend operator, in control flow too.
 
     An occurrence whose inner values are used elsewhere stays.
 
     Args:
-        op: the operator; it takes what the pattern takes, and returns what it returns.
-        pattern: a function of the operator's arguments; left out: the one that is bound to it.
-        example_inputs: arguments to export the pattern with. Without them it must call operators as
-            `torch.ops.aten.add.Tensor` or `ops.edge.aten.add.Tensor`, as they stand in edge programs.
+        op: the operator, with the arguments and results of the pattern.
+        pattern: a function of the operator's arguments; by default the function bound to the operator.
+        example_inputs: arguments to export the pattern with. Without example inputs the pattern must call operators as
+            edge programs do: `torch.ops.aten.add.Tensor` or `ops.edge.aten.add.Tensor`.
 
     Raises:
-        EdgeError: if there is no pattern, or it calls something that no edge program calls.
+        EdgeError: if there is no pattern, or the pattern calls a function that no edge program calls.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ReplacePattern(PassBase):
         if function is None:
             raise EdgeError(
                 f"there is no pattern that the operator {op} could replace",
-                hint="bind one to it with `bind_pattern_to_op`, or give it as `pattern`",
+                hint="bind a pattern with `bind_pattern_to_op`, or pass `pattern`",
             )
         self.op = op
         self.pattern = trace_pattern(function, example_inputs)
@@ -64,7 +64,7 @@ class ReplacePattern(PassBase):
         return PassResult(graph_module, count > 0)
 
     def replace(self, graph: Graph, place: Mapping[Node, Node]) -> bool:
-        """Replace one occurrence, unless something needs one of its results before all of its inputs are there."""
+        """Replace an occurrence, unless a user of a result comes before an input."""
         given = arguments_at(place)
         inputs = [given[node] for node in self.pattern.find_nodes(op="placeholder")]
         returned = self.pattern.output_node().args[0]
@@ -90,7 +90,7 @@ class ReplacePattern(PassBase):
 
 
 def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Argument]:
-    # read when it is replaced, not when it was found: by then an argument may be the call that replaced another place
+    # read at the replacement: since the search, an argument may have become the call that replaced another place
     given: dict[Node, Argument] = {}
 
     def collect(wanted: Argument, found: Any) -> None:
@@ -112,7 +112,7 @@ def trace_pattern(pattern: Callable[..., object], example_inputs: Sequence[objec
     for node in graph.nodes:
         if node.op not in ("placeholder", "output") and not is_matchable(node):
             raise EdgeError(
-                "a pattern calls something that no edge program calls",
+                "a pattern calls a function that no edge program calls",
                 where=f"pattern `{name}`",
                 found=str(node.target),
                 hint="call operators as `torch.ops.aten.add.Tensor(x, y)`, or give `example_inputs`",
@@ -123,7 +123,7 @@ def trace_pattern(pattern: Callable[..., object], example_inputs: Sequence[objec
             "a pattern must use all of its arguments, and no other tensors",
             where=f"pattern `{name}`",
             found=f"unused: {', '.join(unused)}" if unused else "a tensor that is no argument",
-            hint="make every tensor that the pattern uses an argument, and leave out the others",
+            hint="make every tensor that the pattern uses an argument, and remove unused arguments",
         )
     return graph
 

@@ -1,9 +1,9 @@
-"""Places between elements that an interpolation takes its numbers from, and where their rounding shows.
+"""Places between elements that an interpolation reads, and the sizes from which their rounding is visible.
 
-Eager computes a place by one fused operation in float32, `scale * (step + 0.5) - 0.5`, rounded once. Torch's
-decompositions round twice, and engines divide by the inverse of the scale. Near the place 300 two roundings are 3e-5
-apart, and where neighbours differ by 4 so are the results by 1e-4: more than what is allowed of a number near 0. No
-operation is wrong, and no other rounding is better. By a power of two all of them compute the same places.
+Eager computes a place by a fused operation in float32, `scale * (step + 0.5) - 0.5`, rounded once. Torch's
+decompositions round twice, and engines divide by the inverse of the scale. Near the place 300 two roundings differ by
+3e-5, and the results by 1e-4 where neighbors differ by 4: more than the tolerance of a number near 0. No operation is
+wrong, and no rounding is better. For a power of two all roundings give the same places.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Size = int | torch.SymInt
 
 
 def rounds_places(node: Node, few: int, *, corners: bool = False) -> bool:
-    """Return whether an interpolation between elements may have more than `few`, and rounded places.
+    """Return whether an interpolation may read an axis of more than `few` elements at rounded places.
 
     Args:
-        corners: whether places are rounded otherwise than in eager with `align_corners`, too.
+        corners: whether the rounding differs from eager with `align_corners` too.
     """
     given = named_arguments(node)
     source, factors = given["input"].meta["val"], given.get("scale_factors")
@@ -48,7 +48,7 @@ def rounds_places(node: Node, few: int, *, corners: bool = False) -> bool:
 
 
 def ratio(before: Size, after: Size) -> Fraction | None:
-    """Return by which factor a size is another one, whatever symbols stand for; `None`: by none, or a size is 0."""
+    """Return `after / before`; `None` if the quotient depends on a symbol or `before` is 0."""
     if isinstance(before, int) and isinstance(after, int):
         return Fraction(after, before) if before else None
     expressions = [size if isinstance(size, int) else size.node.expr for size in (before, after)]

@@ -1,7 +1,7 @@
-"""From partitions to backends' results, which are made once or found in the cache.
+"""Backends' results for partitions, from the cache or by a call of the backend.
 
-A backend that defines `preprocess_multimethod` may share things among partitions, so its results are one group: made,
-kept and found together. Of any other backend each distinct partition is one.
+A backend that defines `preprocess_multimethod` may share data among partitions, so its results form a group: computed,
+stored and found together. For any other backend each distinct partition is a group.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Request(Frozen):
     method: str
     spec: DelegationSpec
     backend: type[BackendDetails]
-    local: LocalProgram  # what the backend sees
+    local: LocalProgram  # the partition in the backend's view
     owner: ExportedProgram | None = None  # the same with names, handles and stacks of the model, where known
 
 
 class Group(Frozen):
     """Partitions whose results are made, kept and found together."""
 
-    requests: tuple[Request, ...]  # one; or all for a backend that defines `preprocess_multimethod`
-    components: Mapping[str, object]  # what the key is made of
+    requests: tuple[Request, ...]  # a single request, or all for a backend that defines `preprocess_multimethod`
+    components: Mapping[str, object]  # parts of the key
     states: tuple[str, ...]  # of each request, the digest of the weights that its backend is given
 
     @property
@@ -57,19 +57,19 @@ class Group(Frozen):
 
 class Response(Frozen):
     result: PreprocessResult
-    reused: bool  # it was not made for this request
-    key: str = ""  # where it is stored
+    reused: bool  # not computed for this request
+    key: str = ""  # of the group in the cache
 
 
 def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
-    """Lower partitions: equal ones once, or all of a backend that lowers them jointly."""
+    """Lower partitions: equal partitions once, or all together for a backend with joint lowering."""
     # a wrong answer is a `BackendError`, a frozen cache without a result a `CacheError`
     groups, places = groups_of(requests)
     results = {} if store is None else read_groups(store, groups)
     missing = {key: group for key, group in groups.items() if key not in results}
     if missing:
         with nullcontext() if store is None else store.locked(missing):
-            if store is not None:  # another build may have made some while this one waited
+            if store is not None:  # another build may have stored results during the wait
                 results |= read_groups(store, missing)
             missing = {key: group for key, group in missing.items() if key not in results}
             for key, made in call_backends(missing):
@@ -89,13 +89,13 @@ def lowers_jointly(backend: type[BackendDetails]) -> bool:
 
 
 def overrides(backend: type[BackendDetails], name: str) -> bool:
-    # static: a class method is another object each time that it is looked up otherwise
+    # a static lookup: otherwise each lookup of a class method makes a new object
     return getattr_static(backend, name) is not getattr_static(BackendDetails, name)
 
 
 def groups_of(requests: Sequence[Request]) -> tuple[dict[str, Group], list[tuple[str, int]]]:
-    """Return the groups of some requests by key, and of each request its group's key and its place there."""
-    # a fingerprint may run a compiler to ask for its version: once for each backend with these options
+    """Return the groups of requests by key, and for each request its group's key and its index in the group."""
+    # a fingerprint may run a compiler for its version: ask once for each backend and options
     fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
     keys = [key_of(request, fingerprints) for request in requests]
     groups: dict[str, Group] = {}
@@ -121,7 +121,7 @@ def read_groups(store: Store, groups: Mapping[str, Group]) -> dict[str, list[Pre
 
 
 def call_backends(groups: Mapping[str, Group]) -> Iterator[tuple[str, list[PreprocessResult]]]:
-    # those of one backend in one call: it may lower several at a time
+    # all groups of a backend in a single call, so that the backend may lower partitions in parallel
     by_backend: dict[str, dict[str, Group]] = {}
     for key, group in groups.items():
         by_backend.setdefault(group.requests[0].spec.backend_id, {})[key] = group
@@ -142,7 +142,7 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
             fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
     lowered = any(isinstance(module, LoweredBackendModule) for module in program.graph_module.modules())
     return PartitionKey(
-        # what a lowered module in it computes is in no form of the graph: such a partition is found again in no call
+        # the form of a graph does not cover results of its lowered modules: a random key, never found again
         graph=os.urandom(16).hex() if lowered else structure_digest(program),
         state=state,
         backend=backend_id,
@@ -157,7 +157,7 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
 
 def state_of(request: Request) -> str:
     if request.backend.weight_free:
-        return ""  # stand-ins: new weights compile nothing
+        return ""  # stand-ins: new weights need no compilation
     program = request.local.program
     return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
 
@@ -170,7 +170,7 @@ def refuse_changed_weights(group: Group) -> None:
                 f"the backend `{request.spec.backend_id}` changed the model's weights",
                 where=f"method `{request.method}`",
                 found="other contents after `preprocess` than before",
-                hint="copy what is changed: override `copy_exported_program_for_preprocess`",
+                hint="override `copy_exported_program_for_preprocess` to copy the tensors that `preprocess` changes",
             )
 
 
@@ -181,13 +181,14 @@ def refuse_unknown_handles(group: Group, results: Sequence[PreprocessResult]) ->
             raise AnswerError(
                 f"the backend `{request.spec.backend_id}` returned a debug handle that no node has",
                 where=f"method `{request.method}`, `PreprocessResult.debug_handle_map`",
-                found=f"{max(handles)}, where the partition's are 1 to {len(request.local.handles)}",
+                found=f"{max(handles)}; the partition has the handles 1 to {len(request.local.handles)}",
                 hint='take the handles from `node.meta["debug_handle"]` of the program that `preprocess` is given',
             )
 
 
 def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
-    # A class that is defined in no file has nothing that tells its code: its results are found again in no other call.
+    # the code of a class that is defined in no file cannot be identified: a random value, so no later call finds the
+    # result
     try:
         return code_of(backend_id, backend, {})
     except NoKeyError:
@@ -236,7 +237,7 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
 
 def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
     if not isinstance(results, (list, tuple)) or len(results) != count:
-        found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
+        found = "`None`" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
         raise AnswerError(
             f"the backend `{backend_id}` must return {count} results{subject}", where=where, found=found, hint=hint
         )
@@ -246,10 +247,10 @@ def check_result(backend_id: str, result: object, method: str) -> None:
     where = f"method `{method}`"
     if not isinstance(result, PreprocessResult):
         raise AnswerError(
-            f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
+            f"the backend `{backend_id}` did not return a `PreprocessResult`",
             where=where,
             found=repr(result),
-            hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
+            hint="define `preprocess(edge_program, compile_specs)` as a static method that returns the result",
         )
     if (wrong := wrong_field(result)) is not None:
         name, expected = wrong
@@ -273,7 +274,7 @@ def read_group(store: Store, key: str, group: Group) -> list[PreprocessResult] |
 
 
 def write_group(store: Store, key: str, group: Group, results: Sequence[PreprocessResult]) -> None:
-    # what JSON cannot hold is made anew each time
+    # results that JSON cannot hold are computed in every build
     if not all(map(is_storable, results)):
         return
     values = [result_value(result) for result in results]
@@ -284,8 +285,8 @@ def write_group(store: Store, key: str, group: Group, results: Sequence[Preproce
 
 
 def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
-    """Return the name of a field that does not hold what it must, and what it must hold; `None` if all do."""
-    # strict here: a wrong field fails the build where it is used, and from the cache every later one
+    """Return the name of an invalid field and a description of its valid values; `None` if all fields are valid."""
+    # strict: a wrong field would fail this build later and, from the cache, every later build
     requirements, handles, info, target = result.requirements, result.debug_handle_map, result.info, result.target
     if not isinstance(result.processed_bytes, bytes):
         return "processed_bytes", "bytes"

@@ -1,4 +1,4 @@
-"""What a process has one of: put back after other people's code was at work, or refused if it was changed."""
+"""Global state of the process: restored after other people's code ran, or refused if changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# what this package itself computes keys and writes files with
+# modules with which this package computes keys and writes files
 LIBRARY = (
     *(builtins, hashlib, io, os, os.path),
     *(json, json.decoder, json.encoder, json.JSONDecoder, json.JSONEncoder),
@@ -25,11 +25,11 @@ LIBRARY = (
 
 
 def flushes_denormals() -> bool:
-    # torch has no way to ask; of this thread, for the processor has the setting
+    # of this thread: the processor holds the setting, and torch cannot report the value
     return sys.float_info.min / 2 == 0
 
 
-# how torch tells each of its settings, and how it takes it
+# the function that reads each of torch's settings, and the function that sets the value
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
@@ -45,7 +45,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Put back at the end what a process has one of, after a backend's own code was at work."""
+    """Restore the global state of the process at the end, after a backend's own code ran."""
     folder, path = os.getcwd(), list(sys.path)
     streams = sys.stdout, sys.stderr
     environment = dict(os.environ)
@@ -70,7 +70,7 @@ def process_restored() -> Iterator[None]:
 
 @contextmanager
 def library_restored() -> Iterator[None]:
-    """Put back at the end what was exchanged of `json`, `open` and the like: keys and files depend on it."""
+    """Restore replaced functions such as `json.dumps` and `open` at the end: keys and files depend on the originals."""
     before = [(owner, dict(vars(owner))) for owner in LIBRARY]
     try:
         yield
@@ -84,7 +84,7 @@ def library_restored() -> Iterator[None]:
 
 @contextmanager
 def torch_restored() -> Iterator[None]:
-    """Put back at the end what torch has one of, but its random numbers."""
+    """Restore torch's global settings at the end, except for the random state."""
     before = [read() for read, _ in SETTINGS]
     try:
         yield
@@ -95,7 +95,7 @@ def torch_restored() -> Iterator[None]:
 
 
 def arithmetic() -> dict[str, str]:
-    """Return the settings of torch that decide what the same code computes, by the function that changes them."""
+    """Return the settings of torch that change results, by the name of the function that sets each."""
     return {
         "torch.set_default_dtype": str(torch.get_default_dtype()),
         "torch.set_default_device": str(torch.get_default_device()),
@@ -115,7 +115,7 @@ def put_back_environment(variables: dict[str, str]) -> None:
 
 
 def read_umask() -> int:
-    # there is no way to ask for it that does not set it
+    # the mask can only be read by setting a mask
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Regions of a graph in which a setting of torch is another: gradients, and autocast."""
+"""Regions of a graph with another setting of torch: gradients or autocast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def without_regions(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which the operations of regions are among the others, with the casts of autocast."""
+    """Return a program with its regions inlined, and with the casts of autocast."""
     program = without_aliases(without_gradient_regions(program))
     attributes = [
         attribute_of(module, str(source.target))
@@ -57,12 +57,12 @@ def without_regions(program: ExportedProgram) -> ExportedProgram:
 
 
 class Traced:
-    """Stands for the operator of a node in a region, of which torch would keep no line and no module otherwise."""
+    """Stand-in for an operator in a region that keeps the node's source line and module, which torch would lose."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._operator: Any = node.target
-        self.__name__ = "traced"  # torch generates code of it
+        self.__name__ = "traced"  # torch generates code with the name
 
     def __str__(self) -> str:
         return str(self._operator)
@@ -73,9 +73,9 @@ class Traced:
 
 
 def without_gradient_regions(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which the operations of regions with or without gradients are among the others."""
-    # Gradients that a method computes are operations by now, so the mode means nothing: torch, which would trace each
-    # region in its mode, fails where a region asks for gradients.
+    """Return a program with its regions with or without gradients inlined."""
+    # Gradients that a method computes are operations by now, so the mode has no effect. torch would trace each region
+    # in its mode, and fails where a region asks for gradients.
     if all(node.target is not GRADIENTS for node in all_nodes(program.graph_module)):
         return program
     copied = copy_program(program)

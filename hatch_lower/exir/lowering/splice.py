@@ -1,4 +1,4 @@
-"""Put lowered modules in the place of their partitions: one pass over the graph for all of them."""
+"""Replacement of all partitions by calls of their lowered modules, in one pass over the graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rebuild(
     modules: Mapping[Partition, LoweredBackendModule],
     handles: Iterator[int],
 ) -> tuple[Graph, dict[Node, Node], dict[str, object]]:
-    """Return a new graph without its output, the new node for each value that is still there, and attributes."""
+    """Return a new graph without its output, the new node of each remaining value, and the attributes."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     attributes: dict[str, object] = {}
@@ -68,7 +68,7 @@ def rebuild_nested(
 
 def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
     """Return `program` with each partition replaced by a call of its lowered module."""
-    # the constants, and the buffer updates, that delegates own are no longer in it
+    # without the constants and the buffer updates that delegates own
     root = program.graph_module
     owned = {node for partition in plan.partitions for node in partition.owned}
     inside = {node for partition in plan.partitions for node in partition.nodes}
@@ -86,7 +86,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
             continue
         new = copies[value] if isinstance(value, Node) else value
         kept_values.append(new)
-        is_constant = isinstance(spec.arg, ConstantArgument)  # it may be a node's that has a constant as its value
+        is_constant = isinstance(spec.arg, ConstantArgument)  # a node may have a constant as its value
         argument = argument_of(new) if isinstance(new, Node) and not is_constant else spec.arg
         output_specs.append(OutputSpec(spec.kind, argument, spec.target))
     graph.output(tuple(kept_values)).meta.update(root.graph.output_node().meta)

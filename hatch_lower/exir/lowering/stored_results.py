@@ -58,7 +58,7 @@ def stored_entry(entry: DataEntry) -> StoredEntry:
 
 
 def is_plain(value: object) -> bool:
-    # whether it is the same after a round trip through JSON
+    # whether a round trip through JSON preserves the value
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     if isinstance(value, list):

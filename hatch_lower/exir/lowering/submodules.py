@@ -1,6 +1,6 @@
-"""Moving nodes of a graph into a module that it calls, and putting inputs and outputs of such a module in order.
+"""Extraction of nodes into a submodule, and the order of a submodule's inputs and outputs.
 
-`to_backend` does not come through here: it replaces all partitions in one pass. Backends use these to fuse nodes.
+Backends fuse nodes with these functions. `to_backend` does not: `splice` replaces all partitions in one pass.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def in_graph_order(graph: Graph, node_list: Iterable[Node], tag: str) -> list[No
 
 
 def make_room(nodes: Sequence[Node], members: set[Node], tag: str) -> Node:
-    """Move nodes that need results of `nodes` behind all that `nodes` need, and return the one to call before."""
-    # linear in what stands between the first and the last of them
+    """Move nodes that need results of `nodes` behind all inputs of `nodes`; return the node to call before."""
+    # linear in the number of nodes from the first to the last
     came_from: dict[Node, Node] = {}
     later: list[Node] = []
     node = nodes[0]
@@ -114,7 +114,7 @@ def circle(node: Node, source: Node, came_from: dict[Node, Node], tag: str) -> P
         f"the nodes of `{tag}` cannot run as one call: a path leaves them and comes back",
         where=f"tag `{tag}`",
         found=" → ".join(f"`{step.name}`" for step in reversed(path)),
-        hint="take the nodes between them too, or split them",
+        hint="take the nodes on the path too, or split the group",
     )
 
 
@@ -183,7 +183,7 @@ def replace_outputs(call: Node, outputs: Sequence[Node], members: set[Node]) -> 
 
 
 def arrange_graph_placeholders(gm: GraphModule, owning_program: ExportedProgram, tag: str = "") -> GraphModule:
-    """Move the placeholders of a submodule so that owned parameters come first, then owned buffers, then the others.
+    """Move the placeholders of a submodule so that owned parameters come first, then owned buffers, then the rest.
 
     Placeholders have the names that they have in the owner; a constant is owned if it carries `tag` there.
     """
@@ -201,12 +201,12 @@ WRITTEN = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_module_node: Node) -> GraphModule:
-    """Move the outputs of a submodule that update buffers or inputs before the others.
+    """Move the outputs of a submodule that update buffers or inputs before other outputs.
 
     Their specifications are moved with them, and so are the `getitem` nodes of its call in the owner.
 
     Raises:
-        RuntimeError: as `PartitionError`, if there is not one specification for each output.
+        RuntimeError: as `PartitionError`, if the numbers of outputs and specifications differ.
     """
     values = output_values(gm)
     if len(values) != len(output_specs):
@@ -232,23 +232,24 @@ def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_
 def create_exported_program_from_submodule(
     submodule: GraphModule, owning_program: ExportedProgram, tag: str, call_module_node: Node, is_submodule: bool
 ) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, OutputSpec]]:
-    """Return a submodule as a program that shares the owner's tensors, and what the owner need not hold any longer.
+    """Return a submodule as a program that shares the owner's tensors, and the specifications that the owner can drop.
 
     Its inputs are the owned parameters, then the owned buffers, then everything else; its outputs are the new values of
-    owned buffers, then the others. The submodule and the `getitem` nodes of its call are put into that order; nothing
-    else of the owner is changed.
+    owned buffers, then other outputs. The submodule and the `getitem` nodes of its call are put into that order; the
+    rest of the owner stays unchanged.
 
     Args:
         submodule: from `create_submodule_from_nodes`; its graph belongs to the result.
-        owning_program: the program whose graph calls it. A constant is owned if its placeholder there carries `tag`.
-        is_submodule: whether the call is in a branch or body of control flow, where nothing is owned.
+        owning_program: the program whose graph calls the submodule. A constant is owned if its placeholder there
+            carries `tag`.
+        is_submodule: whether the call is in a branch or body of control flow, where no constant is owned.
 
     Returns:
-        The program; the owner's input specifications of owned constants by placeholder, without those that others use
-        too; its output specifications of the new values of owned buffers by the name of the value.
+        The program; the owner's input specifications of owned constants without other users, by placeholder; its
+        output specifications of the new values of owned buffers by the name of the value.
 
     Raises:
-        PartitionError: if a new value of an owned buffer is used in the owner for something else too.
+        PartitionError: if a new value of an owned buffer has another user in the owner.
     """
     arrange_graph_placeholders(submodule, owning_program, tag)
     owned = {} if is_submodule or not tag else owned_specs(owning_program, tag)
@@ -265,10 +266,10 @@ def create_exported_program_from_submodule(
     for index, value in enumerate(output_values(submodule)):
         if not isinstance(value, Node):
             raise PartitionError(
-                "a submodule returns something that none of its operations computes",
+                "a submodule returns a value that none of its operations computes",
                 where=f"tag `{tag}`, output {index}",
                 found=repr(value),
-                hint="leave literals to the graph that calls it",
+                hint="let the calling graph return literals",
             )
         found = dict(mutations(owning_program, call_module_node, index, buffers))
         for result, mutation in found.items():
@@ -287,7 +288,7 @@ def create_exported_program_from_submodule(
 
 
 def owned_specs(program: ExportedProgram, tag: str) -> dict[Node, InputSpec]:
-    """Return the specifications of the constants whose placeholders carry a tag; the empty one: that carry none."""
+    """Return the specifications of the constants whose placeholders carry a tag, or for an empty tag have none."""
     constants = constant_placeholders(program)
     return {node: spec for node, spec in constants.items() if node.meta.get(DELEGATION_TAG, "") == tag}
 
@@ -295,7 +296,7 @@ def owned_specs(program: ExportedProgram, tag: str) -> dict[Node, InputSpec]:
 def mutations(
     program: ExportedProgram, call: Node, index: int, buffers: Collection[str]
 ) -> Iterator[tuple[str, OutputSpec]]:
-    """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer."""
+    """Yield the name and specification of a call's result if the owner writes the result to a buffer."""
     # by place: the signature may still have the name of a node that is in the submodule now
     pairs = output_pairs(program)
     for node in call.users:
@@ -305,7 +306,7 @@ def mutations(
         changed = [spec for spec in here if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in buffers]
         if changed and (len(here) > 1 or any(user.op != "output" for user in node.users)):
             raise PartitionError(
-                f"the new value of the buffer `{changed[0].target}` is used for something else too",
+                f"the new value of the buffer `{changed[0].target}` has another use",
                 where=f"call `{call.name}`",
                 found=", ".join(f"`{user.name}`" for user in node.users),
                 hint="leave the buffer's placeholder without a tag, so that it stays in the owner",

@@ -1,11 +1,11 @@
-"""Operations that stay whole in a build, because what torch takes them apart into gives other numbers than eager.
+"""Operations that stay whole in a build, because torch's decompositions give other numbers than eager.
 
-- Places of nearest elements: eager computes those of float64 in float64, and those of `nearest-exact` with a rounding
-  that depends on the processor. Torch's decompositions compute all in float32, rounded in one way.
+- Nearest elements: eager computes places of float64 images in float64, and places of `nearest-exact` with a rounding
+  that depends on the processor. Torch's decompositions compute all places in float32 with a fixed rounding.
 - Corners that stay in place (`align_corners`): where the size of a result is symbolic, the decomposition divides by the
-  size less one, as if no size was 1.
-- Places between elements (`places`): decompositions round them otherwise, which shows in large images.
-- Images of bytes: torch's cubic coefficients are rounded in another way.
+  size less 1, as if no size was 1.
+- Places between elements (`places`): decompositions round differently, visibly in large images.
+- Images of bytes: torch's decomposition rounds cubic coefficients differently.
 """
 
 from __future__ import annotations

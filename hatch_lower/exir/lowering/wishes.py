@@ -1,4 +1,4 @@
-"""Which operators partitioners want to find whole, and what comes of it."""
+"""Operators that partitioners ask to keep whole, and the check that a backend then takes each call."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
-# operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
+# operators that an edge program cannot hold: always decomposed
 NEVER_KEPT = (torch.ops.aten.item.default, torch.ops.aten.unbind.int)
 
-# operators of these stay whole without being delegated: they say how values are quantised
+# namespaces of operators that stay whole without a delegate: they describe the quantization of values
 FREE_NAMESPACES = ("quantized_decomposed",)
 
 
 class NotDelegatedError(EdgeError, RuntimeError):
-    """An operator was kept whole for a backend, and none took it."""
+    """An operator was kept whole for a backend but not delegated."""
 
 
 class Wishes(Frozen):
-    """What the partitioners of one method want to find whole, all of them together."""
+    """The operators that the partitioners of a method want whole, merged."""
 
-    program: ExportedProgram  # the exported program that `some` speaks of: functional if it has to be
-    whole: tuple[OpOverload, ...]  # wanted whole wherever they are
-    some: Mapping[OpOverload, Wanted]  # of which some operations are wanted whole, and which
+    program: ExportedProgram  # the exported program whose nodes `some` filters, functional if needed
+    whole: tuple[OpOverload, ...]  # wanted whole in every call
+    some: Mapping[OpOverload, Wanted]  # wanted whole in the calls for which the filter is true
     wanted_by: Mapping[OpOverload, tuple[str, ...]]  # names of partitioners
 
     @classmethod
     def of(cls, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> Wishes:
-        """Ask each partitioner once, all before anything is decomposed."""
+        """Ask each partitioner once, before the first decomposition."""
         if partitioners:
             program = functional(without_regions(program))
         whole: dict[OpOverload, None] = {}
@@ -78,7 +78,7 @@ def refuse_undelegated(
     wanted = wishes.wanted_by.keys() - set(preserved)
     left = [(node, op) for node, op in edge if op in wanted and op.namespace not in FREE_NAMESPACES]
     if left:
-        # an operator without a decomposition would be there as well if nobody had asked for it
+        # an operator without a decomposition is in the program without any wish
         table: Collection[object] = default_decompositions()
         left = [(node, op) for node, op in left if op in table]
     if not left:
@@ -91,6 +91,6 @@ def refuse_undelegated(
         f"{op} was not decomposed or delegated",
         where=f"method `{method}`, node `{node.name}`",
         found="\n".join(rows),
-        hint="let the partitioner take it, or leave out of `ops_to_not_decompose` what it does not take (its filter "
-        "says which operations); `EdgeCompileConfig(preserve_ops=[...])` leaves an operator whole in any case",
+        hint="let the partitioner take the operation, or exclude it by the filter of `ops_to_not_decompose`; "
+        "`EdgeCompileConfig(preserve_ops=[...])` keeps an operator whole without a delegate",
     )
