@@ -49,7 +49,7 @@ def test_all_that_is_wrong_is_named_together() -> None:
         "    `threads` must be a number from 0, but is True\n"
         "    `exclude` must be a list of strings such as `aten.relu.default`, but is 'aten.a.default'\n"
         "    and more\n"
-        "  to do: correct them in the recipe's table for the backend `demo`"
+        "  to do: correct the options in the recipe's table for the backend `demo`"
     )
     with pytest.raises(BackendError) as caught:
         options.check("read the manual")

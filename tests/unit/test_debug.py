@@ -79,7 +79,7 @@ def test_the_returned_mapping_is_a_copy() -> None:
         (
             True,
             {"handles": 1, "identifier": 2},
-            "a builder that generates identifiers was given one\n  found: 2\n"
+            "a builder that generates identifiers was given an identifier\n  found: 2\n"
             "  to do: leave `identifier` out, or make the builder with `generated_identifiers=False`",
         ),
         (

@@ -976,7 +976,7 @@ def test_unknown_and_ill_typed_options_are_refused() -> None:
         "    `exclude` must be a list of strings such as `aten.relu.default`, but is 'x'\n"
         "    `portable-operators` must be true or false, but is 1\n"
         "    `threads` must be a number from 1 on, but is 0\n"
-        "  to do: correct them in the recipe's table for the backend `executorch`"
+        "  to do: correct the options in the recipe's table for the backend `executorch`"
     )
 
 

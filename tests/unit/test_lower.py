@@ -352,8 +352,8 @@ def write_a_weight(program: ExportedProgram) -> None:
         (swap_targets, "other names in the graph or its signature than before"),
         (rename_a_node, "other names in the graph or its signature than before"),
         (replace_a_weight, "another tensor under the name `a` than before"),
-        (change_the_call, "another way to be called, or other ranges of sizes, than before"),
-        (change_a_range, "another way to be called, or other ranges of sizes, than before"),
+        (change_the_call, "another calling convention, or other ranges of sizes, than before"),
+        (change_a_range, "another calling convention, or other ranges of sizes, than before"),
     ],
 )
 def test_a_change_beside_the_graph_is_refused_and_does_not_reach_the_given_program(
@@ -504,7 +504,7 @@ def test_a_debug_handle_that_no_node_has_is_refused() -> None:
 
     with pytest.raises(BackendError, match="returned a debug handle that no node has") as caught:
         to_backend("FarBackend", edge(Layers(1), torch.randn(2, 4)), [])
-    assert caught.value.found == "99, where the partition's are 1 to 2"
+    assert caught.value.found == "99; the partition has the handles 1 to 2"
 
 
 def test_a_deep_copy_shares_weights() -> None:

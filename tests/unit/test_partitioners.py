@@ -287,7 +287,7 @@ def test_single_operations_are_kept_only_where_that_is_wanted() -> None:
     module = module_of(graph)
     partitioner = CapabilityBasedPartitioner(module, takes("sin"))
     assert names_in(partitioner.propose_partitions()) == [["sin_1", "sin_2"]]
-    reason = "no operation beside it is taken, and a partition of one is not wanted"
+    reason = "no neighboring operation is taken, and partitions of a single operation are not wanted"
     assert partitioner.refusals == {"sin": reason}
     assert len(CapabilityBasedPartitioner(module, takes("sin"), True).propose_partitions()) == 2
     idle = CapabilityBasedPartitioner(module, takes("sin"), non_compute_ops=["torch.sin"])
@@ -310,7 +310,7 @@ def test_a_node_is_in_one_group_only() -> None:
     assert str(caught.value) == (
         "the node `sin_1` is in two groups\n"
         "  where: groups 0 and 1\n"
-        "  to do: put each node into one group; groups that belong together are one group"
+        "  to do: put each node into one group; merge groups that belong together"
     )
     with pytest.raises(GroupError):
         generate_grouped_partitions_from_list_of_nodes(module_of(graph), groups)
@@ -392,7 +392,7 @@ def test_patterns_without_operations_or_in_pieces_are_refused() -> None:
     pieces = Graph()
     x, y = pieces.placeholder("x"), pieces.placeholder("y")
     pieces.output((pieces.call_function(torch.sin, (x,)), pieces.call_function(torch.cos, (y,))))
-    with pytest.raises(PartitionError, match="a pattern falls into parts that share nothing"):
+    with pytest.raises(PartitionError, match="the pattern is not connected"):
         find_pattern(graph, pieces)
 
 

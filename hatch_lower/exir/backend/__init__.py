@@ -1,1 +1,1 @@
-"""What the author of a backend imports, and how backends are found."""
+"""Interfaces for authors of backends, and the lookup of backends."""

@@ -1,6 +1,6 @@
-"""The one lowering flow, and `to_backend` over it: tag → plan → extract → preprocess → splice.
+"""The lowering flow and `to_backend`: tag → plan → extract → preprocess → splice.
 
-All methods of a model pass it at once; a single program is a model with one method.
+All methods of a model are lowered together; a single program is a model with one method.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _validation: ContextVar[bool] = ContextVar("hatch_lower_validation", default=Tru
 
 @dataclass(frozen=True, slots=True)
 class MethodProgramsPartitionerSpec:
-    """The methods of a model and the partitioner of each; a method without one is left as it is."""
+    """The methods of a model and the partitioner of each; a method without a partitioner stays unchanged."""
 
     method_to_edge_program: Mapping[str, ExportedProgram]
     method_to_partitioner: Mapping[str, Partitioner]
@@ -53,7 +53,7 @@ class Lowered:
     reused: int = 0  # partitions that needed no `preprocess` call
     delegated: int = 0  # operations that went into partitions
     reasons: Mapping[str, str] = field(default_factory=dict)  # by the name of the node that was not taken
-    keys: Mapping[str, bool] = field(default_factory=dict)  # of results in the cache; whether they were there before
+    keys: Mapping[str, bool] = field(default_factory=dict)  # key of a result, to whether the result was cached before
     finite_only: frozenset[str] = frozenset()  # as in `PartitionResult`
 
     def then(self, later: Lowered, name: str = "") -> Lowered:
@@ -73,7 +73,7 @@ class Lowered:
 
 
 def merged_keys(keys: Iterable[Mapping[str, bool]]) -> dict[str, bool]:
-    # equal partitions share a key: the second one finds what the first has just made, which was not in the cache
+    # equal partitions share a key: the second finds the first's new result, which was not cached before
     merged: dict[str, bool] = {}
     for several in keys:
         for key, from_cache in several.items():
@@ -89,7 +89,7 @@ def lower_methods(
     validate: bool = True,
     left_out: Mapping[str, Places] = {},
 ) -> dict[str, Lowered]:
-    """Lower all methods of a model with one partitioner each; methods without one are returned as they are."""
+    """Lower each method of a model with its partitioner; methods without a partitioner are returned unchanged."""
     # `left_out`: by method, the operations that no partition gets
     # a partitioner that changes its program, or whose tags form no partitions, is a `PartitionError`; a backend that is
     # unknown or answers wrongly is a `BackendError`, and its own exceptions pass through
@@ -128,7 +128,7 @@ def lower_methods(
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The methods of a model as one turn of partitioners divides them."""
+    """The partitions of a model's methods after a turn of partitioners."""
 
     tagged: Mapping[str, PartitionResult]
     plans: Mapping[str, Plan]
@@ -149,10 +149,10 @@ def cut_methods(
         for method, partitioner in partitioners.items()
     }
     refuse_changed_weights(weights, before)
-    # a declared tag that no operation carries means nothing: its backend need not be installed
+    # a declared tag that no operation carries is ignored: its backend need not be installed
     used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
-    # a delegate that holds or copies its state cannot share it with other methods; one that is bound to constants can
+    # delegates that hold or copy state cannot share the state with other methods; delegates with bound constants can
     shared = shared_state(programs.values())
     plans = {
         method: plan_partitions(
@@ -198,12 +198,12 @@ def tag_program(
 def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:
     if not has_structure_of(tagged, program):
         return "another graph than before: an operation, an argument, a literal or a signature differs"
-    # the canonical form, which the structure is, knows no names; what follows finds nodes by them
+    # the canonical form has no names, but lowering finds nodes by name
     names, names_before = ([node.name for node in each.graph.nodes] for each in (tagged, program))
     if tagged.graph_signature != program.graph_signature or names != names_before:
         return "other names in the graph or its signature than before"
     if tagged.module_call_graph != program.module_call_graph or tagged.range_constraints != program.range_constraints:
-        return "another way to be called, or other ranges of sizes, than before"
+        return "another calling convention, or other ranges of sizes, than before"
     for before, after in ((program.state_dict, tagged.state_dict), (program.constants, tagged.constants)):
         for target in sorted(before.keys() | after.keys()):
             if before.get(target) is not after.get(target):
@@ -231,7 +231,7 @@ def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torc
 
 
 def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
-    # the tensors are those of the model itself, not copies
+    # the tensors are the model's own, not copies
     after = storage_checksums(tensor for _, tensor in weights.values())
     changed = [name for (name, _), old, new in zip(weights.values(), before, after, strict=True) if old != new]
     if changed:
@@ -248,7 +248,7 @@ def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails
 
 def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
     result, spec = response.result, request.spec
-    # of lifted constants two methods may use one name for different tensors
+    # two methods may use the same name for different lifted constants
     names = tuple(
         f"{request.method}:{constant.target}" if constant.kind is InputKind.CONSTANT_TENSOR else str(constant.target)
         for constant in (constant_specs(program) if request.backend.weight_free else ())
@@ -263,7 +263,7 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
         constants=names,
     )
     debug = result.debug_handle_map
-    # a partition's handles are numbered from its own start; here they become the model's again
+    # from the partition's local handles to the model's handles
     module.meta = {
         "debug_handle_map": None
         if debug is None
@@ -275,13 +275,13 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
 
 
 def disable_validation() -> None:
-    """Do not check, in this context from now on, that partitioners leave programs as they are."""
+    """Stop checking, in this context from now on, that partitioners leave programs unchanged."""
     _validation.set(False)
 
 
 @contextmanager
 def validation_disabled() -> Iterator[None]:
-    """Do not check, within the block, that partitioners leave programs as they are."""
+    """Stop checking, within the block, that partitioners leave programs unchanged."""
     token = _validation.set(False)
     try:
         yield

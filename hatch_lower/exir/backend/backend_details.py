@@ -1,11 +1,11 @@
-"""What the author of a backend's compile half imports.
+"""Interfaces for the compile half of a backend.
 
 A backend is two classes. The compile half is a `BackendDetails` subclass whose `preprocess` turns the edge program of
-one partition into bytes, with a `Partitioner` that says which nodes it takes. The run half is a
-`hatch_lower.runtime.delegates.Delegate` that loads those bytes. They are found through the entry-point groups
+one partition into bytes, with a `Partitioner` that selects its nodes. The run half is a
+`hatch_lower.runtime.delegates.Delegate` that loads the bytes. Both are found through the entry-point groups
 `hatch_lower.backends` and `hatch_lower.delegates`, so an installed wheel never imports a compiler.
 
-The names and argument names are those of ExecuTorch's EXIR backend.
+Names and argument names follow ExecuTorch's EXIR.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessResult:
-    """What a backend makes of one partition.
+    """A backend's result for one partition.
 
     Args:
         processed_bytes: the blob, in the backend's own format.
-        debug_handle_map: delegate instruction id to the debug handles that it computes.
+        debug_handle_map: id of a delegate instruction to the debug handles that the instruction computes.
         data_store_output: named data beside the blob.
         suffix: the blob's file name suffix in the wheel, without a dot.
         requirements: PEP 508 requirements that running the blob adds, public versions only (`torch>=2.13,<2.16`).
-        target: the machine that it needs; `None` where the blob is portable.
-        info: JSON-able facts for the run half (`Delegate.load` gets them back).
+        target: the machine that the blob needs; `None` for a portable blob.
+        info: JSON-able facts that `Delegate.load` of the run half receives.
     """
 
     processed_bytes: bytes = b""
@@ -63,7 +63,7 @@ class PreprocessResult:
 
 
 class BackendDetails(ABC):
-    """The compile half of a backend. Subclass it directly; it is never instantiated."""
+    """The compile half of a backend. Subclass it directly; subclasses are never instantiated."""
 
     weight_free: ClassVar[bool] = False
     """Whether the blob is independent of the weights' contents. Then `preprocess` sees stand-ins with the weights'
@@ -71,12 +71,12 @@ class BackendDetails(ABC):
     of the program's parameter, buffer and constant placeholders."""
 
     copies_constants: ClassVar[bool] = False
-    """Whether the engine of a weight-free backend may copy what it is bound to. Then state that methods share stays in
-    the program: a change would not reach the copy. If it copies some constants only, override `copies`."""
+    """Whether the engine of a weight-free backend may copy its constants. Then state that methods share stays in the
+    program: a change would not reach the copy. Override `copies` for an engine that copies only some constants."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        # backends are found as `BackendDetails.__subclasses__()`, which has direct ones only
+        # backends are found as `BackendDetails.__subclasses__()`, which lists direct subclasses only
         if [base for base in cls.__bases__ if issubclass(base, BackendDetails)] != [BackendDetails]:
             parents = ", ".join(base.__name__ for base in cls.__bases__)
             raise TypeError(f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly")
@@ -89,7 +89,7 @@ class BackendDetails(ABC):
     @staticmethod
     @abstractmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Lower one partition. The program is the backend's own copy; raise any exception to refuse it."""
+        """Lower one partition, which is the backend's own copy; raise any exception to refuse the partition."""
 
     @classmethod
     def copy_exported_program_for_preprocess(
@@ -97,8 +97,8 @@ class BackendDetails(ABC):
     ) -> ExportedProgram:
         """Return the program that `preprocess` is given; by default `edge_program` itself.
 
-        Its graph is the backend's own and may be changed. Its tensors are the model's: a backend that changes them
-        overrides this and copies what it changes.
+        Its graph is the backend's own and may be changed. Its tensors are the model's: a backend that changes tensors
+        overrides this method and copies those tensors.
         """
         return edge_program
 
@@ -106,10 +106,10 @@ class BackendDetails(ABC):
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        """Lower partitions that have nothing to do with each other; by default one after the other.
+        """Lower independent partitions; by default one after the other.
 
-        Override it to lower several at a time. Each result may depend on its own program and options only, for each
-        is cached by itself.
+        Override to lower several partitions at a time. Each result may depend only on its own program and options,
+        because each is cached separately.
         """
         return [cls.preprocess(program, specs) for program, specs in zip(edge_programs, compile_specs, strict=True)]
 
@@ -117,10 +117,11 @@ class BackendDetails(ABC):
     def preprocess_multimethod(
         cls, edge_programs: Mapping[str, list[ExportedProgram]], compile_specs: Mapping[str, list[list[CompileSpec]]]
     ) -> dict[str, list[PreprocessResult]]:
-        """Lower all partitions of all methods in one call, so that they can share things.
+        """Lower all partitions of all methods in one call, so that partitions can share data.
 
-        Override it only for that. Then it is always given all partitions, equal ones too, and the results are cached as
-        one: any change lowers them all again. Backends that do not override it are never called here.
+        Override only to share data. Then each call is given all partitions, including equal partitions, and the results
+        are a single cache entry: any change lowers all partitions again. Without an override the method is never
+        called.
         """
         return {
             method: cls.preprocess_many(programs, compile_specs[method]) for method, programs in edge_programs.items()
@@ -143,9 +144,9 @@ class BackendDetails(ABC):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return PEP 508 requirements that those of each `PreprocessResult` imply, as far as they are known before.
+        """Return the PEP 508 requirements that are known before lowering and that every `PreprocessResult` implies.
 
-        A build that the project's dependencies do not suffice for then ends before anything is lowered.
+        A build whose project does not depend on the requirements ends before lowering.
 
         Args:
             options: a recipe's options (TOML values).
@@ -156,8 +157,8 @@ class BackendDetails(ABC):
     def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
         """Return the commands whose executables shape the blobs: names that `PATH` finds, or paths.
 
-        While no executable and nothing else that an export read has changed, a build uses the earlier result without
-        asking the backend. So name every compiler that `preprocess` may run, and first the one that is looked for
-        first, be it there or not.
+        While neither the executables nor the other inputs of an export change, a build uses the earlier result without
+        asking the backend. So name every compiler that `preprocess` may run, in the order of its search, installed or
+        not.
         """
         return ()

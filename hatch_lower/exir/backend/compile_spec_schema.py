@@ -15,9 +15,9 @@ class CompileSpec:
     value: bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.value, bytes):  # it goes into the cache key as it is
+        if not isinstance(self.value, bytes):  # the value is part of the cache key
             raise BackendError(
                 f"the value of the compile spec `{self.key}` is not bytes",
                 found=f"{self.value!r:.200}",
-                hint="encode it: `value.encode()` of a string, `struct.pack` of numbers",
+                hint="encode the value: `value.encode()` for a string, `struct.pack` for numbers",
             )

@@ -1,4 +1,4 @@
-"""The options of a recipe for a backend: read one by one, refused all together if any is wrong, written as specs."""
+"""A recipe's options for a backend: reading, a single error for all problems, and compile specs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Value = TypeVar("Value")
 
 
 class GivenOptions:
-    """What a recipe gives a backend; `check` says what was wrong with it, once all of it has been read.
+    """A recipe's options for a backend; after all options were read, `check` reports every problem.
 
     Args:
-        options: as TOML values; there are those that are read.
+        options: TOML values; an option exists if `read` was called for its name.
     """
 
     def __init__(self, backend_id: str, options: Mapping[str, Any]) -> None:
@@ -27,11 +27,11 @@ class GivenOptions:
         self._options = options
 
     def read(self, name: str, default: Value, fits: Callable[[Any], object], wanted: str) -> Value:
-        """Return an option's value, or the default if it is not given or wrong.
+        """Return an option's value, or the default if the option is missing or wrong.
 
         Args:
-            fits: says of a value that is given whether it is right.
-            wanted: what it must be, in words.
+            fits: whether a given value is valid.
+            wanted: the valid values, in words.
         """
         self.known.add(name)
         value: Value = self._options.get(name, default)
@@ -44,10 +44,10 @@ class GivenOptions:
         return self.read(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def excluded(self, example: str) -> tuple[str, ...]:
-        """Return the names of the overloads that the option `exclude` leaves to others."""
+        """Return the names of the overloads that the option `exclude` leaves to other backends."""
         none: list[str] = []
         names = self.read("exclude", none, is_list_of_strings, f"a list of strings such as `{example}`")
-        return tuple(sorted(set(names)))  # their order means nothing, and must not change a key
+        return tuple(sorted(set(names)))  # the order has no meaning and must not change a key
 
     def check(self, hint: str = "") -> None:
         """Raise a `BackendError` that names all options that were wrong or do not exist."""
@@ -57,7 +57,7 @@ class GivenOptions:
             raise BackendError(
                 f"the options of the backend `{self._backend_id}` are wrong",
                 found="\n".join(problems),
-                hint=hint or f"correct them in the recipe's table for the backend `{self._backend_id}`",
+                hint=hint or f"correct the options in the recipe's table for the backend `{self._backend_id}`",
             )
 
 
@@ -75,7 +75,7 @@ def json_specs(values: Mapping[str, object]) -> list[CompileSpec]:
 
 
 def spec_values(backend_id: str, specs: Iterable[CompileSpec]) -> dict[str, object]:
-    """Return what `json_specs` was given; raise a `BackendError` for a spec that is no JSON."""
+    """Return the values that `json_specs` encoded; raise a `BackendError` for a spec that is no JSON."""
     try:
         return {spec.key: json.loads(spec.value) for spec in specs}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Backends by id: those whose class is defined in this process, and those that installed distributions declare."""
+"""Backends by id: classes defined in this process, and entry points of installed distributions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_backend(entry_point: EntryPoint) -> type[BackendDetails]:
             f"the backend `{entry_point.name}` could not be imported",
             where=where,
             found=f"{type(error).__name__}: {error}",
-            hint="install what it needs in the build environment",
+            hint="install the requirements of the backend in the build environment",
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, BackendDetails)):
         raise BackendError(
@@ -68,7 +68,7 @@ def load_backend(entry_point: EntryPoint) -> type[BackendDetails]:
     return loaded
 
 
-# what a program says to `--version`: `g++ (Debian 12.2.0-14) 12.2.0`, `GNU ld (GNU Binutils for Debian) 2.40`
+# the output of `--version`: `g++ (Debian 12.2.0-14) 12.2.0`, `GNU ld (GNU Binutils for Debian) 2.40`
 VERSION_LINE = re.compile(r"(?P<name>[^\d\s(][^(]*?)(?: \(.*?\))?(?: version)? (?P<version>\d+(\.\d+)+[^\s,]*)(?=\s|$)")
 VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
@@ -79,10 +79,10 @@ def distribution_of(name: str) -> Distribution | None:
 
 
 def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
-    """Return what identifies a backend's code: of its distribution the version and the sha256 of RECORD.
+    """Return an identifier of a backend's code: the version of its distribution and the sha256 of RECORD.
 
-    Where that does not list the code, as for an editable install or a class that is defined in this process, it is the
-    sha256 of the files of the package that defines the class. `known` has the digests of packages by where they are.
+    If RECORD does not list the code, as for an editable install or a class defined in this process, the sha256 covers
+    the files of the package that defines the class. `known` holds the digests of packages by path.
     """
     path = top_file(backend)
     distribution = distribution_of(name)
@@ -95,7 +95,7 @@ def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) ->
 
 
 def record_digest(distribution: Distribution, path: Path) -> str:
-    """Return the digest of a distribution's RECORD, or nothing if it does not list a file."""
+    """Return the digest of a distribution's RECORD, or an empty string if RECORD does not list `path`."""
     record = distribution.read_text("RECORD") or ""
     root = Path(str(distribution.locate_file("")))
     listed = path.is_relative_to(root) and f"{path.relative_to(root).as_posix()}," in record
@@ -103,7 +103,7 @@ def record_digest(distribution: Distribution, path: Path) -> str:
 
 
 def top_file(backend: type[BackendDetails]) -> Path:
-    # the outermost package: a backend's code is all that it imports of its own, not the one module of the class
+    # the outermost package: a backend's code is the whole package, not only the module of the class
     parts = backend.__module__.split(".")
     for count in range(1, len(parts) + 1):
         if (path := getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)) is not None:
@@ -126,7 +126,7 @@ def backend_record(name: str, fingerprint: Mapping[str, str]) -> BackendRecord:
 
 
 def tools_named(backends: Iterable[BackendRecord]) -> dict[str, str]:
-    """Return the tools in the fingerprints of backends, name to version; their digests and own versions are none."""
+    """Return the tools in the fingerprints of backends, name to version, without digests and the backends' versions."""
     tools: dict[str, str] = {}
     for backend in backends:
         for key, text in backend.fingerprint.items():

@@ -1,4 +1,4 @@
-"""Questions about graphs that backends and their tests ask: what is delegated, what is not, are two the same."""
+"""Helpers for backends and their tests: delegated nodes, equal graphs, tags of constants, reasons, debug maps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
 
 
 def form_of(node: Node) -> tuple[object, list[Node]]:
-    """Return what a node does to the nodes that it is given, and these."""
+    """Return the form of a node's call, and its input nodes."""
     sources: list[Node] = []
     arguments = (node.args, dict(sorted(node.kwargs.items())))
     map_arg(arguments, sources.append)
@@ -120,20 +120,21 @@ def print_delegated_graph(graph_module: GraphModule) -> None:
 
 
 def tag_constant_data(edge_program: ExportedProgram) -> None:
-    """Tag the constants that tagged operations use, for their partitions to own; call it after tagging operations.
+    """Tag the constants that tagged operations use, for their partitions to own; call after tagging operations.
 
-    These are parameters, lifted tensors, and buffers that the program does not change. Each gets the smallest tag of
-    its users; where these have several, every partition owns it, unless its `meta["no_copy"]` forbids that.
+    Constants are parameters, lifted tensors, and buffers that the program does not change. Each gets the smallest tag
+    of its users; if the users have several tags, every partition owns the constant, unless its `meta["no_copy"]`
+    forbids sharing.
     """
     changed = mutated_targets(edge_program)
     tag_placeholders(edge_program, lambda spec: spec.target not in changed)
 
 
 def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
-    """Tag the buffers that the program changes and tagged operations use; call it after tagging operations.
+    """Tag the buffers that the program changes and tagged operations use; call after tagging operations.
 
-    Each gets the smallest tag of its users. A partition owns one only if it holds all its users and computes its new
-    value; else the buffer stays in the program, where every user sees its changes.
+    Each gets the smallest tag of its users. A partition owns a buffer only if the partition holds all users and
+    computes the new value; else the buffer stays in the program, where every user sees its changes.
     """
     changed = mutated_targets(edge_program)
     tag_placeholders(edge_program, lambda spec: spec.target in changed)
@@ -145,7 +146,7 @@ def tag_placeholders(program: ExportedProgram, chosen: Callable[[InputSpec], boo
             continue
         tags = sorted({tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None})
         if tags:
-            # one tag says that it is owned; lowering finds all owners by the users' tags
+            # any tag marks the constant as owned; lowering finds all owners by the users' tags
             node.meta[DELEGATION_TAG] = tags[0]
         if len(tags) > 1:
             logger.info("the constant `%s` is used in the partitions %s", spec.target, ", ".join(tags))
@@ -168,7 +169,7 @@ class WhyNoPartitionReporter:
         self._refusals[node.name, operator, reason.strip()] = None
 
     def wrap_check(self, operator_support: OperatorSupportBase, message: str) -> OperatorSupportBase:
-        """Return a support object that also reports what this one refuses, with one reason for all."""
+        """Return a support object that also reports every refused node, with the same reason for all."""
         return ReportRejected(operator_support, self, message)
 
     def clear(self) -> None:
@@ -176,7 +177,7 @@ class WhyNoPartitionReporter:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Node name to its reasons, as `PartitionResult.reasons` wants them."""
+        """Node name to its reasons, for `PartitionResult.reasons`."""
         reasons: dict[str, str] = {}
         for node, _, reason in self._refusals:
             reasons[node] = f"{reasons[node]}; {reason}" if node in reasons else reason
@@ -205,7 +206,7 @@ class ReportRejected(OperatorSupportBase):
 
 
 class WhyNoPartition:
-    """Logs, where a partitioner refuses a node, why; tells a reporter, too."""
+    """Logs a partitioner's reason for refusing a node, and passes the reason to a reporter."""
 
     def __init__(self, logger: logging.Logger, reporter: WhyNoPartitionReporter | None = None) -> None:
         self.logger = logger
@@ -225,7 +226,7 @@ class WhyNoPartition:
 
 
 class DelegateMappingBuilder:
-    """Collects, in a backend's `preprocess`, which debug handles each of the delegate's instructions computes.
+    """Collects, in a backend's `preprocess`, the debug handles that each delegate instruction computes.
 
     Args:
         generated_identifiers: number the instructions from 0 in the order of insertion, instead of taking the
@@ -250,8 +251,8 @@ class DelegateMappingBuilder:
         """Add one delegate instruction and return its identifier.
 
         Args:
-            nodes: the node or nodes that it computes; their handles are taken, missing ones are left out.
-            handles: the handle or handles that it computes, instead of `nodes`.
+            nodes: the node or nodes that the instruction computes; nodes without a handle are ignored.
+            handles: the handle or handles that the instruction computes, instead of `nodes`.
             identifier: the instruction's id; to be left out where identifiers are generated.
 
         Raises:
@@ -284,7 +285,7 @@ class DelegateMappingBuilder:
         if self._generated_identifiers:
             if identifier is not None:
                 raise DebugError(
-                    "a builder that generates identifiers was given one",
+                    "a builder that generates identifiers was given an identifier",
                     found=repr(identifier),
                     hint="leave `identifier` out, or make the builder with `generated_identifiers=False`",
                 )

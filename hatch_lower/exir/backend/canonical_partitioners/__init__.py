@@ -1,6 +1,6 @@
-"""Partitioners and their parts: which operations and constants of a program a backend takes.
+"""Partitioners and their parts.
 
-ExecuTorch's are in modules of its names; `graph_partitioner` has those to name a backend with. Everything here is
-linear in the graph, changes nothing of a program but `meta["delegation_tag"]` (only `duplicate_constant_node` adds
-placeholders), and never proposes partitions that need each other's results.
+ExecuTorch's partitioners are in modules of the same names; `graph_partitioner` has complete partitioners for a backend.
+All run in linear time, change only `meta["delegation_tag"]` of a program (`duplicate_constant_node` also adds
+placeholders), and never propose partitions that need each other's results.
 """

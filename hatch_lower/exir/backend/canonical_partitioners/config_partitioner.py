@@ -1,4 +1,4 @@
-"""A partitioner that takes operations by configurations, each of which knows one operator."""
+"""A partitioner that takes operations by configurations, each for one operator."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def format_target_name(target_name: str) -> str:
 
 
 class PartitionerConfig(ABC):
-    """What a backend takes of one operator."""
+    """The calls of one operator that a backend takes."""
 
     @property
     @abstractmethod
     def target_name(self) -> str:
-        """The operator's name without its namespace, `linear.default`; most define it as a class attribute."""
+        """The operator's name without its namespace, `linear.default`; usually a class attribute."""
 
     @abstractmethod
     def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
@@ -47,11 +47,11 @@ class PartitionerConfig(ABC):
 
     @abstractmethod
     def get_partition(self, node: Node, ep: ExportedProgram) -> list[Node]:
-        """Return all nodes that are taken with a call, itself included; an empty list: none."""
+        """Return the nodes to take with a call, including the call; may be empty."""
 
 
 class ConfigerationBasedPartitioner(Partitioner):
-    """Takes what its configurations accept; nodes that are taken with the same node are in one partition.
+    """Takes the calls that its configurations accept; nodes that are taken with the same node are in one partition.
 
     Two configurations for the same operator are a `PartitionError`.
     """
@@ -66,7 +66,7 @@ class ConfigerationBasedPartitioner(Partitioner):
                 raise PartitionError(
                     f"two configurations have the same target_name `{config.target_name}`",
                     found=f"{type(other).__name__} and {type(config).__name__}",
-                    hint="give one of them",
+                    hint="pass only one of the two",
                 )
 
     def config_of(self, node: Node, ep: ExportedProgram) -> PartitionerConfig | None:
@@ -90,7 +90,7 @@ class ConfigerationBasedPartitioner(Partitioner):
             config = self.config_of(node, ep)
             if config is None:
                 continue
-            # a constant of an earlier group does not join the two: every partition may own it
+            # a constant of an earlier group does not join two groups: every partition may own the constant
             taken = [
                 member
                 for member in config.get_partition(node, ep)

@@ -1,4 +1,4 @@
-"""Which partition owns a parameter, buffer or lifted tensor: tags for them, and copies of their placeholders."""
+"""Copies of placeholders, so that each user of a parameter, buffer or lifted tensor has its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def duplicate_constant_node(exported_program: ExportedProgram, candidate_node: str) -> set[str]:
-    """Give each user of a constant but the first a placeholder of its own; as `duplicate_constant_nodes` of one."""
+    """Call `duplicate_constant_nodes` for a single constant."""
     return duplicate_constant_nodes(exported_program, [candidate_node])
 
 
@@ -28,14 +28,14 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
     tensor. Candidates that do not exist are ignored.
 
     Raises:
-        PartitionError: for a placeholder that is no constant, or one whose value the program changes.
+        PartitionError: for a placeholder that is no constant, or whose value the program changes.
     """
     names = set(candidates)
     changed = mutated_targets(exported_program)
     specs: list[InputSpec] = []
     created: set[str] = set()
     signature = exported_program.graph_signature
-    for spec, node in input_pairs(exported_program):  # those of before: the graph gets more of them on the way
+    for spec, node in input_pairs(exported_program):  # a list from before the loop, which adds placeholders
         if node.name in names:
             if spec.kind not in CONSTANT_KINDS or spec.target in changed:
                 raise PartitionError(
@@ -55,7 +55,7 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
 
 
 def copy_for_users(node: Node) -> list[str]:
-    # the first user keeps the placeholder: the output, if it is one, whose value the signature has by that name
+    # the first user keeps the placeholder; an output comes first, because the signature names the placeholder
     users = sorted(node.users, key=lambda user: user.op != "output")
     names = []
     for index, user in enumerate(users[1:]):

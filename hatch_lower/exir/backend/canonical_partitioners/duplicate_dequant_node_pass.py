@@ -1,4 +1,4 @@
-"""A dequantisation for each use, so that partitions of `dq → op → q` share none."""
+"""A dequantization for each use, so that partitions of `dq → op → q` share no node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hatch_lower.exir.pass_base import ExportPass
 
 
 class DuplicateDequantNodePass(ExportPass):
-    """Gives each user of a `dequantize_per_tensor` but the first a copy of it, in place."""
+    """Gives each user of a `dequantize_per_tensor` but the first a copy of the node, in place."""
 
     def call(self, mod: GraphModule) -> PassResult:
         target = ops.edge.quantized_decomposed.dequantize_per_tensor.default

@@ -1,4 +1,4 @@
-"""Partitioners to name a backend with: all nodes, a list of operators, patterns, a support predicate, groups."""
+"""Partitioners for any backend: all nodes, a list of operators, patterns, a support predicate, groups."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ KeptOperators = tuple[list[OpOverload], Callable[[Node], bool] | None]
 
 
 class SupportPartitioner(Partitioner):
-    """Takes the operations that a predicate supports, in as few partitions as there can be.
+    """Takes the operations that a predicate supports, in as few partitions as possible.
 
     Args:
         support: torch's or ExecuTorch's operator support object, or a function of a node.
-        reporter: where `support` reports why it refuses nodes; its reasons go into the result.
+        reporter: receives the reasons of `support` for refusing nodes; the reasons go into the result.
         allows_single_node_partition: take partitions in which only one operation computes something.
         non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
         keep: operators that are not decomposed.
-        keep_filter: says of a call of one of them whether it is kept.
+        keep_filter: whether a call of an operator in `keep` is kept; by default all calls are.
     """
 
-    # why an operation is in no partition, if nothing else is known
+    # the default reason for an operation in no partition
     refusal: ClassVar[str] = "the backend `{backend}` does not support this call of `{operator}`"
 
     def __init__(
@@ -82,13 +82,13 @@ class SupportPartitioner(Partitioner):
     ) -> None:
         proposer = self.proposer(graph_module)
         partitions = proposer.propose_partitions()
-        # reversed: the last partition to run is proposed first, and tags count in the order in which they run
+        # reversed: the last partition to run is proposed first, and tags are numbered in running order
         for partition in reversed(partitions):
             tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
             tags[tag] = self.delegation_spec
             for node in partition.nodes:
                 node.meta[DELEGATION_TAG] = tag
-        # only now: the support predicate tells its reporter while it is asked
+        # only after the proposal: the support predicate reports its reasons when called
         known = {**proposer.refusals, **({} if self.reporter is None else self.reporter.reasons)}
         taken = {node for partition in partitions for node in partition.nodes}
         for node in graph_module.graph.nodes:
@@ -110,7 +110,7 @@ class SupportPartitioner(Partitioner):
 
 
 class OperatorListPartitioner(SupportPartitioner):
-    """Takes the calls of listed operators, and keeps those of them that would be decomposed.
+    """Takes the calls of listed operators, and keeps the listed operators from decomposition.
 
     Args:
         operators: overloads or packets of any dialect, functions, or names (`aten.add.Tensor`, `aten.add`).
@@ -140,11 +140,11 @@ class OperatorListPartitioner(SupportPartitioner):
 
 
 class GroupPartitioner(SupportPartitioner):
-    """Takes groups of operations, each whole or not at all, and what a predicate supports beside them.
+    """Takes groups of operations, each whole or not at all, and further operations that a predicate supports.
 
     Args:
         find_groups: returns the groups of a graph; groups that overlap are taken together.
-        support: what is taken beside the groups.
+        support: the predicate for operations outside the groups.
     """
 
     refusal = "this call of `{operator}` is in no group that `{backend}` takes"
@@ -172,11 +172,11 @@ class GroupPartitioner(SupportPartitioner):
 
 
 class PatternPartitioner(GroupPartitioner):
-    """Takes the places of patterns, each whole or not at all, and what a predicate supports beside them.
+    """Takes the places of patterns, each whole or not at all, and further operations that a predicate supports.
 
     Args:
-        patterns: graphs in the edge dialect, of a pattern's edge program, say.
-        support: what is taken beside them.
+        patterns: graphs in the edge dialect, for example of a pattern's edge program.
+        support: the predicate for operations outside the patterns.
         ignore_literals: let literals of the patterns stand for any value.
     """
 

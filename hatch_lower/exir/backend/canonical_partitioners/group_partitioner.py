@@ -16,7 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSe
 Support = OperatorSupportBase | Callable[[Node], bool]
 
 NON_COMPUTE_OPERATORS = ("aten.view", "_operator.getitem")
-ONE_OPERATION = "no operation beside it is taken, and a partition of one is not wanted"
+ONE_OPERATION = "no neighboring operation is taken, and partitions of a single operation are not wanted"
 
 
 class GroupError(PartitionError, ValueError):
@@ -33,7 +33,7 @@ def predicate(graph_module: GraphModule, support: Support | None) -> Callable[[N
 
 
 def supported_leaves(graph_module: GraphModule, support: Support | None) -> list[Node]:
-    # a function is written for operations: it may not expect a placeholder
+    # functions are called for operations only: they may not expect a placeholder
     if not isinstance(support, OperatorSupportBase):
         return []
     supports = predicate(graph_module, support)
@@ -41,13 +41,13 @@ def supported_leaves(graph_module: GraphModule, support: Support | None) -> list
 
 
 class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
-    """Proposes as few partitions of the supported nodes as there can be, in time linear in the graph.
+    """Proposes as few partitions of the supported nodes as possible, in time linear in the graph.
 
-    It takes the place of torch's class of this name, whose time grows with the third power of the graph.
+    Replaces torch's class of this name, whose time grows with the third power of the graph.
 
     Args:
-        operator_support: what is supported. An `OperatorSupportBase` is asked about placeholders and graph attributes
-            too; those that it accepts are where their first user is.
+        operator_support: the support predicate. An `OperatorSupportBase` is asked about placeholders and graph
+            attributes too; accepted placeholders and attributes join the partition of their first user.
         allows_single_node_partition: keep partitions in which only one operation computes something.
         non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
         allowed_single_node_partition_ops: names of operators that may be alone in a partition.
@@ -75,7 +75,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         self.refusals: dict[str, str] = {}  # of supported and grouped nodes in no proposed partition, by name
 
     def propose_partitions(self) -> list[Partition]:
-        """Return the partitions, the last that runs first, as torch does; their nodes are in graph order."""
+        """Return the partitions in reverse running order, as torch does; the nodes are in graph order."""
         supports = predicate(self.graph_module, self.operator_support)
         leaves = [node for group in self.node_groups for node in group]
         leaves += [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
@@ -95,18 +95,18 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
     def count_computing(self) -> Callable[[Node], int]:
         idle = OperatorSet([*NON_COMPUTE_OPERATORS, *self.non_compute_ops])
         single = OperatorSet(self.allowed_single_node_partition_ops)
-        # an operation that may be alone counts as two, so that a partition of it has more than one
+        # an operation that may be alone counts as two, so that its partition counts as more than one operation
         return lambda node: (node not in idle) + (node in single) if node.op == "call_function" else 0
 
 
 class GroupBasedPartitioner(CapabilityBasedPartitioner):
     """Proposes partitions in which the nodes of each group are together.
 
-    A group that cannot be in one partition (a path leaves it through an unsupported node and comes back) is no group:
-    its nodes are partitioned one by one, as far as they are supported.
+    A group that cannot be in one partition (a path leaves the group through an unsupported node and comes back) is
+    dissolved: its supported nodes are partitioned separately.
 
     Args:
-        operator_support: what is supported; nodes of groups that are not supported are left out of them.
+        operator_support: the support predicate; unsupported nodes are removed from their groups.
         node_groups: lists of nodes to keep together.
 
     Raises:
@@ -134,7 +134,7 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
 
 
 def separate(groups: Iterable[Iterable[Node]]) -> list[list[Node]]:
-    """Return groups without repetitions; a node in two of them is a `GroupError`."""
+    """Return groups without repetitions; a node in two groups is a `GroupError`."""
     separated = [list(dict.fromkeys(group)) for group in groups]
     seen: dict[Node, int] = {}
     for number, group in enumerate(separated):
@@ -143,6 +143,6 @@ def separate(groups: Iterable[Iterable[Node]]) -> list[list[Node]]:
                 raise GroupError(
                     f"the node `{node.name}` is in two groups",
                     where=f"groups {seen[node]} and {number}",
-                    hint="put each node into one group; groups that belong together are one group",
+                    hint="put each node into one group; merge groups that belong together",
                 )
     return separated

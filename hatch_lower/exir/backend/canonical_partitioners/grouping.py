@@ -1,11 +1,11 @@
-"""Grouping: which operations run as one partition. Linear in the graph, and never circular.
+"""Grouping of operations into partitions, in linear time and never circular.
 
-Each operation gets a level, counted from the end of the graph, that grows only where a path passes from an operation
-that is taken to one that is not. Taken operations of one level form a partition. A path that leaves a partition either
-passes through an operation that is not taken, or enters a partition of a lower level; from both it comes to lower
-levels only, so no two partitions need each other. No division into fewer partitions exists: along the path that gives
-an operation its level, each level must be a partition of its own. Counting from the end puts an operation that could be
-in several partitions into the last of them, as torch's partitioner does.
+Each operation gets a level, counted from the end of the graph, that grows only where a path passes from a taken
+operation to an operation that is not taken. Taken operations of one level form a partition. A path that leaves a
+partition either passes through an operation that is not taken, or enters a partition of a lower level; both lead to
+lower levels only, so no two partitions need each other. No division into fewer partitions exists: along the path that
+gives an operation its level, each level must be a partition of its own. Counting from the end puts an operation that
+could be in several partitions into the last possible partition, as torch's partitioner does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.fx import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    partitions: tuple[tuple[Node, ...], ...]  # nodes in graph order; a partition needs results of earlier ones only
-    given_up: dict[Node, str] = field(default_factory=dict)  # members of groups that cannot be in one, to the reason
+    partitions: tuple[tuple[Node, ...], ...]  # nodes in graph order; each needs results of earlier partitions only
+    given_up: dict[Node, str] = field(default_factory=dict)  # members of groups that were given up, to the reason
 
 
 def group_nodes(
@@ -36,14 +36,15 @@ def group_nodes(
     """Divide the supported operations of a graph into as few partitions as possible.
 
     Args:
-        supports: says of an operation whether it can be taken by itself. It is asked once of each operation; a
-            `getitem` goes where the operation with several results goes, whatever it says.
-        groups: operations that are taken together or, unless supported, not at all. Groups that overlap are one.
-        leaves: placeholders and graph attributes to put where their first user is; others are left out.
-        connected: make a partition of each connected part, where independent parts would else share one.
+        supports: whether an operation can be taken by itself; called once for each operation. A `getitem` always
+            follows the operation with several results.
+        groups: operations that are taken together or, unless supported, not at all. Overlapping groups are merged.
+        leaves: placeholders and graph attributes to put into the partition of their first user; other nodes are
+            ignored.
+        connected: split each partition into its connected parts.
     """
-    # Linear in the graph's edges. Only groups that a path leaves through an unsupported operation and comes back to
-    # cost more: a pass over what is entangled with them for each group that has to be given up.
+    # Linear in the graph's edges, except for groups that a path leaves through an unsupported operation and enters
+    # again: each group that is given up costs a pass over the nodes entangled with the group.
     atoms = Atoms(graph, supports, groups)
     levels = atoms.levels()
     part_of = {node: part for node, atom in atoms.of.items() if (part := levels[atom]) is not None}
@@ -67,10 +68,10 @@ def group_nodes(
 
 
 class Atoms:
-    """Operations that cannot be separated, as numbers: each with the `getitem` nodes that take its results apart.
+    """Operations that cannot be separated, as numbers: each with the `getitem` nodes that select its results.
 
-    Groups are further vertices after the atoms, with edges to and from their members, so that whatever lies on a
-    path between members of a group is strongly connected with them.
+    Groups are further vertices after the atoms, with edges to and from their members, so that every operation on a path
+    between members is strongly connected with the group.
     """
 
     def __init__(self, graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> None:
@@ -103,7 +104,7 @@ class Atoms:
     def _add_groups(self, groups: Sequence[Collection[Node]]) -> None:
         listed = {node for group in groups for node in group}
         for members in merge_groups([{self.of[node] for node in group if node in self.of} for group in groups]):
-            # a `getitem` that is listed without its operation would take that along
+            # a `getitem` that is listed without its operation would include the operation
             headless = [self.heads[atom] for atom in members if not self.alone[atom] and self.heads[atom] not in listed]
             if headless:
                 reason = f"its group holds a result of `{headless[0].name}` without the operation"
@@ -175,9 +176,9 @@ class Atoms:
             end = start
 
     def misfit(self, unit: Sequence[int]) -> int | None:
-        """Return a group that makes it impossible to take a strongly connected unit whole, or `None`."""
-        # A unit that holds an atom that is not taken holds a circle through it. The group is one on a circle with as
-        # few groups as possible, so that a group is given up for its own sake before it is for another's.
+        """Give up a group that prevents taking a strongly connected unit whole; return the group, or `None`."""
+        # A unit with an atom that is not taken contains a circle through the atom. The group is from a circle with as
+        # few groups as possible, so that a group is given up for its own circle before a circle through other groups.
         count = len(self.heads)
         outside = next((vertex for vertex in unit if vertex < count and not self.taken[vertex]), None)
         if outside is None:
@@ -201,7 +202,7 @@ class Atoms:
         count = len(self.heads)
         before: dict[int, int] = {}
         cost = {start: 0}
-        queue = deque([(0, start)])  # steps cost 0 or 1, so a queue with two ends keeps it in order
+        queue = deque([(0, start)])  # steps cost 0 or 1, so a double-ended queue stays sorted
         while queue:
             spent, vertex = queue.popleft()
             if spent > cost[vertex]:
@@ -223,8 +224,8 @@ class Atoms:
         raise AssertionError("a strongly connected component without a circle")
 
     def levels(self) -> list[int | None]:
-        """Return the number of each atom's partition, in an order in which they can run; `None`: it is not taken."""
-        # the module's text says why these levels are partitions, and why there are no fewer
+        """Return the number of each atom's partition, in running order; `None` for an atom that is not taken."""
+        # the module's docstring proves that the levels are partitions, and that fewer are impossible
         count = len(self.heads)
         reached = [-1] * count  # the highest level, counted from the end, at or after each atom
         levels: list[int | None] = [None] * count

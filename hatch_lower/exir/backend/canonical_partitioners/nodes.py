@@ -1,4 +1,4 @@
-"""What a node of an ATen or edge program gives, whether it computes anything, and whether a size may be 0."""
+"""Facts about nodes of ATen and edge programs: views, result tensors, and sizes that may be 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
 
-# ATen operators that compute nothing: a partition of these alone costs more to call than to leave
+# ATen operators without arithmetic: a partition of views alone costs more to call than to leave
 VIEWS = frozenset(
     {
         "_unsafe_view",
@@ -42,7 +42,7 @@ MAY_BE_ZERO = "a dynamic size may be 0"  # part of a reason that a `min=1` in th
 def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
     if isinstance(size, int):
         return size == 0
-    # torch's own bounds of a symbol say nothing: the exporter lets sizes be 0, and reasons as if all were 2 or more
+    # torch's own bounds of a symbol do not help: the exporter allows sizes of 0, but reasons as if all were 2 or more
     expression = size.node.expr
     if not expression.free_symbols <= ranges.keys():
         return True

@@ -1,4 +1,4 @@
-"""Operators by name: one way to say `aten.add.Tensor`, whatever dialect a graph or a list is written in."""
+"""Names of operators, such as `aten.add.Tensor`, that are the same in all dialects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hatch_lower.runtime.torch_private.programs import qualified_name
 
 def torch_operator(target: object) -> Any:
     """Return the torch overload behind an operator of the edge or a backend's dialect, or the target itself."""
-    op = getattr(target, "_op", None)  # torch's own overloads have one too, which is none
+    op = getattr(target, "_op", None)  # torch's own overloads have an `_op` too, which is no overload
     return op if isinstance(op, OpOverload) else target
 
 
 def operator_name(target: object) -> str:
     """Return `aten.add.Tensor` for an overload of any dialect, `aten.add` for a packet, `_operator.getitem` for a
-    function; a name loses the module that holds it."""
+    function; a name loses its module."""
     operator = torch_operator(target)
     if isinstance(operator, OpOverload):
         return dotted_name(operator)
@@ -51,7 +51,7 @@ def named_arguments(node: Node) -> dict[str, Any]:
 
 
 class OperatorSet:
-    """Overloads, packets and functions of any dialect, or names, to ask whether a node calls one of them."""
+    """A set of operators (overloads, packets, functions or names, of any dialect) to look up a node's operator."""
 
     def __init__(self, operators: Iterable[object]) -> None:
         self.operators = tuple(operators)
@@ -87,7 +87,7 @@ INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
 
 
 def without_negatives(index: Node) -> tuple[tuple[OpOverload, int], ...]:
-    """Return the operators, each with its number, that make a negative index larger than any size, and thus refused."""
-    # engines count negative indices from the end, where eager raises: the same model must not answer instead
+    """Return the operators, each with its scalar argument, that turn a negative index into an index beyond any size."""
+    # engines count negative indices from the end, but eager raises: an index beyond any size raises in engines too
     value: torch.Tensor = index.meta["val"]
     return (aten.clamp.default, -1), (aten.bitwise_and.Scalar, torch.iinfo(value.dtype).max)

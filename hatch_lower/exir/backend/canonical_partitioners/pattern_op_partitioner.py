@@ -36,7 +36,7 @@ def generate_pattern_op_partitions(
         skip_horizontal_fusion: make independent nodes partitions of their own.
 
     Raises:
-        PartitionError: for a pattern without operations, or whose parts share nothing.
+        PartitionError: for a pattern that has no operation or is not connected.
     """
     listed = {node: None for nodes in partitions_list or () for node in nodes}
     alone = predicate(graph_module, op_support)
@@ -54,7 +54,7 @@ def generate_pattern_op_partitions(
 def generate_partitions_from_list_of_nodes(
     graph_module: GraphModule, pattern_list: Sequence[Sequence[Node]] | None = None, op_support: Support | None = None
 ) -> list[Partition]:
-    """Return the largest partitions of listed and supported nodes; which list one is in means nothing."""
+    """Return the largest partitions of listed and supported nodes; the division into lists is ignored."""
     require_either(pattern_list, op_support)
     return generate_pattern_op_partitions(graph_module, partitions_list=pattern_list, op_support=op_support)
 

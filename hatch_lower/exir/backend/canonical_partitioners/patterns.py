@@ -1,4 +1,4 @@
-"""Finding a pattern in a graph, in time linear in the graph for a pattern that hangs together."""
+"""Search for a connected pattern in a graph, in time linear in the graph."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 
 def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) -> list[dict[Node, Node]]:
-    """Return the places of a pattern in a graph, those that overlap an earlier one left out.
+    """Return the places of a pattern in a graph, without places that overlap an earlier place.
 
-    In a pattern a placeholder stands for any value, the same wherever it is used; two may stand for the same. Other
-    nodes stand for a call of the same operator with the same arguments. Results that it does not return are used
-    nowhere else. Of each place, in graph order, the pattern's operations and what they stand for are returned.
+    A placeholder of the pattern matches any value, but the same value in all its uses; two placeholders may match the
+    same value. Other nodes match a call of the same operator with the same arguments. Results that the pattern does not
+    return must have no other users. Each place, in graph order, maps the pattern's operations to the matching nodes.
 
     Args:
-        ignore_literals: let arguments of the pattern that are no nodes stand for any value.
+        ignore_literals: let arguments of the pattern that are no nodes match any value.
 
     Raises:
-        PartitionError: if the pattern holds no operation, or falls into parts that share nothing.
+        PartitionError: if the pattern has no operation or is not connected.
     """
     matcher = Matcher(pattern, ignore_literals)
     taken: set[Node] = set()
@@ -51,7 +51,7 @@ class Matcher:
         sinks = [node for node in self.operations if all(user.op == "output" for user in node.users)]
         if not sinks:
             raise PartitionError(
-                "a pattern has no operation", found=str(pattern), hint="give a graph that computes something"
+                "a pattern has no operation", found=str(pattern), hint="give a graph with an operation"
             )
         self.anchors, self.ways = order_anchors(sinks, pattern)
 
@@ -67,7 +67,7 @@ class Matcher:
         return None
 
     def extend(self, match: dict[Node, Argument], number: int, node: Node) -> Iterator[dict[Node, Argument]]:
-        extended = dict(match)  # a candidate that fails must leave nothing behind for the next one
+        extended = dict(match)  # a failed candidate must not affect the next candidate
         if not self.match_node(self.anchors[number], node, extended):
             return
         if number + 1 == len(self.anchors):
@@ -78,7 +78,7 @@ class Matcher:
             yield from self.extend(extended, number + 1, candidate)
 
     def match_node(self, wanted: Node, given: Argument, match: dict[Node, Argument]) -> bool:
-        """Return whether a value can stand for a node of the pattern; extend `match` with it and what it uses."""
+        """Return whether a value matches a node of the pattern; extend `match` with the pair and its arguments."""
         if wanted in match:
             return same_literal(match[wanted], given)
         if wanted.op == "placeholder":
@@ -109,7 +109,7 @@ class Matcher:
 
 
 def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """Return a pattern's sinks in an order in which each hangs together with those before it, and how."""
+    """Return a pattern's sinks in an order in which each is connected with earlier sinks, and the connecting paths."""
     # the way to a sink leads from a node that the earlier sinks use down to it
     anchors, ways = [sinks[0]], [[sinks[0]]]
     left = sinks[1:]
@@ -118,11 +118,11 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
         found = [way for sink in left if (way := way_to(sink, known)) is not None]
         if not found:
             raise PartitionError(
-                "a pattern falls into parts that share nothing",
+                "the pattern is not connected",
                 found=", ".join(f"`{node.name}`" for node in (anchors[0], left[0])),
                 hint="give each part as a pattern of its own",
             )
-        # from an operation if there is one: a placeholder may stand for something with many users
+        # from an operation if possible: a placeholder may match a value with many users
         best = min(found, key=lambda way: (way[0].op == "placeholder", len(way)))
         anchors.append(best[-1])
         ways.append(best)
@@ -159,7 +159,7 @@ def arguments_of(node: Node) -> list[Argument]:
     operator = torch_operator(node.target)
     if not isinstance(operator, OpOverload):
         return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
-    # one form for calls that say the same: by position, by name, or with a default left out
+    # the same form for equivalent calls: by position, by name, or with a default left out
     given = named_arguments(node)
     return [given.get(argument.name, argument.default_value) for argument in schema_of(operator).arguments]
 
@@ -169,4 +169,4 @@ def same_literal(one: object, other: object) -> bool:
         return one is other
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same_literal, one, other))
-    return type(one) is type(other) and bool(one == other)  # Python takes 1, 1.0 and True for each other
+    return type(one) is type(other) and bool(one == other)  # 1, 1.0 and True are equal in Python
