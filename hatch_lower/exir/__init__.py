@@ -1,7 +1,8 @@
 """The edge program and its lowering, under the names and module paths of ExecuTorch's `exir`.
 
 A backend, a partitioner or a pass that was written for ExecuTorch moves here when `executorch.exir` is replaced by
-`hatch_lower.exir`. `graph` and `lowering` are our own. Files and caches of a build are none of its business.
+`hatch_lower.exir`. `graph` and `lowering` are hatch-lower's own. The package does not handle a build's files and
+caches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    # modules of the room import each other's packages: this one must not import them all in turn
+    # on demand: modules of this package import each other's packages, so an import of all here would be circular
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(PLACES[name]), name)

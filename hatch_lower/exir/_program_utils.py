@@ -13,7 +13,7 @@ from hatch_lower.exir.graph.surgery import output_values
 
 def _get_updated_graph_signature(old_signature: ExportGraphSignature, new_gm: GraphModule) -> ExportGraphSignature:
     placeholders = new_gm.graph.find_nodes(op="placeholder")
-    # by order, not by name: a pass that makes a graph anew names its nodes anew
+    # by order, not by name: a pass that rebuilds a graph renames its nodes
     return ExportGraphSignature(
         [
             replace(spec, arg=renamed_argument(spec.arg, node))

@@ -21,7 +21,7 @@ WHILE = {higher_order.while_loop: [0, 1]}
 
 
 def submodule_of(graph_module: GraphModule, node: Node, arg_index: int, kind: type[Kind]) -> tuple[str, Kind]:
-    """Return the module that an operation is given, and its name; an `EdgeError` if it is given something else."""
+    """Return the name and the module of an operation's argument; any other argument is an `EdgeError`."""
     attribute = node.args[arg_index] if arg_index < len(node.args) else None
     found = f"`{attribute}`"
     if isinstance(attribute, Node) and attribute.op == "get_attr":
@@ -30,10 +30,10 @@ def submodule_of(graph_module: GraphModule, node: Node, arg_index: int, kind: ty
             return str(attribute.target), module
         found = f"a `{type(module).__module__}.{type(module).__qualname__}`"
     raise EdgeError(
-        f"`{node.target}` is called with something else than a `{kind.__module__}.{kind.__qualname__}`",
+        f"an argument of `{node.target}` is not a `{kind.__module__}.{kind.__qualname__}`",
         where=f"node `{node.name}`, argument {arg_index}",
         found=found,
-        hint="give it an attribute of the graph that is one; what ExecuTorch lowered, lower with hatch-lower instead",
+        hint="pass an attribute of the graph that has the type; lower modules with hatch-lower, not with ExecuTorch",
     )
 
 
@@ -52,7 +52,7 @@ def _get_control_flow_submodules(
 
 
 def get_control_flow_submodules(graph_module: GraphModule) -> list[tuple[str, GraphModule, Node]]:
-    """Return the name, the graph module and the operation of each branch and body, without those nested deeper."""
+    """Return the name, the graph module and the operation of each branch and body, without deeper nested graphs."""
     return _get_control_flow_submodules(graph_module, {**COND, higher_order.map_impl: [0], **SCAN, **WHILE})
 
 

@@ -1,4 +1,4 @@
-"""`LoweredBackendModule`: one lowered partition, as it stands in the graph that calls it."""
+"""`LoweredBackendModule`: a lowered partition in the graph that calls the partition."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes as 
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 
-# torch recognises it by its class name: it must be neither renamed nor derived from
+# torch recognizes the class by its name: do not rename, and do not derive from, the class
 class LoweredBackendModule(torch.nn.Module):
-    """A partition's processed bytes and the program that they came from.
+    """A partition's processed bytes and original program.
 
-    Calling it runs the original program, so a graph that holds it can be traced and executed without the backend.
+    A call runs the original program, so that a graph with the module can be traced and executed without the backend.
 
     Args:
         named_data_store_output: named data beside the blob.
-        result: all that the backend returned.
+        result: the backend's full result.
         constants: for a weight-free backend the names (in the owning model) of the constants to bind, in the order of
             the program's parameter, buffer and constant placeholders; else empty.
-        prefix: what precedes the names of its constants, where they are its own and not the owning model's.
+        prefix: precedes the names of constants that belong to the module and not to the owning model.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, object] | None) -> LoweredBackendModule:
-        # passes copy whole graph modules: what never changes is not copied with them, which is the weights, the blob
-        # and the lowered modules that the original program calls itself
+        # passes copy whole graph modules: the copy shares the weights, the blob and the lowered modules that the
+        # original program calls, which never change
         module = LoweredBackendModule(
             copy_program(self._original_exported_program),
             self._backend_id,
@@ -77,9 +77,9 @@ class LoweredBackendModule(torch.nn.Module):
         return module
 
     def adopted(self, above: int, prefix: str) -> LoweredBackendModule:
-        """Return a copy for another program than it was lowered from; it takes and returns flat tuples."""
-        # `above`: the debug handle that all of the copy's are higher than; `prefix`: precedes the names of its
-        # constants there
+        """Return a copy, for another program, that takes and returns flat tuples."""
+        # `above`: a debug handle lower than all handles of the copy; `prefix`: precedes the names of the copy's
+        # constants
         module = copy.deepcopy(self)
         module.prefix = prefix + self.prefix
         program = module.original_module
@@ -121,7 +121,7 @@ class LoweredBackendModule(torch.nn.Module):
 
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
-    """Return the name, the module and the call of each delegate call of a graph, without those of nested graphs."""
+    """Return the name, the module and the call of each delegate call of a graph, without calls in nested graphs."""
     calls = graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
     return [(*submodule_of(graph_module, call, 0, LoweredBackendModule), call) for call in calls]
 

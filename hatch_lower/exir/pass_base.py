@@ -1,4 +1,4 @@
-"""Passes over edge programs: functions of a graph module, as torch's and ExecuTorch's are."""
+"""Passes over edge programs: functions of a graph module, as in torch and ExecuTorch."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from hatch_lower.runtime.torch_private.programs import InterpretingPass, SpecVio
 from hatch_lower.runtime.torch_private.programs import NodeMetadata as NodeMetadata
 from hatch_lower.runtime.torch_private.programs import ProxyValue as ProxyValue
 
-# a `PassResult`, the module, or, of a pass that changes it in place, nothing
+# returns a `PassResult`, a graph module, or `None` after changes in place
 PassType = Callable[[GraphModule], object]
 
 
 class ExportPass(InterpretingPass):
-    """A pass that runs a graph operation by operation and writes down a new one; override what should become of a call.
+    """A pass that runs a graph call by call and records a new graph; override the methods for calls to change.
 
-    `call_operator(op, args, kwargs, meta)` and its like are given each call with `ProxyValue`s as arguments; what
-    `super()` returns for a call goes into the new graph.
+    `call_operator(op, args, kwargs, meta)` and similar methods are given each call with `ProxyValue`s as arguments; the
+    result of `super()` goes into the new graph.
     """
 
     # torch has the pass; the calls that only edge programs have are added here
     class ExportTracer(InterpretingPass.ExportTracer):
         def create_arg(self, a: Argument) -> Any:
-            if is_lowered_module(a):  # torch would number it among the graphs of control flow
+            if is_lowered_module(a):  # torch would number the module among the graphs of control flow
                 if a not in self.submodules:
                     self.submodules[a] = get_lowered_module_name(self.root, a)
                 return self.create_node("get_attr", self.submodules[a], (), {})
@@ -95,7 +95,7 @@ class ExportPass(InterpretingPass):
         additional_inputs: Sequence[Argument],
         meta: NodeMetadata,
     ) -> ProxyValue[Any]:
-        slices = [stacked.data[0] for stacked in xs]  # its body sees one step of what it goes through
+        slices = [stacked.data[0] for stacked in xs]  # the body sees a single step of each input
         combine = self.call_submodule(combine_fn, (*init, *slices, *additional_inputs)).graph_module
         args = (combine, list(init), list(xs), tuple(additional_inputs))
         return self._fx("call_function", torch.ops.higher_order.scan, args, {}, meta)
@@ -108,7 +108,7 @@ class ExportedProgramPassResult:
 
 
 class ExportedProgramPassBase(ABC):
-    """A pass that is given the whole program and not its graph only."""
+    """A pass over a whole program, not only its graph."""
 
     def __call__(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
         self.requires(exported_program)
@@ -120,10 +120,10 @@ class ExportedProgramPassBase(ABC):
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult: ...
 
     def requires(self, exported_program: ExportedProgram) -> None:  # noqa: B027
-        """Raise if the program is not one that the pass can be run on."""
+        """Raise if the pass cannot run on the program."""
 
     def ensures(self, exported_program: ExportedProgram) -> None:  # noqa: B027
-        """Raise if the result is not what the pass promises."""
+        """Raise if the result breaks a promise of the pass."""
 
 
 AnyPass = PassType | ExportedProgramPassBase
@@ -148,18 +148,18 @@ def map_args(
 def transform_program(
     program: ExportedProgram, passes: Iterable[AnyPass], verifier: type[Verifier] | None = None
 ) -> ExportedProgram:
-    """Return a program after some passes; the given one is left as it is.
+    """Return a program after some passes; the given program stays unchanged.
 
     Args:
-        passes: applied in order to its graph module. They keep its inputs and outputs in number and order; operations
-            that they add get a debug handle of their own unless they have one.
-        verifier: what checks the result; by default the program's own.
+        passes: applied in order to the graph module. Passes must keep the number and order of inputs and outputs; new
+            operations without a debug handle get a new handle.
+        verifier: the check of the result; by default the program's own.
 
     Raises:
-        EdgeError: if a pass changes the number of inputs or outputs, or breaks a rule of the dialect. What a pass
-            itself raises passes through.
+        EdgeError: if a pass changes the number of inputs or outputs, or breaks a rule of the dialect. Exceptions of a
+            pass itself pass through.
     """
-    graph_passes: list[PassType] = []  # those in a row share one rebuilt program, for making one verifies it
+    graph_passes: list[PassType] = []  # consecutive passes share a rebuilt program: each rebuild verifies
     for each in passes:
         if isinstance(each, ExportedProgramPassBase):
             program = each(transform_graph(program, graph_passes, verifier)).exported_program
@@ -185,10 +185,10 @@ def transform_graph(
                     f"a pass changed the number of {kind} of the program",
                     where=f"pass `{names[-1]}`",
                     found=f"{count} instead of {expected}",
-                    hint="keep placeholders and outputs as they are; unused ones are dropped when constants are owned",
+                    hint="keep placeholders and outputs as they are; lowering drops placeholders of owned constants",
                 )
     module.recompile()
-    used = highest_debug_handle(program.graph_module)  # handles of what a pass removed are not given out again
+    used = highest_debug_handle(program.graph_module)  # handles of removed operations are not reused
     fill_debug_handles(module, lambda node: node.op == "call_function", above=used)
     try:
         return rebuild_program(
@@ -200,7 +200,7 @@ def transform_graph(
         )
     except SpecViolationError as error:
         raise EdgeError(
-            "the passes made something that is no edge program",
+            "the passes made a program that breaks a rule of the edge dialect",
             where=", ".join(f"`{name}`" for name in names),
             found=str(error),
             hint="let the passes keep to the dialect: edge operators from `ops.edge`, `meta['val']` on every node",
@@ -213,7 +213,7 @@ def result_module(result: object, module: GraphModule, name: str) -> GraphModule
         return module
     if not isinstance(made, GraphModule):
         raise EdgeError(
-            "a pass returned something else than a graph module",
+            "a pass did not return a graph module",
             where=f"pass `{name}`",
             found=repr(result),
             hint="return `PassResult(graph_module, modified)`",

@@ -1,4 +1,4 @@
-"""Passes one after the other, over a graph; over a program: `EdgeProgramManager.transform` and `transform_program`."""
+"""Sequences of passes over a graph; for a program use `EdgeProgramManager.transform` or `transform_program`."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class PassManager(fx.PassManager):
     def __call__(self, module: torch.nn.Module) -> PassResult:
         try:
             return super().__call__(module)
-        except Exception as error:  # fx puts one of its own around what a pass, or the check after it, raises
+        except Exception as error:  # fx wraps the exception of a pass, or of the check after the pass
             if isinstance(error.__cause__, LowerError):
                 raise error.__cause__ from None
             raise
 
-    # fx calls it before the first pass, and after each only with `run_checks_after_each_pass`
+    # fx calls `check` before the first pass, and after each pass only with `run_checks_after_each_pass`
     def check(self, module: torch.nn.Module) -> None:
         if not isinstance(module, GraphModule):
             raise EdgeError(
                 "passes run over graph modules only",
                 found=f"a value of the type `{type(module).__name__}`",
-                hint="give the manager `program.graph_module`, and let each pass return one",
+                hint="give the manager `program.graph_module`, and let each pass return a graph module",
             )
         module.recompile()
         module.graph.lint()

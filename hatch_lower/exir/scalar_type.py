@@ -1,4 +1,4 @@
-"""`ScalarType`: torch's numbers of dtypes, by the names that ExecuTorch gives them."""
+"""`ScalarType`: torch's numbers of dtypes, by ExecuTorch's names."""
 
 from enum import IntEnum
 

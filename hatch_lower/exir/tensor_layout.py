@@ -1,4 +1,4 @@
-"""`TensorLayout`: how the bytes of a blob are a tensor."""
+"""`TensorLayout`: the layout of a tensor in the bytes of a blob."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hatch_lower.exir.scalar_type import ScalarType
 
 
 class NamedDataError(BackendError, ValueError):
-    """A backend added named data that contradicts itself or what is there."""
+    """A backend added named data that contradict themselves or earlier data."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a blob is a tensor.
+    """The dtype, sizes and memory order of a blob's tensor.
 
     Args:
         scalar_type: its dtype, `float32`; a `ScalarType` may be given.
@@ -29,14 +29,14 @@ class TensorLayout:
     dim_order: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.scalar_type, ScalarType):  # not every dtype of torch has one, so names are kept
+        if isinstance(self.scalar_type, ScalarType):  # a name, because some dtypes of torch have no `ScalarType`
             object.__setattr__(self, "scalar_type", dtype_name(self.scalar_type.dtype))
         object.__setattr__(self, "sizes", tuple(self.sizes))  # ExecuTorch's are lists
         object.__setattr__(self, "dim_order", tuple(self.dim_order))
 
     @classmethod
     def of_bytes(cls, size: int) -> TensorLayout:
-        # of weights that an engine has laid out itself; with a layout they too are compared on demand
+        # for weights in an engine's own format: with a layout, packed weights too are compared on demand
         return cls("uint8", (size,), (0,))
 
     @classmethod
@@ -44,12 +44,12 @@ class TensorLayout:
         """Return the layout of a tensor that fills its memory without gaps.
 
         Raises:
-            ValueError: as `NamedDataError`, if it is neither contiguous nor channels-last.
+            ValueError: as `NamedDataError`, if the tensor is neither contiguous nor channels-last.
         """
         if tensor.is_contiguous():
             order = tuple(range(tensor.dim()))
         elif tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-            # a dimension of size 1 has any stride: its place among equals is its own
+            # a dimension of size 1 has any stride: among equal strides the dimensions keep their order
             order = tuple(sorted(range(4), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
         else:
             raise NamedDataError(

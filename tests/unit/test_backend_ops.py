@@ -96,9 +96,9 @@ def test_an_operator_that_cannot_be_traced_is_refused(library: Library) -> None:
         backend_op(library, "opaque")
     assert isinstance(caught.value, KernelError)
     assert str(caught.value) == (
-        f"the backend operator {library.ns}.opaque.default has no kernel that it could be traced with\n"
+        f"the backend operator {library.ns}.opaque.default has no kernel for tracing\n"
         "  found: none of Meta, CompositeExplicitAutograd, CompositeImplicitAutograd\n"
-        "  to do: register a fake kernel with `torch.library.register_fake`, or bind its pattern to it with "
+        "  to do: register a fake kernel with `torch.library.register_fake`, or bind its pattern with "
         "`bind_pattern_to_op`"
     )
     torch.library.register_fake(f"{library.ns}::opaque", torch.empty_like, lib=library)
@@ -187,7 +187,7 @@ def test_a_pattern_with_two_results(library: Library) -> None:
         return s, torch.cos(s) * y
 
     op = bound(library, pair, "pair(Tensor x, Tensor y) -> (Tensor, Tensor)")
-    with pytest.raises(EdgeError, match="calls something that no edge program calls"):
+    with pytest.raises(EdgeError, match="calls a function that no edge program calls"):
         ReplacePattern(op)
     replaced = transform_program(edge(Pairs(), *inputs()), [ReplacePattern(op, example_inputs=inputs())])
     assert calls_of(replaced, op) == 1
@@ -220,7 +220,7 @@ def test_patterns_that_cannot_be_looked_for(library: Library) -> None:
         "a pattern must use all of its arguments, and no other tensors\n"
         "  where: pattern `<lambda>`\n"
         "  found: unused: unused\n"
-        "  to do: make every tensor that the pattern uses an argument, and leave out the others"
+        "  to do: make every tensor that the pattern uses an argument, and remove unused arguments"
     )
     constant = torch.ones(3)
     with pytest.raises(EdgeError, match="found: a tensor that is no argument"):

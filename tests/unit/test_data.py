@@ -336,7 +336,9 @@ def test_one_name_for_two_contents_is_refused() -> None:
             other=lower(Scaled(Tables(2.0)), {"name": b"table"}),
         )
     assert str(caught.value) == (
-        "Duplicate key table with different data\n  where: named data `table`\n  found: 16 bytes, then 16 others\n"
+        "Duplicate key table with different data\n"
+        "  where: named data `table`\n"
+        "  found: 16 bytes, then 16 different bytes\n"
         "  to do: name data by its content, or by the constant that it comes from"
     )
 

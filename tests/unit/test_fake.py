@@ -65,7 +65,7 @@ def test_a_program_without_fake_tensors_is_refused() -> None:
         get_fake_program(real)
     assert isinstance(caught.value, FakeModeError)
     assert str(caught.value) == (
-        "the inputs of the program have no fake tensors, which say what mode others belong to\n"
+        "the inputs of the program have no fake tensors, so the mode for other tensors is unknown\n"
         "  found: Tensor, Tensor, Tensor, Tensor\n"
         "  to do: pass a program as `torch.export.export` or `to_edge` returns it"
     )

@@ -154,10 +154,9 @@ def test_an_etrecord_is_not_promised() -> None:
     with pytest.raises(EdgeError) as caught:
         to_edge(exported(), generate_etrecord=True)
     assert str(caught.value) == (
-        "there are no ETRecords here\n"
+        "ETRecords are not supported\n"
         "  found: generate_etrecord=True\n"
-        "  to do: the debug map of the packaged program tells for every delegate and operation which source lines it "
-        "computes"
+        "  to do: use the packaged program's debug map, which has the source lines of every delegate and operation"
     )
 
 
@@ -226,9 +225,9 @@ def test_passes_that_break_the_program() -> None:
         "a pass changed the number of outputs of the program\n"
         "  where: pass `dropping`\n"
         "  found: 2 instead of 1\n"
-        "  to do: keep placeholders and outputs as they are; unused ones are dropped when constants are owned"
+        "  to do: keep placeholders and outputs as they are; lowering drops placeholders of owned constants"
     )
-    with pytest.raises(EdgeError, match="a pass returned something else than a graph module"):
+    with pytest.raises(EdgeError, match="a pass did not return a graph module"):
         manager.transform([lambda module: 3])
     with pytest.raises(ZeroDivisionError):
         manager.transform([lambda module: 1 / 0])
@@ -341,8 +340,8 @@ def test_what_was_kept_in_vain_is_refused() -> None:
         "  where: method `forward`, node `aten_linear_default_1`\n"
         "  found: aten.linear.default was kept whole for `Keeping`\n"
         "    node `aten_linear_default_1`: no partitioner took it\n"
-        "  to do: let the partitioner take it, or leave out of `ops_to_not_decompose` what it does not take (its "
-        "filter says which operations); `EdgeCompileConfig(preserve_ops=[...])` leaves an operator whole in any case"
+        "  to do: let the partitioner take the operation, or exclude it by the filter of `ops_to_not_decompose`; "
+        "`EdgeCompileConfig(preserve_ops=[...])` keeps an operator whole without a delegate"
     )
     nothing = Keeping([LINEAR], lambda node: None)
     names = targets(lowered_by(nothing, compile_config=EdgeCompileConfig(preserve_ops=[LINEAR])))

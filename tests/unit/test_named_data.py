@@ -58,7 +58,7 @@ def test_other_data_under_a_name_is_refused_wherever_it_is() -> None:
     assert str(caught.value) == (
         "Duplicate key a with different data\n"
         "  where: named data `a`\n"
-        "  found: 3 bytes, then 4 others\n"
+        "  found: 3 bytes, then 4 different bytes\n"
         "  to do: name data by its content, or by the constant that it comes from"
     )
 

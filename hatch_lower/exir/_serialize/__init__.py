@@ -1,1 +1,1 @@
-"""Where ExecuTorch keeps its named data store."""
+"""The named data store, under ExecuTorch's module path."""

@@ -18,7 +18,7 @@ CONSTANTS_TAG = "constants"  # the tag of data that lie in the model's constants
 
 @dataclass(frozen=True, slots=True)
 class NamedDataStoreOutput:
-    """What a store holds: blobs, each content once, and name to entry, of external files by their tags."""
+    """The contents of a store: distinct blobs, and name to entry, for external files by tag."""
 
     buffers: Sequence[bytes]
     pte_data: Mapping[str, DataEntry]
@@ -26,7 +26,7 @@ class NamedDataStoreOutput:
 
 
 class NamedDataStore:
-    """Collects named data; equal contents are kept once, whatever their names."""
+    """Collects named data; equal contents under several names are kept once."""
 
     def __init__(self) -> None:
         self._buffers: list[bytes] = []
@@ -44,13 +44,13 @@ class NamedDataStore:
     ) -> None:
         """Add data under a name, which is unique over the program's data and all external files.
 
-        The same data under the same name again changes nothing, but that the entry's alignment then satisfies both
-        calls; it stays where it was put first.
+        The same data under the same name again only change the entry's alignment, which then satisfies both calls; the
+        data stay in the first file.
 
         Args:
             data: bytes, or a tensor, whose memory and layout are taken.
-            alignment: the multiple of bytes at which it must lie; `None` is 1.
-            external_tag: the file that it goes into, `CONSTANTS_TAG` for weights; `None`: with the program.
+            alignment: the data's position is a multiple of this number of bytes; `None` is 1.
+            external_tag: the file for the data, `CONSTANTS_TAG` for weights; `None`: with the program.
 
         Raises:
             ValueError: as `NamedDataError`, for a name with other data or another layout, an alignment below 1, or a
@@ -82,7 +82,7 @@ class NamedDataStore:
             raise NamedDataError(
                 f"Duplicate key {key} with different data",
                 where=f"named data `{key}`",
-                found=f"{len(self._buffers[entry.buffer_index])} bytes, then {len(blob)} others",
+                found=f"{len(self._buffers[entry.buffer_index])} bytes, then {len(blob)} different bytes",
                 hint="name data by its content, or by the constant that it comes from",
             )
         entries[key] = replace(
@@ -104,15 +104,15 @@ class NamedDataStore:
         return {tag: entries for tag, entries in self._entries.items() if tag is not None and entries}
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
-        # copies: what is added to the store later is not in it
+        # copies: later additions to the store are not included
         external = {tag: dict(entries) for tag, entries in self.external_data.items()}
         return NamedDataStoreOutput(tuple(self._buffers), dict(self.pte_data), external)
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add all that another store holds, sharing its bytes.
+        """Add the contents of another store, sharing its bytes.
 
         Raises:
-            ValueError: as `NamedDataError`, if one name has different data in the two.
+            ValueError: as `NamedDataError`, if a name has different data in the two stores.
         """
         digests = [sha256_bytes(blob) for blob in other.buffers]
         for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
@@ -124,7 +124,7 @@ class NamedDataStore:
 def blob_of(data: bytes | torch.Tensor) -> bytes:
     if not isinstance(data, torch.Tensor):
         return bytes(data)
-    local = data.detach().cpu()  # named, for the span does not keep it alive
+    local = data.detach().cpu()  # a variable: the span does not keep the tensor alive
     return bytes(span_bytes(local))
 
 

@@ -1,4 +1,4 @@
-"""`DataEntry`: where a named blob is."""
+"""`DataEntry`: the location and layout of a named blob."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hatch_lower.exir.tensor_layout import TensorLayout
 
 @dataclass(frozen=True, slots=True)
 class DataEntry:
-    """One name's blob: its index among the buffers, its alignment in bytes, and how it is a tensor, if it is one."""
+    """A named blob: its index among the buffers, its alignment in bytes, and for a tensor its layout."""
 
     buffer_index: int
     alignment: int

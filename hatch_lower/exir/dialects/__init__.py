@@ -1,1 +1,1 @@
-"""The operators of the edge dialect, and those that backends add."""
+"""The operators of the edge dialect and of backends."""

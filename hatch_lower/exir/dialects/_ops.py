@@ -1,6 +1,6 @@
 """The dialects' operators by name: `ops.edge.aten.add.Tensor`, `ops.backend.<library>.<operator>.<overload>`.
 
-Everything below `ops` is made when it is first asked for, and a name always gives the same object.
+Attributes below `ops` are made on first access, and a name always gives the same object.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from hatch_lower.runtime.torch_private.operators import (
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
 )
-# the torch namespaces of the backend dialect; `bind_pattern_to_op` and ExecuTorch's backends add to them
+# the torch namespaces of the backend dialect; `bind_pattern_to_op` and ExecuTorch's backends extend the list
 _BACKEND_OP_LIB = ["executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY"]
 
 Pattern = TypeVar("Pattern", bound=Callable[..., object])
 
 
 class LibraryError(EdgeError, RuntimeError):
-    """A library's operators were looked up as backend operators without having been declared so."""
+    """A library's operators were looked up as backend operators without a declaration."""
 
 
 class _OpNamespace:
-    """The operators of one torch namespace in one dialect."""
+    """The operators of a torch namespace in a dialect."""
 
     def __init__(self, dialect: str, name: str) -> None:
         self._dialect = dialect
@@ -53,14 +53,14 @@ class _OpNamespace:
     def __getattr__(self, name: str) -> Any:
         if name == "__file__":
             return SOURCE
-        if name in ("_dialect", "_name", "_made", "_dir"):  # asked for by `copy`, before there are any
+        if name in ("_dialect", "_name", "_made", "_dir"):  # `copy` looks these up before `__init__`
             raise AttributeError(name)
         # not refused by its underscores: ATen has operators named `__and__`
         found = getattr(getattr(torch.ops, self._name), name)
         if not isinstance(found, OpOverloadPacket):
             raise AttributeError(name)
         made = self._made.get(name)
-        if made is None or made._packet is not found:  # torch makes an operator anew whose library was made anew
+        if made is None or made._packet is not found:  # torch makes a new operator if its library is made again
             made = self._made[name] = PACKETS[self._dialect](found)
             self._dir = list(self._made)
         return made
@@ -73,7 +73,7 @@ class _OpNamespace:
 
 
 class _DialectNamespace:
-    """The torch namespaces in one dialect; without `libraries` it has all."""
+    """The torch namespaces of a dialect: the given `libraries`, or all."""
 
     def __init__(self, name: str, libraries: list[str] | None = None) -> None:
         self._name = name
@@ -124,7 +124,7 @@ ops = _Ops()
 
 
 def torch_overload(target: Any) -> Any:
-    """Return the operator of torch behind one of the edge dialect; anything else as it is."""
+    """Return torch's operator behind an edge operator; other targets are returned unchanged."""
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
@@ -139,8 +139,8 @@ def edge_overload(op: OpOverload) -> EdgeOpOverload:
 def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Pattern], Pattern]:
     """Make the decorated function, a pattern of operators, the meaning of a backend operator.
 
-    The operator is then `ops.backend.<library>.<name>.<overload>` and its `_equivalent_callable` the function. It runs
-    the function if it has no kernel that it could be traced with.
+    The operator is then `ops.backend.<library>.<name>.<overload>` and its `_equivalent_callable` the function. Without
+    a kernel for tracing, the operator runs the function.
 
     Args:
         schema_or_name: a schema to define, or `name` or `name.overload` of an operator that the library has.
@@ -175,7 +175,7 @@ def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
 
 
 def restore(overload: EdgeOpOverload) -> tuple[Any, ...]:
-    # by its name: there is one object for each operator
+    # by name: each operator is a single object
     return operator.attrgetter(f"{overload._dialect}.{overload.__name__}"), (ops,)
 
 

@@ -1,1 +1,1 @@
-"""FX graphs without opinions: their canonical form, copies, and the contents of their tensors."""
+"""Tools for FX graphs: canonical form, copies, and the contents of tensors."""

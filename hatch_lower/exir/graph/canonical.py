@@ -1,10 +1,11 @@
-"""The canonical form of a program: everything that shapes its result, nothing that does not.
+"""The canonical form of a program: everything that shapes its result, and no more.
 
-In it: operators, edges, every literal, dtypes, shapes, strides, devices, symbols with their ranges, the signature with
-mutation and output order, nested graphs, the layout of constants and which of them overlap. Not in it: names of nodes,
+Included: operators, edges, every literal, dtypes, shapes, strides, devices, symbols with their ranges, the signature
+with mutation and output order, nested graphs, the layout and overlaps of constants. Excluded: names of nodes,
 parameters and symbols, module paths, source lines, and the contents of constants.
 
-One form serves three masters: the cache key, the proof that a partitioner changed nothing, and tests of reproduction.
+The form has three uses: the cache key, the check that a partitioner left a program unchanged, and tests of
+reproduction.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -
 
 
 class ExactPrinter(StrPrinter):  # type: ignore[misc]
-    # sympy writes fifteen digits of a number, which are not all
+    # sympy prints only fifteen digits of a number
 
     def _print_Float(self, number: sympy.Float) -> str:  # noqa: N802
         return float(number).hex()
@@ -67,8 +68,8 @@ class SymbolNames:
 
 
 def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
-    # Symbols that are sizes of inputs by themselves are named first: in an expression of several symbols none comes
-    # first but by torch's names, which follow those of the parameters.
+    # Symbols that are sizes of inputs by themselves are named first: the order of symbols in an expression depends on
+    # torch's names, which depend on the parameters' names.
     for node in program.graph.find_nodes(op="placeholder") if program.range_constraints else ():
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
@@ -77,7 +78,7 @@ def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
 
 
 def encode_graph(module: GraphModule, names: SymbolNames) -> list[object]:
-    positions: dict[Node, int] = {}  # by which nodes refer to others: their names are the model's
+    positions: dict[Node, int] = {}  # for references between nodes: node names depend on the model
     rows: list[object] = []
     for position, node in enumerate(module.graph.nodes):
         positions[node] = position
@@ -93,7 +94,7 @@ def encode_graph(module: GraphModule, names: SymbolNames) -> list[object]:
 
 
 def encode_target(target: object) -> str:
-    # dialects differ in the full name, overloads of one name in that of the schema
+    # dialects differ in the full name, overloads in the name of the schema
     module, name = getattr(target, "__module__", ""), getattr(target, "__name__", target)
     schema = getattr(target, "_schema", None)
     overload = f"{schema.name}.{schema.overload_name}" if isinstance(schema, torch.FunctionSchema) else ""
@@ -104,7 +105,7 @@ def encode_attribute(value: Any, names: SymbolNames) -> object:
     if isinstance(value, GraphModule):
         return ["graph", encode_graph(value, names)]
     if isinstance(value, torch.Tensor):
-        return ["tensor", tensor_digest(value)]  # with its contents: an attribute is no input that a backend may leave
+        return ["tensor", tensor_digest(value)]  # with its contents: unlike a constant, an attribute is no input
     program = getattr(value, "original_module", None)
     if isinstance(program, ExportedProgram):
         specs = [[spec.key, spec.value.hex()] for spec in value.compile_specs]
@@ -127,14 +128,14 @@ def encode(value: object, positions: dict[Node, int], names: SymbolNames) -> obj
 def encode_literal(value: object, names: SymbolNames) -> object:
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, int):  # with its type: Python takes 1, 1.0 and True for each other
+    if isinstance(value, int):  # with its type: 1, 1.0 and True are equal in Python
         return ["int", str(value)]
     if isinstance(value, float):
         return ["float", value.hex()]
     if isinstance(value, complex):
         return ["complex", value.real.hex(), value.imag.hex()]
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        # The example's size is in it: compilers choose code by it.
+        # with the example's size: compilers choose code by the size
         return ["symbolic", names.text(value.node.expr), str(value.node.hint) if value.node.has_hint() else None]
     return [type(value).__name__, str(value)]
 
@@ -150,7 +151,7 @@ def encode_value(value: object, names: SymbolNames) -> object:
 
 
 def encode_inputs(program: ExportedProgram) -> list[object]:
-    # of constants the layout in memory, which native code is made for; never their contents, which are state
+    # constants by their layout in memory, which native code depends on; never by their contents, which are state
     tensors = [constant_of(program, spec) for spec in constant_specs(program)]
     placed = iter(zip(tensors, layouts(tensors), strict=True))
     mutated = mutated_targets(program)
@@ -170,7 +171,7 @@ def encode_inputs(program: ExportedProgram) -> list[object]:
 
 
 def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[object]:
-    # a node by position or a literal, and the input that it is written back to
+    # the value, a node's position or a literal, and the input that the value is written back to
     signature = program.graph_signature
     targets = {spec.target: index for index, spec in enumerate(signature.input_specs) if spec.target is not None}
     rows: list[object] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-# to the names that plans and portable partitions have for them
+# function to its name in plans and portable partitions
 PYTHON_FUNCTIONS: Mapping[object, str] = {
     **{
         getattr(operator, name): name

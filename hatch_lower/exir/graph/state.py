@@ -1,4 +1,4 @@
-"""A program's constants: which tensor stands behind a placeholder, which share memory, and stand-ins for them."""
+"""A program's constants: the tensors of placeholders, overlaps in memory, and stand-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    group: int  # constants of one group overlap; numbered by first appearance
+    group: int  # constants of a group overlap; numbered by first appearance
     offset: int  # elements from the group's first to the constant's first, in its own dtype's size
 
 
@@ -55,7 +55,7 @@ def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):  # both dictionaries can be changed after torch has checked them
         raise EdgeError(
             f"the program has no tensor for its {spec.kind.name.lower().replace('_', ' ')} `{name}`",
-            found="nothing" if tensor is None else f"a value of the type `{type(tensor).__name__}`",
+            found="no value" if tensor is None else f"a value of the type `{type(tensor).__name__}`",
             hint="leave `state_dict` and `constants` of an exported program as they are",
         )
     return tensor
@@ -68,7 +68,7 @@ def mutated_targets(program: ExportedProgram) -> frozenset[str]:
 
 def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
     """Return the storage keys of state that has several views: in several methods, or under several names."""
-    # state is memory that a method changes; where it has one view only, it may live inside a delegate's blob
+    # state is memory that a method changes; state with a single view may live inside a delegate's blob
     changed: set[int] = set()
     views: dict[int, int] = {}
     for program in programs:
@@ -83,8 +83,8 @@ def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
-    """Return each tensor's layout; tensors are of one group where their memory overlaps, directly or through others."""
-    # by storage and place, so that each span meets those that it overlaps right before it
+    """Return each tensor's layout; tensors of a group overlap in memory, directly or through other tensors."""
+    # sorted by storage and offset, so that overlapping spans are neighbors
     spans = []
     for index, tensor in enumerate(tensors):
         begin = int(tensor.storage_offset()) * tensor.element_size()
@@ -110,7 +110,7 @@ def stand_ins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for tensor, layout in zip(tensors, placed, strict=True):
         end = (layout.offset + span_length(tensor)) * tensor.element_size()
         sizes[layout.group] = max(sizes.get(layout.group, 0), end)
-    # reserved and never touched, so it costs none
+    # reserved but never touched, so no memory is used
     memory = {group: torch.empty(max(size, 1), dtype=torch.uint8) for group, size in sizes.items()}
     result = []
     for tensor, layout in zip(tensors, placed, strict=True):

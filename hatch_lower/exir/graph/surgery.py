@@ -1,4 +1,4 @@
-"""Copies of graph modules and exported programs that share tensors and nothing else."""
+"""Copies of graph modules and exported programs that share only tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nested_graph_modules(module: GraphModule) -> Iterator[tuple[str, GraphModule
 
 
 def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
-    """Yield a graph module and all those nested in it, outermost first."""
+    """Yield a graph module and all nested graph modules, outermost first."""
     yield module
     for _, nested in nested_graph_modules(module):
         yield from graph_modules(nested)
@@ -68,7 +68,7 @@ def computes(node: Node) -> bool:
 
 
 def reach(nodes: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Return some nodes, and those to which steps lead from them."""
+    """Return the given nodes, and all nodes to which steps lead."""
     reached = set(nodes)
     pending = list(reached)
     while pending:
@@ -79,7 +79,7 @@ def reach(nodes: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[
 
 
 def tensor_attributes(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a graph, and those nested in it, have as attributes, by their paths from the outermost."""
+    """Yield the attribute tensors of a graph and its nested graphs, by path from the outermost graph."""
     for node in module.graph.find_nodes(op="get_attr"):
         attribute = attribute_of(module, node.target)
         if isinstance(attribute, torch.Tensor):
@@ -89,7 +89,7 @@ def tensor_attributes(module: GraphModule, prefix: str = "") -> Iterator[tuple[s
 
 
 def oldest_ancestor(node: Node) -> NodeSource | None:
-    """Return the first node that torch recorded as what a node was made of, in the program that was exported."""
+    """Return the node of the exported program from which torch recorded that a node was made."""
     oldest: NodeSource | None = None
     ancestors: Sequence[NodeSource] = node.meta.get("from_node") or ()
     while ancestors:
@@ -111,15 +111,15 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
 
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     copied = graph.node_copy(node, copies.__getitem__)
-    # Signatures refer to placeholders by name. torch gives a copy another one where its own is that of a Python
-    # built-in, as with a parameter called `input`.
+    # Signatures refer to placeholders by name. torch renames the copy of a placeholder with the name of a Python
+    # built-in, such as a parameter called `input`.
     if node.op == "placeholder":
         keep_name(copied, node)
     return copied
 
 
 def keep_name(copied: Node, node: Node) -> None:
-    if copied.name != node.name:  # torch takes a node that gets a name out of its tables and puts it back
+    if copied.name != node.name:  # only if needed: torch updates its tables of names
         copied.name = node.name
 
 

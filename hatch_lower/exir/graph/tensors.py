@@ -20,7 +20,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def span_length(tensor: torch.Tensor) -> int:
-    """Return how many elements lie in memory from the tensor's first to its last."""
+    """Return the number of elements in memory from the tensor's first to its last."""
     if tensor.numel() == 0:
         return 0
     steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -48,7 +48,7 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def storage_checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    # a checksum is cheaper than a digest, and nobody means to cheat it
+    # a checksum is cheaper than a digest, and enough against accidents
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(storage_checksum, tensors))
 

@@ -1,4 +1,4 @@
-"""Which values a graph writes into, before it is decomposed, and in whose memory a value may lie."""
+"""Values that a graph mutates before decomposition, and the nodes that own the memory of a value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
-STATISTICS = ("running_mean", "running_var")  # norms write into these where they are trained, which no schema says
+STATISTICS = ("running_mean", "running_var")  # norms mutate these in training mode, which no schema declares
 
 
 def written_into(module: GraphModule) -> set[Node]:
-    """Return the values of a graph that it changes, in regions of other graphs as well."""
+    """Return the values that a graph mutates, also in its regions."""
     found: set[Node] = set()
     for node in module.graph.nodes:
         found.update(map(owner_of, sources_of(node, is_write=True)))
@@ -24,7 +24,7 @@ def written_into(module: GraphModule) -> set[Node]:
         for leaf in leaves:
             inner = attribute_of(module, leaf.target) if getattr(leaf, "op", "") == "get_attr" else None
             if isinstance(inner, GraphModule):
-                # what a region takes comes last among what it is called with
+                # the inputs of a region are the last arguments of its call
                 taken = inner.graph.find_nodes(op="placeholder")
                 changed = written_into(inner)
                 given = zip(reversed(taken), reversed(leaves), strict=False)
@@ -33,14 +33,14 @@ def written_into(module: GraphModule) -> set[Node]:
 
 
 def owner_of(node: Node) -> Node:
-    """Return the value in whose memory another may lie."""
+    """Return the node that owns the memory which this node may be a view of."""
     while source := next(sources_of(node, is_write=False), None):
         node = source
     return node
 
 
 def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
-    """Yield the arguments that an operation writes into, or that it returns or shows a part of."""
+    """Yield the arguments that an operation mutates (`is_write`) or that its result may alias (`not is_write`)."""
     target = torch_operator(node.target)
     if target is operator.getitem:
         yield from node.all_input_nodes[: not is_write]

@@ -7,7 +7,7 @@ from hatch_lower.exir.graph.surgery import graph_modules
 
 
 def dead_code_elimination_pass(graph_module: GraphModule) -> PassResult:
-    """Take out, in place, what nobody uses; also in the graphs of control flow."""
+    """Remove unused operations in place, also in the graphs of control flow."""
     modified = False
     for module in graph_modules(graph_module):
         if module.graph.eliminate_dead_code():

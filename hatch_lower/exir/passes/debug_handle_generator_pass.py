@@ -1,4 +1,4 @@
-"""Debug handles: for all operations, and for nodes that have none."""
+"""Debug handles: new handles for all operations, or only for nodes without a handle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hatch_lower.exir.pass_base import ExportPass
 
 
 class DebugHandleGeneratorPass(ExportPass):
-    """Numbers all operations anew, in place; those that come from the same exported operation share a number."""
+    """Numbers all operations anew, in place; operations from the same exported operation share a number."""
 
     def call(self, graph_module: GraphModule) -> PassResult:
         assign_debug_handles(graph_module)
@@ -19,5 +19,5 @@ class DebugHandleGeneratorPass(ExportPass):
 
 
 def generate_missing_debug_handles(ep: ExportedProgram) -> None:
-    """Give every node without a debug handle, or with 0, one of its own after the highest, in place."""
+    """Give every node without a debug handle, or with handle 0, a new handle after the highest, in place."""
     fill_debug_handles(ep.graph_module, lambda node: True)

@@ -1,6 +1,6 @@
-"""What a program computes of literals alone, computed once: rolled places, windows of an interpolation, masks.
+"""Folding of results that depend on literals alone: rolled places, windows of an interpolation, masks.
 
-Engines compute few operators on integers, and others that they compute need the results: one `aten.fmod` of an
+Engines compute few operators on integers, and further operators need their results: a single `aten.fmod` of an
 `aten.arange` cuts a partition in two.
 """
 
@@ -29,7 +29,7 @@ VARYING = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, t
 
 
 class FoldLiterals(ExportedProgramPassBase):
-    """Puts constants, of at most 64 KiB, in the place of results that depend on neither inputs nor weights."""
+    """Replaces results that depend on neither inputs nor weights by constants of at most 64 KiB."""
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
         attributes, graph = copy_graph(exported_program.graph_module)
@@ -61,12 +61,12 @@ class FoldLiterals(ExportedProgramPassBase):
 
 
 def literal_values(graph: Graph) -> dict[Node, torch.Tensor]:
-    """Return what is computed of literals alone, in the order of the graph."""
+    """Return the results that depend on literals alone, in graph order."""
     values: dict[Node, torch.Tensor] = {}
     for node in graph.nodes:
         if is_repeatable(node) and all(source in values for source in node.all_input_nodes):
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            with suppress(Exception), torch.no_grad():  # what raises here does so in each call, as in eager
+            with suppress(Exception), torch.no_grad():  # an operation that raises here raises in each call, as in eager
                 value = torch_operator(node.target)(*args, **kwargs)
                 if is_like(value, node.meta["val"]):
                     values[node] = value
@@ -82,7 +82,7 @@ def is_repeatable(node: Node) -> bool:
     plain = value.device.type == "cpu" and value.layout is torch.strided
     if not plain or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
         return False
-    # what is expanded reserves no memory
+    # an expanded tensor reserves no memory
     return base_name(operator) == "expand" or math.prod(value.shape) * value.itemsize <= LARGEST
 
 
@@ -91,7 +91,7 @@ def is_like(value: torch.Tensor, promised: torch.Tensor) -> bool:
 
 
 def handed_out(graph: Graph) -> set[Node]:
-    """Return the nodes in whose memory the caller, or an operator, may write what it likes."""
+    """Return the nodes whose memory the caller or an operator may write to."""
     given = [*graph.output_node().all_input_nodes]
     for node in graph.nodes:
         operator = torch_operator(node.target)
@@ -102,14 +102,14 @@ def handed_out(graph: Graph) -> set[Node]:
 
 def gives_memory_on(node: Node) -> bool:
     operator = torch_operator(node.target)
-    if not isinstance(operator, OpOverload):  # one that takes a result, or whose graphs nobody looks into
+    if not isinstance(operator, OpOverload):  # `getitem`, or control flow, whose graphs are not examined
         return True
     return any(result.alias_info is not None for result in schema_of(operator).returns)
 
 
 def last_computed(graph: Graph, foldable: set[Node], values: dict[Node, torch.Tensor]) -> list[Node]:
-    """Return of each chain of literals the last result that was computed, and not only made or viewed."""
-    read: set[Node] = set()  # by what stays
+    """For each chain of literals, return the last node that computes a value, not only creates or views a tensor."""
+    read: set[Node] = set()  # by nodes that stay
     chosen: list[Node] = []
     for node in reversed(graph.nodes):
         stays = node not in values or node in read

@@ -1,4 +1,4 @@
-"""A model's methods on their way from exported programs to lowered ones."""
+"""The methods of a model, from exported to lowered programs."""
 
 from hatch_lower.exir.program._program import EdgeProgramManager, LoweredProgram, to_edge, to_edge_transform_and_lower
 

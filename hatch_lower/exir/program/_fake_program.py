@@ -1,4 +1,4 @@
-"""Programs without weights: to look at and to tag, where tensors must neither be copied nor changed."""
+"""Programs with fake weights, to inspect and tag without copying or changing tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
     The other tensors (lifted constants, buffers that are not persistent) are the program's own. A program without
     fake tensors as its inputs' values is a `FakeModeError`, which is an `AssertionError`.
     """
-    # `to_backend` does not need it: it gives partitioners a copy that shares tensors
+    # `to_backend` gives partitioners a copy that shares tensors instead
     values = tuple(node.meta.get("val") for node in real_exported_program.graph.find_nodes(op="placeholder"))
     mode = mode_of_fakes(values)
     if mode is None:
         raise FakeModeError(
-            "the inputs of the program have no fake tensors, which say what mode others belong to",
+            "the inputs of the program have no fake tensors, so the mode for other tensors is unknown",
             found=", ".join(type(value).__name__ for value in values) or "no inputs",
             hint="pass a program as `torch.export.export` or `to_edge` returns it",
         )
@@ -37,5 +37,5 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
 
 
 def update_to_real_program(fake_exported_program: ExportedProgram, real_exported_program: ExportedProgram) -> None:
-    """Put a program's own parameters and persistent buffers in the place of fake ones, in place and without copies."""
+    """Replace fake parameters and persistent buffers by a program's own, in place and without copies."""
     fake_exported_program.state_dict.update(real_exported_program.state_dict)

@@ -1,4 +1,4 @@
-"""A model's methods on their way from exported programs to lowered ones, as one object, under ExecuTorch's names."""
+"""The methods of a model, from exported to lowered programs, as one object, under ExecuTorch's names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MethodNameError(EdgeError, KeyError):
 class LoweredProgram:
     programs: Mapping[str, ExportedProgram]
     constant_methods: Mapping[str, object] = field(default_factory=dict)
-    # by method and node: why no backend took it
+    # by method and node: the reason why no backend took the node
     reasons: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -52,13 +52,13 @@ class LoweredProgram:
 
 
 class EdgeProgramManager:
-    """The edge programs of a model's methods; each step returns a new manager and leaves this one as it is.
+    """The edge programs of a model's methods; each step returns a new manager.
 
     Args:
         edge_programs: the program of `forward`, or method name to program.
         constant_methods: method name to the value that it returns.
-        core_aten_ops_exception_list: operators that need not be core ATen; `preserve_ops` are more of them.
-        reasons: method name to node name to the reasons why no backend took it so far.
+        core_aten_ops_exception_list: operators that need not be core ATen; `preserve_ops` adds more.
+        reasons: method name to node name to the reasons why no backend took the node so far.
 
     Raises:
         EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
@@ -93,17 +93,17 @@ class EdgeProgramManager:
     def _named_data_store(self) -> NamedDataStore:
         store = NamedDataStore()
         for program in self._edge_programs.values():
-            for module in lowered_modules(program):  # partitions are lowered apart, so each brings a store of its own
+            for module in lowered_modules(program):  # partitions are lowered separately: each has its own store
                 if module.named_data_store_output is not None:
                     store.merge_named_data_store(module.named_data_store_output)
         return store
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return a method's program; raise a `MethodNameError`, a `KeyError`, if there is none."""
+        """Return a method's program; raise a `MethodNameError`, a `KeyError`, for an unknown method."""
         return program_of(self._edge_programs, method_name)
 
     def transform(self, passes: Passes, compile_config: EdgeCompileConfig | None = None) -> EdgeProgramManager:
-        """Run passes over all methods, or over those named: a list, one list for each, or a `PassManager`."""
+        """Run passes over all methods, or over the named methods: a list, a list for each, or a `PassManager`."""
         chosen = per_method(passes, self._edge_programs, "passes")
         programs = {
             name: transform_program(program, chosen[name]) if chosen.get(name) else program
@@ -113,7 +113,7 @@ class EdgeProgramManager:
         return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons=self._reasons)
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
-        """Lower all methods by one partitioner, or those named each by its own."""
+        """Lower all methods by one partitioner, or the named methods each by its own."""
         if isinstance(partitioner, Partitioner):
             partitioner = dict.fromkeys(self._edge_programs, partitioner)
         lowered = {
@@ -126,7 +126,7 @@ class EdgeProgramManager:
         return EdgeProgramManager(programs_of(lowered), self._config_methods, config, self._kept, reasons=reasons)
 
     def to_executorch(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
-        """Return the methods as they are packaged; `hatch_lower.pipeline.emit.emit` writes them."""
+        """Return the program to package; `hatch_lower.pipeline.emit.emit` writes its files."""
         return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
 
     def verify(self, config: EdgeCompileConfig) -> None:
@@ -143,7 +143,7 @@ def to_edge(
     """Convert exported programs to the edge dialect.
 
     Args:
-        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
+        programs: the program of `forward`, or method name to program, from `torch.export.export`.
         constant_methods: method name to the value that it returns.
 
     Raises:
@@ -168,11 +168,11 @@ def to_edge_transform_and_lower(
 ) -> EdgeProgramManager:
     """Convert exported programs to the edge dialect, run passes, and lower them by several partitioners in turn.
 
-    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order. Passes
-    and partitioners are for all methods, or for those named; the other arguments are those of `to_edge`.
+    An operation that any partitioner wants whole (`ops_to_not_decompose`) stays whole for all partitioners, in any
+    order. Passes and partitioners are for all methods, or for the named methods; other arguments are as in `to_edge`.
 
     Raises:
-        NotDelegatedError: a `RuntimeError`, if an operation that was kept whole for a backend was not taken by any.
+        NotDelegatedError: a `RuntimeError`, if an operation was kept whole for a backend but not delegated.
         EdgeError, PartitionError, BackendError: as the single steps.
     """
     refuse_etrecord(generate_etrecord)
@@ -204,7 +204,7 @@ def _transform(
 def lift_constant_tensor_pass(ep: ExportedProgram) -> ExportedProgram:
     """Make inputs of the tensors that a graph holds as attributes, in place; return the program."""
     for node in ep.graph.find_nodes(op="get_attr"):
-        node.meta.setdefault("nn_module_stack", {})  # torch's pass names inputs after modules; a pass may know of none
+        node.meta.setdefault("nn_module_stack", {})  # torch's pass names inputs after modules; some nodes have none
     lift_constants(ep)
     ep.graph_module.recompile()
     return ep
@@ -221,7 +221,7 @@ def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedPr
 
 
 def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -> dict[str, list[Any]]:
-    """Return method name to a list of passes or partitioners, from one, a list for all methods, or one for each."""
+    """Return method name to a list of passes or partitioners; `given` is for all methods, or by method."""
     if isinstance(given, Mapping):
         unknown = sorted(set(given) - set(programs))
         if unknown:
@@ -238,7 +238,7 @@ def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -
 def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
     try:
         verify_edge(program, exempt=exempt)
-    except EdgeViolationError as error:  # it knows the node and not the method
+    except EdgeViolationError as error:  # the error knows the node and not the method
         where = f"method `{name}`, {error.where}"
         raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
 
@@ -251,8 +251,7 @@ def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
 def refuse_etrecord(wanted: bool) -> None:
     if wanted:
         raise EdgeError(
-            "there are no ETRecords here",
+            "ETRecords are not supported",
             found="generate_etrecord=True",
-            hint="the debug map of the packaged program tells for every delegate and operation which source lines it "
-            "computes",
+            hint="use the packaged program's debug map, which has the source lines of every delegate and operation",
         )

@@ -1,1 +1,1 @@
-"""Operators that a backend puts in the place of a pattern."""
+"""Operators with which a backend replaces patterns."""

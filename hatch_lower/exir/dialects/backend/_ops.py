@@ -1,4 +1,4 @@
-"""Backend operators: what a backend puts in the place of a pattern of edge operators."""
+"""Backend operators, with which a backend replaces patterns of edge operators."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
 from hatch_lower.runtime.torch_private.operators import DispatchKey, OpOverload
 
-# one of these lets a graph with the operator be traced again
+# a graph with the operator can be traced again if any of these kernels exists
 KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)
 
 
 class KernelError(EdgeError, AssertionError):
-    """A backend operator has no kernel to trace it with."""
+    """A backend operator has no kernel for tracing."""
 
 
 def has_kernel(op: OpOverload) -> bool:
@@ -24,8 +24,8 @@ def has_kernel(op: OpOverload) -> bool:
 class BackendOpOverload(EdgeOpOverload):
     """An operator of a backend's own, allowed in an edge program.
 
-    `_equivalent_callable` is the pattern that it replaces, as a function of the same arguments. An operator that
-    cannot be traced is a `KernelError`, which is an `AssertionError`.
+    `_equivalent_callable` is the replaced pattern, as a function of the same arguments. An operator that cannot be
+    traced is a `KernelError`, which is an `AssertionError`.
     """
 
     _dialect = "backend"
@@ -35,9 +35,9 @@ class BackendOpOverload(EdgeOpOverload):
         super().__init__(op)
         if not has_kernel(op):
             raise KernelError(
-                f"the backend operator {self.__name__} has no kernel that it could be traced with",
+                f"the backend operator {self.__name__} has no kernel for tracing",
                 found="none of Meta, CompositeExplicitAutograd, CompositeImplicitAutograd",
-                hint="register a fake kernel with `torch.library.register_fake`, or bind its pattern to it with "
+                hint="register a fake kernel with `torch.library.register_fake`, or bind its pattern with "
                 "`bind_pattern_to_op`",
             )
         self._equivalent_callable = None

@@ -1,7 +1,7 @@
 """Edge operators: objects that stand for torch's operators in an edge program.
 
-An edge overload is an object of its own, so a graph says by its targets that it is in the edge dialect. Each exists
-once: identity is equality, and a name always gives the same object.
+An edge overload is an object of its own, so the targets of a graph show its dialect. Each overload exists once:
+identity is equality, and a name always gives the same object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hatch_lower.runtime.torch_private.programs import SchemaKind
 if TYPE_CHECKING:
     from typing import Self
 
-# what operators and their namespaces answer to tools that ask any object for its `__file__`
+# the `__file__` of operators and namespaces, for tools that ask any object
 SOURCE = "hatch_lower.exir.dialects._ops"
 
 
@@ -26,7 +26,7 @@ def dotted_name(op: OpOverload) -> str:
 
 
 class Unique:
-    """Copied as itself: graphs are copied with their targets, and there is one object for each operator."""
+    """An object that is its own copy: copies of graphs share their targets, one object for each operator."""
 
     __name__: str
 
@@ -44,7 +44,7 @@ class Unique:
 
 
 class EdgeOpOverload(Unique):
-    """One edge operator; calling it runs the torch overload `_op`, and other attributes are that one's."""
+    """An edge operator; a call runs the torch overload `_op`, which also provides all other attributes."""
 
     _dialect = "edge"
 
@@ -67,7 +67,7 @@ class EdgeOpOverload(Unique):
 
 
 class EdgeOpOverloadPacket(Unique):
-    """All overloads of one edge operator, by attribute."""
+    """All overloads of an edge operator, by attribute."""
 
     _overload_type: ClassVar[type[EdgeOpOverload]] = EdgeOpOverload
 
@@ -90,7 +90,7 @@ class EdgeOpOverloadPacket(Unique):
         if not isinstance(found, OpOverload):
             return found
         made = self._made.get(name)
-        if made is None or made._op is not found:  # torch makes an operator anew whose library was made anew
+        if made is None or made._op is not found:  # torch makes a new operator if its library is made again
             made = self._made[name] = self._overload_type(found)
             self._dir = list(self._made)
         return made

@@ -1,8 +1,8 @@
 """The rules of the edge dialect.
 
-A rule looks at one node and says what is wrong with it, or nothing. Those of `STRUCTURE_RULES` hold for every edge
-program and are checked whenever torch makes one; the others hold for a finished one, and some of its operators may be
-exempt from them.
+A rule takes a node and returns a message if the node breaks the rule. The rules of `STRUCTURE_RULES` hold for every
+edge program and are checked whenever torch makes a program; other rules hold for finished programs, and some operators
+may be exempt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Rule = Callable[[Node, GraphModule, Collection[OpOverload]], "str | None"]
 
 
 def is_edge_operator(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
-    """Refuse torch's own overloads: an edge program says by its targets that it is one."""
+    """Refuse torch's own overloads: edge programs are recognized by their edge operators."""
     return f"{node.target} is not an edge operator" if isinstance(node.target, OpOverload) else None
 
 
@@ -53,7 +53,7 @@ def has_debug_handle(node: Node, module: GraphModule, exempt: Collection[OpOverl
 
 
 def is_core_aten(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
-    """Refuse ATen operators that are not in the core set; asserts, which return nothing, may stay."""
+    """Refuse ATen operators that are not in the core set; asserts, which have no results, may stay."""
     if not isinstance(node.target, EdgeOpOverload):
         return None
     op = node.target._op
@@ -99,7 +99,7 @@ def find_violations(
 def verify_edge(
     program: ExportedProgram, *, rules: Iterable[Rule] = DIALECT_RULES, exempt: Iterable[OpOverload] = ()
 ) -> None:
-    """Check a finished edge program; raise an `EdgeViolationError` that lists what is wrong."""
+    """Check a finished edge program; raise an `EdgeViolationError` that lists the violations."""
     refuse(find_violations(program.graph_module, rules, exempt))
 
 
@@ -110,7 +110,7 @@ def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
     if not found:
         return
     first, (rule, node) = next(iter(found.items()))
-    # one row for each message: a rule that an operator breaks, all its calls break
+    # a row for each message: if an operator breaks a rule, all its calls do
     rows = [f"{message} (node `{culprit.name}`)" for message, (_, culprit) in found.items()]
     more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
     raise EdgeViolationError(
@@ -127,12 +127,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 class EdgeVerifier(Verifier):
-    """What torch checks when an edge program is made: `STRUCTURE_RULES`, and the kinds of targets and attributes."""
+    """Torch's check of a new edge program: `STRUCTURE_RULES`, and the kinds of targets and attributes."""
 
     dialect = "HATCH_LOWER_EDGE"
 
     def allowed_op_types(self) -> tuple[type[Any], ...]:
-        return (EdgeOpOverload, OpOverload, HigherOrderOperator)  # torch's own are a rule's business, which names them
+        return (EdgeOpOverload, OpOverload, HigherOrderOperator)  # a rule refuses torch's own, with a better message
 
     def allowed_getattr_types(self) -> tuple[type[Any], ...]:
         return (*super().allowed_getattr_types(), torch.Tensor, torch.ScriptObject)

@@ -1,4 +1,4 @@
-"""From a functional operator to the one that writes into an `out` argument, and back."""
+"""Conversion between functional operators and variants that write into an `out` argument."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hatch_lower.runtime.torch_private.programs import SchemaKind
 
 
 class VariantError(EdgeError, RuntimeError):
-    """An operator has no variant of the kind that was asked for."""
+    """An operator has no variant of the requested kind."""
 
 
 class VariantKindError(EdgeError, AssertionError):
-    """A kind of variant was asked for that operators are not turned into."""
+    """The requested kind of variant is neither functional nor out."""
 
 
 def get_torch_op_overload(namespace: str, opname: str, overload: str | None) -> OpOverload:
@@ -45,7 +45,7 @@ def signature_of(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, boo
 
 
 def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
-    """Return the overload of the same operator that takes the same arguments, of another kind.
+    """Return the operator's overload of the given kind with the same arguments.
 
     Raises:
         VariantKindError: an `AssertionError`, for a kind that is neither `functional` nor `out`.
@@ -64,7 +64,7 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
     packet = op.overloadpacket
     overloads: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
     for overload in overloads:
-        # what they return is not compared: many an out variant returns nothing
+        # results are not compared: many out variants have no results
         if kind_of(schema_of(overload)) is variant and signature_of(schema_of(overload)) == wanted:
             return overload
     raise VariantError(
