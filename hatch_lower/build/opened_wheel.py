@@ -14,7 +14,7 @@ from hatch_lower.frozen import Frozen
 LOCAL_HEADER = 30
 # Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number
 MOST_BYTES = 1 << 26
-# What `zipfile` raises for an archive that is damaged
+# the errors of `zipfile` for a damaged archive
 ARCHIVE_ERRORS = (
     *(EOFError, KeyError, NotImplementedError, OSError, RuntimeError, ValueError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
@@ -31,7 +31,7 @@ class OpenedWheel(Frozen):
         return self.archive.namelist()
 
     def size(self, member: str) -> int | None:
-        """Return the size of what a member holds; `None` if it is not there."""
+        """Return the size of a member's contents; `None` for a missing member."""
         try:
             return self.archive.getinfo(member).file_size
         except KeyError:

@@ -16,7 +16,7 @@ from hatch_lower.errors import ProgramError, size_text
 from hatch_lower.format.manifest import FileEntry, read_manifest
 from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder, record_digest
 
-Place = tuple[str, PackagedFolder, tuple[str, ...]]  # what to call a folder, the folder, and the names of its models
+Place = tuple[str, PackagedFolder, tuple[str, ...]]  # the name of a folder, the folder, and the names of its models
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def refuse_incomplete(wheel: OpenedWheel) -> None:
 
 
 def recorded_below(wheel: OpenedWheel, manifests: Collection[str]) -> dict[str, Recorded]:
-    """Return by manifest what a wheel's RECORD says of its folder; nothing of a manifest that it does not list."""
+    """Return, by manifest, the rows of a wheel's RECORD for the manifest's folder; no rows for an unlisted manifest."""
     rows = csv.reader((wheel.metadata("RECORD") or "").splitlines())
     listed: dict[str, dict[str, str]] = {manifest.removesuffix("manifest.json"): {} for manifest in manifests}
     for path, digest in ((row[0], record_digest(row[1])) for row in rows if len(row) > 1):
@@ -82,7 +82,7 @@ def recorded_below(wheel: OpenedWheel, manifests: Collection[str]) -> dict[str, 
 
 
 def unpack_folder(wheel: OpenedWheel, member: str, recorded: Recorded | None, target: Path) -> Place:
-    """Unpack a manifest and the files that it lists; those that the wheel lacks are reported when they are checked."""
+    """Unpack a manifest and its listed files; a check of the files reports missing files."""
     target.mkdir()
     folder = member.removesuffix("/manifest.json")
     place = f"{wheel.path.name}: {folder}"

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
     """Make units of the next build, and keep them in the cache.
 
-    Each model is exported here, lowered for the recipes that are asked for, and verified. What is cached already is not
-    made again. No wheel is built: `hatch build` joins what it finds in the cache. The machines of the shards 1/N to N/N
+    Each model is exported here, lowered for the recipes that are asked for, and verified. Cached units are not
+    made again. No wheel is built: `hatch build` joins the units in the cache. The machines of the shards 1/N to N/N
     make everything once.
     """
     from hatch_lower.build.units import find_units, read_shard, select_units, shard_of

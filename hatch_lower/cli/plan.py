@@ -1,4 +1,4 @@
-"""`hatch-lower plan`: what the next build needs, unit by unit, and how machines can divide it."""
+"""`hatch-lower plan`: the units that the next build needs, and their division among machines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SCHEMA = 1
 )
 @json_option
 def plan(root: Path, shards: int | None, as_json: bool) -> None:
-    """Say which units the next build needs.
+    """Show the units that the next build needs.
 
-    A unit is a recipe of a model: `hatch-lower lower` makes it, on any machine. A model depends on its recipes: `hatch
-    build` joins them. Of each it says whether it is cached, and what it took before. With `--shards` the JSON is one
-    line, the matrix of a workflow's jobs.
+    A unit is a recipe of a model: `hatch-lower lower` makes a unit, on any machine. A model depends on its recipes:
+    `hatch build` joins the recipes. The table shows whether a unit is cached, and the seconds of the last time.
+    With `--shards` the JSON is a single line, the matrix of a workflow's jobs.
     """
     from hatch_lower.build.explain import in_last_environment, read_history
     from hatch_lower.build.units import divide_units, find_units, recipe_units
@@ -62,7 +62,7 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
 
 
 def matrix_of(shards: Sequence[Sequence[Unit]]) -> Report:
-    """Return the matrix of a workflow: what each job gives to `hatch-lower lower --only`."""
+    """Return the matrix of a workflow: the argument of `hatch-lower lower --only` for each job."""
     return {
         "include": [
             {"shard": f"{number}/{len(shards)}", "only": " ".join(unit.name for unit in shard)}

@@ -1,4 +1,4 @@
-"""What `hatch-lower plan` and `hatch-lower lower` share: the project as the next build has it, and its caches."""
+"""The project of the next build, and its caches, for `hatch-lower plan` and `hatch-lower lower`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_sent(settings: Settings) -> bool:
 
 @contextmanager
 def opened_context(root: Path) -> Iterator[BuildContext]:
-    """Yield what a build of the project works with; refuse a cache that is off."""
+    """Yield the context of a build of the project; refuse a cache that is off."""
     from hatch_lower.build.context import CacheNotes, build_context, open_cache
     from hatch_lower.cache.directory import history_path
     from hatch_lower.cache.locks import held_folder

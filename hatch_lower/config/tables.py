@@ -198,7 +198,7 @@ class HookTable(Frozen):
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)
-    """What lowers the models: `local`, this machine; `dask` or `dask:ADDRESS`, a scheduler of Dask; `ray` or
+    """The executor of units: `local`, this machine; `dask` or `dask:ADDRESS`, a scheduler of Dask; `ray` or
     `ray:ADDRESS`, a cluster of Ray; or `module:factory`, a function that returns a `concurrent.futures.Executor`, or
     an executor of submitit. Their workers make recipes, and the build here puts them together: the wheel is the same.
     Without an address a cluster of `jobs` workers is started for the build. The variable `HATCH_LOWER_EXECUTOR` is

@@ -98,7 +98,7 @@ def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
 
 
 def ways(table: BenchTable, subject: Subject, dimensions: Collection[str]) -> list[tuple[dict[str, int], int]]:
-    """Return sizes and numbers of threads for the calls of a method; no sizes: those of the example inputs."""
+    """Return sizes and numbers of threads for the calls of a method; no sizes: the sizes of the example inputs."""
     tables = tables_for(table, subject)
     sizes, _ = resolve(tables, "sizes")
     threads, _ = resolve(tables, "threads")

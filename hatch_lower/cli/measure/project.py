@@ -164,7 +164,7 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
 
 
 def with_causes(error: ProcessError, commit: Commit, empty: Sequence[str]) -> ProcessError:
-    """Return the error of a build with what a revision lacks of the project."""
+    """Return the error of a build, with the parts of the project that a revision lacks."""
     hints = []
     if empty:
         hints.append(f"what is in {listed(empty)} is missing: `git submodule update --init --recursive` brings it")
