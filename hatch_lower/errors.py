@@ -27,11 +27,9 @@ MORE_MEMORY = "give the process more memory, or a higher limit (`ulimit -v`): th
 class LowerError(Exception):
     """The base of all errors: a problem, its place, the value found there, and advice.
 
-    Args:
-        what: the problem, in a sentence without a final full stop.
-        where: a dotted TOML key, entry point, method, file, or the model's own source line.
-        found: the offending value or the underlying tool's own words.
-        hint: the next step for the reader.
+    `what` is the problem, in a sentence without a final full stop. `where` is a dotted TOML key, entry point, method,
+    file, or the model's own source line. `found` is the offending value or the underlying tool's own words. `hint` is
+    the next step for the reader.
     """
 
     def __init__(self, what: str, *, where: str = "", found: str = "", hint: str = "") -> None:
