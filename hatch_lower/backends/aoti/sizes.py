@@ -25,7 +25,7 @@ def why_not_sizes(node: Node) -> str:
     if op is aten.grid_sampler_2d.default and named_arguments(node)["interpolation_mode"] == NEAREST:
         return f"inductor's `{op}` rounds places between two elements differently from eager"
     if isinstance(op, OpOverload) and "_adaptive_" in f"_{base_name(op)}" and has_symbolic_windows(node):
-        return f"inductor needs the window sizes of `{op}`, so that fixed sizes only compile"
+        return f"inductor needs the window sizes of `{op}`, and so compiles fixed sizes only"
     return ""
 
 
