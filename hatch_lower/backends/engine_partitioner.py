@@ -111,7 +111,7 @@ def why_not_target(node: Node, exclude: Collection[str]) -> str:
 
 
 def memory_reader(node: Node) -> Node | None:
-    """Return an operation that reads a node's memory otherwise than by the shape of its result."""
+    """Return an operation that reads a node's memory beyond the shape of its result."""
     views, pending = {node}, list(node.users)
     while pending:
         user = pending.pop()

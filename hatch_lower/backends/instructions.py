@@ -55,7 +55,7 @@ def adopt(
 
 
 def added(times: Iterable[tuple[tuple[str, ...], float]]) -> Run:
-    """Return a run of which nanoseconds of the same instructions were measured several times."""
+    """Return a run with the times of each instruction added up."""
     run: dict[tuple[str, ...], float] = {}
     for names, nanoseconds in times:
         run[names] = run.get(names, 0) + nanoseconds

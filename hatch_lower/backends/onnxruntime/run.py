@@ -136,7 +136,7 @@ def unavailable_error(blob: DelegateBlob, provider: str, found: str) -> Unavaila
 
 def make_options(onnxruntime: Any, threads: int) -> SessionOptions:
     options: SessionOptions = onnxruntime.SessionOptions()
-    # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
+    # Without a number, ONNX Runtime would bind its threads to processors, and every session to the same processors.
     options.intra_op_num_threads = threads or thread_count()
     options.inter_op_num_threads = 1
     # By default threads spin for some 50 ms after a call, on processors that the next computation needs: another

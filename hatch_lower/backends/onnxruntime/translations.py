@@ -36,7 +36,7 @@ def copy(self: TTensor, src: TTensor, non_blocking: bool = False) -> Value:
 
 
 def clamp(self: TTensor, min: float | None = None, max: float | None = None) -> Value:
-    # A clip has the greatest finite number for a bound that is not given, and so makes infinity finite.
+    # Without a bound, a clip uses the largest finite number, and so makes infinity finite.
     bounds = [None if bound is None else op.CastLike(bound, self) for bound in (min, max)]
     if None in bounds and self.dtype in FLOATS:
         return op.Min(self, bounds[1]) if min is None else op.Max(self, bounds[0])

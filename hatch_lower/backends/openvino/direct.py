@@ -143,7 +143,7 @@ def write_norm(node: Node, opset: Opset, value: Value) -> Value:
         return (opset.reduce_l1 if order == 1 else opset.reduce_l2)(value, axes, keeps)
     if math.isinf(order):
         found = (opset.reduce_max if order > 0 else opset.reduce_min)(sizes, axes, keeps)
-        if order < 0:  # the kernel's least of infinities is the greatest number
+        if order < 0:  # the kernel's minimum of infinities is the largest number
             infinite = opset.reduce_logical_and(opset.is_inf(value), axes, keeps)
             found = opset.select(infinite, number(opset, math.inf), found)
         undefined = opset.reduce_logical_or(opset.is_nan(value), axes, keeps)

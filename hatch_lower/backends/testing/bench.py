@@ -186,7 +186,7 @@ class Bench:
         return list(lowered_modules(self.lowered(case).program))
 
     def claimed(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases of which the backend takes and lowers something."""
+        """Return the cases with operations that the backend takes and lowers."""
         return [case for case in cases if self._takes(case)]
 
     def _takes(self, case: Case) -> bool:

@@ -101,7 +101,7 @@ def eager_calls(module: torch.nn.Module, calls: tuple[tuple[object, ...], ...]) 
 
 @contextmanager
 def subnormals_flushed() -> Iterator[None]:
-    # as in an engine whose processor is told so
+    # as in an engine that sets the flag in the processor
     torch.set_flush_denormal(True)
     try:
         yield
