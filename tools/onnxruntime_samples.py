@@ -38,7 +38,7 @@ NOT_INFINITE = frozenset({torch.ops.aten.gelu.default})
 FINITE_PARAMETERS = frozenset(
     {torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_group_norm.default}
 )
-"""Normalisations are computed in another order of factors, which shows where a weight is infinite."""
+"""Normalizations are computed in another order of factors, which shows where a weight is infinite."""
 
 
 def is_compared(op: OpOverload, args: Any, kwargs: Any) -> bool:
@@ -143,7 +143,7 @@ def own_calls() -> Iterator[Call]:
         yield from selections(dtype)
     for dtype in (torch.uint8, torch.float16, torch.float32):
         yield from interpolations(dtype)
-    yield from quantisations()
+    yield from quantizations()
 
 
 def selections(dtype: torch.dtype) -> Iterator[Call]:
@@ -262,8 +262,8 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     yield aten.scaled_dot_product_attention.default, (k, q, q, None, 0.0, True), {}
 
 
-def quantisations() -> Iterator[Call]:
-    """Yield calls by which PT2E quantises; scales are powers of two where numbers lie between two steps."""
+def quantizations() -> Iterator[Call]:
+    """Yield calls by which PT2E quantizes; scales are powers of two where numbers lie between two steps."""
     ops = torch.ops.quantized_decomposed
     numbers, halves = torch.randn(4, 6, 5), torch.arange(-300, 300).reshape(6, 100) / 2
     scales, table = torch.tensor([0.5, 1.0, 2.0, 0.25, 4.0, 1.0]), torch.arange(-60, 60).reshape(4, 6, 5)

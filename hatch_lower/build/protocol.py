@@ -14,15 +14,15 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.record import ModelReport
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.pipeline.localise.finding import Localisation
+from hatch_lower.pipeline.localize.finding import Localization
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
 UNANSWERED = 75  # the exit status of a child that could not write its answer
 
 # `lower`: a model. `recipe`: some of its recipes, for a build that joins them. `capture`: the export alone, which the
-# audit compares. `localise`: the operation that is wrong
-Mode = Literal["lower", "recipe", "capture", "localise"]
+# audit compares. `localize`: the operation that is wrong
+Mode = Literal["lower", "recipe", "capture", "localize"]
 
 
 class Request(Frozen):
@@ -48,7 +48,7 @@ class Request(Frozen):
     # recorded when the project's metadata is read
     project: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[LocalSource, ...] = ()  # files with weights
-    localisation: Localisation | None = None  # the search for a wrong operation
+    localization: Localization | None = None  # the search for a wrong operation
     outbox: Path | None = None  # lists the entries that are kept for another build; `None` without another build
 
 

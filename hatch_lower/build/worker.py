@@ -43,7 +43,7 @@ from hatch_lower.events import Event, Reporter, notes_of, stage
 from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-from hatch_lower.pipeline.localise.finding import FINDINGS
+from hatch_lower.pipeline.localize.finding import FINDINGS
 from hatch_lower.runtime.torch_private.versions import why_untried
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
@@ -181,7 +181,7 @@ def run_pipeline(
             exports,
             reporter,
             roots=entry.roots(),
-            examples_needed=verified or bool(request.settings.check_bytes) or request.mode == "localise",
+            examples_needed=verified or bool(request.settings.check_bytes) or request.mode == "localize",
         )
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
@@ -189,10 +189,10 @@ def run_pipeline(
     build = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
-    if request.localisation is not None:
-        from hatch_lower.pipeline.localise.model import localise_model
+    if request.localization is not None:
+        from hatch_lower.pipeline.localize.model import localize_model
 
-        write_record(request.folder / FINDINGS, localise_model(build, request.localisation, pipeline.lower_recipe))
+        write_record(request.folder / FINDINGS, localize_model(build, request.localization, pipeline.lower_recipe))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     if request.mode == "recipe":
         report, records = pipeline.make_recipes(build)

@@ -16,7 +16,7 @@ from hatch_lower.cli.fetch import fetch
 from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
-from hatch_lower.cli.localise import localise
+from hatch_lower.cli.localize import localize
 from hatch_lower.cli.lower import lower
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
@@ -67,7 +67,7 @@ def schema() -> None:
 
 
 for command in (
-    *(init, inspect, report, diff, check, localise, fetch),
+    *(init, inspect, report, diff, check, localize, fetch),
     *(explain, plan, lower, reproduce, bench, profile, cache, new_backend),
 ):
     main.add_command(command)

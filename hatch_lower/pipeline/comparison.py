@@ -198,8 +198,8 @@ class Sides:
         if is_same(expected, given):
             return ""
         difference, _ = number_difference(expected, given, tolerance)
-        plain = replace(tolerance, quantised=False)
-        if not difference and tolerance.quantised and wrong_places(expected, given, plain).any():
+        plain = replace(tolerance, quantized=False)
+        if not difference and tolerance.quantized and wrong_places(expected, given, plain).any():
             self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
         return difference
 

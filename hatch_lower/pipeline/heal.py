@@ -33,9 +33,9 @@ from hatch_lower.format.manifest import LeftOut
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import refuse_out_of_memory
-from hatch_lower.pipeline.localise.finding import Finding, operation_text
-from hatch_lower.pipeline.localise.model import search_wrong
-from hatch_lower.pipeline.localise.refusal import find_refusal
+from hatch_lower.pipeline.localize.finding import Finding, operation_text
+from hatch_lower.pipeline.localize.model import search_wrong
+from hatch_lower.pipeline.localize.refusal import find_refusal
 from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuild
 
 MOST_TIMES = 8  # healings of a recipe; `docs/engines.md` and `on-mismatch` name the number

@@ -25,11 +25,11 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.exir.graph.writes import owner_of, sources_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.numbers import HALF_FACTORS, QUANTISED_MARK
+from hatch_lower.runtime.numbers import HALF_FACTORS, QUANTIZED_MARK
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
-Marks: TypeAlias = frozenset[str]  # dtypes of half precision, and `QUANTISED_MARK`
+Marks: TypeAlias = frozenset[str]  # dtypes of half precision, and `QUANTIZED_MARK`
 
 UNMARKED: Marks = frozenset()
 
@@ -219,7 +219,7 @@ def own_marks(node: Node, target: OpOverload[..., object]) -> Marks:
     """Return the marks that an operation adds to the marks of its arguments."""
     name = base_name(target)
     if target.namespace in ("quantized_decomposed", "torchao") and name.startswith("quantize_"):
-        return frozenset({QUANTISED_MARK})
+        return frozenset({QUANTIZED_MARK})
     halves = HALF_FACTORS.keys() & set(dtypes_in(node.meta.get("val")))
     given = {dtype for source in node.all_input_nodes for dtype in dtypes_in(source.meta.get("val"))}
     if name in NUMBERLESS or (name in MOVES and given <= halves | INTEGERS):

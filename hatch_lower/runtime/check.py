@@ -250,7 +250,7 @@ class Comparison:
         return {path: measured.metrics() for path, measured in self._measured.items()}
 
     def widest(self) -> Tolerance | None:
-        return max(self._tolerances, key=lambda each: (each.rtol, each.atol, each.quantised), default=None)
+        return max(self._tolerances, key=lambda each: (each.rtol, each.atol, each.quantized), default=None)
 
     def difference(self, given: list[object], call: str) -> str:
         expected = zip(self._paths, self._expected, self._tolerances, strict=True)

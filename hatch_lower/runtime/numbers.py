@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 
 # marks of the roundings of a value: to 8 bits, or to half precision, marked by the name of the dtype
-QUANTISED_MARK = "quantised"
-MARKS = (QUANTISED_MARK, *HALF_FACTORS)
+QUANTIZED_MARK = "quantized"
+MARKS = (QUANTIZED_MARK, *HALF_FACTORS)
 
 STEPS = 127  # quantization steps from 0 to the greatest magnitude, with 8 bits
 MOST = 2  # allowed error in steps; more than 1, because the tensor may not fill the range that the step was chosen for
 MEAN = 1 / 4  # allowed average error in steps
-QUANTISED = f", or {MOST}/{STEPS} of the greatest magnitude and {MEAN:g}/{STEPS} on average"
+QUANTIZED = f", or {MOST}/{STEPS} of the greatest magnitude and {MEAN:g}/{STEPS} on average"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class Tolerance:
 
     rtol: float = 1e-4
     atol: float = 1e-5
-    quantised: bool = False  # whether the method quantizes to 8 bits
+    quantized: bool = False  # whether the method quantizes to 8 bits
 
-    def widened(self, dtypes: Iterable[str], *, quantised: bool = False) -> Tolerance:
+    def widened(self, dtypes: Iterable[str], *, quantized: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
-        quantised = quantised or self.quantised
-        return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantised=quantised)
+        quantized = quantized or self.quantized
+        return replace(self, rtol=self.rtol * factor, atol=self.atol * factor, quantized=quantized)
 
     def after(self, marks: Collection[str]) -> Tolerance:
         """Return the tolerance for a value with the given marks of roundings."""
-        return self.widened(marks, quantised=QUANTISED_MARK in marks)
+        return self.widened(marks, quantized=QUANTIZED_MARK in marks)
 
 
 def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
@@ -65,7 +65,7 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
     with no_warnings(library):
         close = library.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
     wrong = ~close
-    if tolerance.quantised and wrong.any():
+    if tolerance.quantized and wrong.any():
         most, mean = steps_apart(expected, given)
         if most <= MOST and mean <= MEAN:
             return library.zeros_like(wrong)
@@ -106,7 +106,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
     rtol, atol = tolerance.rtol, tolerance.atol
     return (
         f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
-        f" {atol:.3g}, rtol {rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"
+        f" {atol:.3g}, rtol {rtol:.3g}{QUANTIZED * tolerance.quantized}); {wrong} of {count} values"
         " are wrong"
     ), largest
 

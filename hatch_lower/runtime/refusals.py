@@ -183,7 +183,7 @@ def hint_of(error: Exception) -> str:
     if NO_MEMORY.search(text):
         return "give the process more memory, or call the method with smaller arguments"
     return (
-        "call another recipe with the same arguments; if that call succeeds, `hatch-lower localise` finds the failing"
+        "call another recipe with the same arguments; if that call succeeds, `hatch-lower localize` finds the failing"
         " operation: name the operation in the recipe's `exclude`, and report the fault"
     )
 

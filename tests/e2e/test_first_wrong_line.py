@@ -1,4 +1,4 @@
-"""A project whose engine has a fault: the build leaves the operation out or names its line, as `localise` does."""
+"""A project whose engine has a fault: the build leaves the operation out or names its line, as `localize` does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINE = "first wrong: relu at tiny/model.py:12, inside partition 1 of reference: 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = copy_project("tiny", tmp_path_factory.mktemp("localised"))
+    made = copy_project("tiny", tmp_path_factory.mktemp("localized"))
     made.edit("pyproject.toml", '["null"]', '["reference"]')
     made.edit("pyproject.toml", "verify = false        # the null backend computes nothing\n", "")
     return made
@@ -52,8 +52,8 @@ def faulty(project: Project, right_wheel: Path) -> Project:
     return project
 
 
-def localise(project: Project, *args: str) -> Result:
-    return CliRunner().invoke(main, ["localise", *args], env=project.environment())
+def localize(project: Project, *args: str) -> Result:
+    return CliRunner().invoke(main, ["localize", *args], env=project.environment())
 
 
 def test_a_build_leaves_the_operation_out_and_finds_that_again(faulty: Project, tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_a_build_that_is_to_fail_names_the_line(faulty: Project) -> None:
 
 def test_the_command_names_the_line_in_the_projects_folder(faulty: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(faulty.root)
-    done = localise(faulty, "tiny", "forward", "--json")
+    done = localize(faulty, "tiny", "forward", "--json")
     assert done.exit_code == 1
     report = json.loads(done.stdout)
     assert (report["schema"], report["model"], report["same_program"]) == (1, "tiny", None)
     (finding,) = report["findings"]
     assert finding["verdict"] == "operation"
     assert finding["operations"] == [{"op": "aten.relu.default", "module": "", "source": "tiny/model.py:12"}]
-    done = localise(faulty, "nothing")
+    done = localize(faulty, "nothing")
     assert done.exit_code == 1
     assert "there is no" in done.stderr
 
@@ -99,7 +99,7 @@ def test_a_wheel_that_holds_another_program_is_said_to(
     faulty: Project, right_wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(faulty.root)
-    done = localise(faulty, str(right_wheel))
+    done = localize(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert LINE in done.stdout
     assert "the named wheel or package has other delegates" in done.stdout
@@ -109,7 +109,7 @@ def test_a_wheel_without_its_project_is_refused(
     right_wheel: Path, faulty: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = localise(faulty, str(right_wheel))
+    done = localize(faulty, str(right_wheel))
     assert done.exit_code == 1
     assert "error: the model's project is unknown" in done.stderr
     assert "run this in the project's folder" in done.stderr

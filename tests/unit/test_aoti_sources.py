@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.quantised import conv_net, quantised
+from support.quantized import conv_net, quantized
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import compiling, generate_all
@@ -51,7 +51,7 @@ def test_sources_name_no_folder_of_torch_or_python(sources: Mapping[str, str]) -
 def test_code_over_integers_holds_no_address_of_the_process() -> None:
     """For a convolution that is a function of inductor's own, its text stands in the code, with where it lies."""
     module, inputs = conv_net()
-    program = torch.export.export(quantised(module, inputs), inputs, strict=False)
+    program = torch.export.export(quantized(module, inputs), inputs, strict=False)
     edge = to_edge(program, keep=[torch.ops.aten.linear.default, torch.ops.aten.conv2d.default])
     text = "".join(source.text for source in sources_of(edge, {"isa": "x86-64-v4-vnni"}))
     assert "qconv" in text

@@ -62,10 +62,10 @@ def test_wrong_assets_are_refused_all_at_once(project: Path) -> None:
     (project / "other" / "Labels.txt").touch()
     (project / "other" / "a:b").touch()
     with pytest.raises(ConfigError) as caught:
-        find_assets(settings(project, "tokeniser/*", "labels.txt", "other/*"))
+        find_assets(settings(project, "tokenizer/*", "labels.txt", "other/*"))
     assert str(caught.value) == (
         "the assets of a model are not as its table says\n"
-        "  found: `tokeniser/*` in the `assets` of model `words` matches no file\n"
+        "  found: `tokenizer/*` in the `assets` of model `words` matches no file\n"
         "    `other/*` in the `assets` of model `words` matches `other/Labels.txt`, whose name `labels.txt` has\n"
         "    `other/*` in the `assets` of model `words` matches 'a:b', which not every system can have as a file name\n"
         "  to do: write patterns relative to the project, such as"

@@ -109,7 +109,7 @@ def test_the_libraries_that_are_always_there() -> None:
     assert {"executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY"} <= set(ops.backend._libraries)
 
 
-def test_quantised_operators_are_there_without_another_import(modules_after: Callable[[str], set[str]]) -> None:
+def test_quantized_operators_are_there_without_another_import(modules_after: Callable[[str], set[str]]) -> None:
     code = (
         "from hatch_lower.exir.dialects._ops import ops; ops.edge.quantized_decomposed.dequantize_per_channel.default"
     )

@@ -96,7 +96,7 @@ def test_a_submodule_that_lacks_the_commit_says_what_brings_it(place: Workplace,
     assert place.builds == []
 
 
-@pytest.mark.parametrize("how", ["not initialised", "removed since"])
+@pytest.mark.parametrize("how", ["not initialized", "removed since"])
 def test_a_submodule_that_is_not_checked_out_is_named(place: Workplace, library: Path, how: str) -> None:
     revision = git(place.repository, "rev-parse", "HEAD")
     git(place.repository, "submodule", "deinit", "--quiet", "--force", "--all")

@@ -393,7 +393,7 @@ def test_inputs_that_went_through_json_are_the_same(scene: Scene) -> None:
     assert scene.changes(decode(RecordedInputs, stored, "")) == []
 
 
-def test_another_cache_recognises_no_value_but_what_is_not_set(scene: Scene) -> None:
+def test_another_cache_recognizes_no_value_but_what_is_not_set(scene: Scene) -> None:
     inputs = scene.record()
     present = Present(scene.roots(), scene.environment(), b"t" * 32, scene.stats())
     assert [each.subject for each in changes(inputs, present)] == ["EMPTY", "HF_HOME", "HF_TOKEN"]

@@ -17,7 +17,7 @@ from support.exports import Workshop, files_of, packaged, settings_of, write_fol
 from support.installed import update_entries
 from support.kept_events import Events
 from support.lowered import install
-from support.quantised import mlp, quantised
+from support.quantized import mlp, quantized
 from support.without_torch import run_without_torch
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
@@ -32,7 +32,7 @@ from hatch_lower.pipeline.emit.constants_file import constants_bytes
 from hatch_lower.runtime.check import check_model, mark_name, stored_arrays
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.numbers import QUANTISED_MARK, Tolerance
+from hatch_lower.runtime.numbers import QUANTIZED_MARK, Tolerance
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 pytestmark = pytest.mark.torch
@@ -678,9 +678,9 @@ def test_checking_imports_no_compile_half(modules_after: Callable[[str], set[str
 
 
 def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tmp_path: Path) -> None:
-    pytest.importorskip("executorch")  # its quantiser
+    pytest.importorskip("executorch")  # its quantizer
     module, inputs = mlp()
-    source = capture_model("net", Model(quantised(module, inputs), {"forward": Method(inputs)}), Events())
+    source = capture_model("net", Model(quantized(module, inputs), {"forward": Method(inputs)}), Events())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
         report, _ = shop.build(source, settings_of(Recipe("default")))
@@ -691,7 +691,7 @@ def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tm
         tensor[0, 0] += tensor.abs().max() / 130
         return tensor
 
-    rounds = mark_name("forward", QUANTISED_MARK, 0)
+    rounds = mark_name("forward", QUANTIZED_MARK, 0)
     for number, (changes, status) in enumerate(
         [({"forward/output/0": off}, "ok"), ({"forward/output/0": off, rounds: None}, "differs")]
     ):

@@ -126,7 +126,7 @@ def test_a_dynamic_shape_is_told() -> None:
     assert not any(is_shape_dynamic(node) for node in calls(still))
 
 
-def test_each_user_gets_a_dequantisation_of_its_own() -> None:
+def test_each_user_gets_a_dequantization_of_its_own() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.ops.quantized_decomposed.dequantize_per_tensor(x, 0.5, 3, 0, 255, torch.uint8)

@@ -16,7 +16,7 @@ GUIDES = ["tutorial.md", "testing.md", *sorted(f"guides/{path.name}" for path in
 PAGES = [*GUIDES, *sorted(path.name for path in DOCS.glob("*.md") if "```console" in path.read_text())]
 ENGINES = ("executorch", "onnxruntime", "openvino")
 EXTRAS = {  # of commands that do more than read wheels
-    **dict.fromkeys(("localise", "lower", "new-backend", "profile", "reproduce"), "build"),
+    **dict.fromkeys(("localize", "lower", "new-backend", "profile", "reproduce"), "build"),
     "bench": "bench",
     "fetch": "fetch",
 }

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         ),
         (torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 1, dtype=torch.long)),
         "aten.max_pool2d_with_indices_backward.default",
-        "adds to uninitialised memory",
+        "adds to uninitialized memory",
     ),
     "a mean of one": (
         lambda x: torch.var_mean(x, 1),

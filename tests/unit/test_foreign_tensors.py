@@ -74,7 +74,7 @@ def fake() -> torch.Tensor:
         return torch.randn(4, 6)
 
 
-def quantised() -> torch.Tensor:
+def quantized() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.quantize_per_tensor(torch.randn(4, 6), 0.1, 0, torch.qint8)
@@ -100,7 +100,7 @@ KINDS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "nested": (nested, "a nested tensor"),
     "jagged": (jagged, "a nested tensor"),
     "fake": (fake, "a tensor of the class `FakeTensor`, which wraps other tensors and has no memory"),
-    "quantized": (quantised, "qint8[4, 6]: the dtype must be float32"),
+    "quantized": (quantized, "qint8[4, 6]: the dtype must be float32"),
     "on no device": (lambda: torch.randn(4, 6, device="meta"), "on the device meta"),
     "sparse": (lambda: torch.randn(4, 6).to_sparse(), "of the layout sparse_coo"),
     "compressed": (lambda: torch.eye(4, 6).to_sparse_csr(), "of the layout sparse_csr"),

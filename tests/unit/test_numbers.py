@@ -33,7 +33,7 @@ PAIRS = {
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
 
 
-@pytest.mark.parametrize("tolerance", [Tolerance(), Tolerance(quantised=True)], ids=["plain", "quantised"])
+@pytest.mark.parametrize("tolerance", [Tolerance(), Tolerance(quantized=True)], ids=["plain", "quantized"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_numpys_arrays_are_as_far_apart_as_tensors(pair: str, dtype: torch.dtype, tolerance: Tolerance) -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
 import torch.nn.functional as F  # noqa: N812
-from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram, default_decompositions
@@ -880,14 +880,14 @@ def test_composites_that_another_backend_wants_whole_are_taken(tmp_path: Path) -
 
 # Models in 8-bit integers.
 
-QUANTISERS = {"xnnpack": xnnpack_quantizer, "x86": x86_quantizer}
+QUANTIZERS = {"xnnpack": xnnpack_quantizer, "x86": x86_quantizer}
 
 
-@pytest.mark.parametrize("quantizer", QUANTISERS)
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("model", [partial(mlp, 256), conv_net], ids=["mlp", "conv_net"])
-def test_a_quantised_model_is_one_partition(model: Any, quantizer: str, tmp_path: Path) -> None:
+def test_a_quantized_model_is_one_partition(model: Any, quantizer: str, tmp_path: Path) -> None:
     module, inputs = model()
-    net = quantised(module, inputs, QUANTISERS[quantizer]())
+    net = quantized(module, inputs, QUANTIZERS[quantizer]())
     lowered = lower_graph(net, *inputs)
     assert (len(delegates(lowered)), reasons(lowered)) == (1, {})
     found = load(save_program(lowered, tmp_path / "program"))
@@ -940,7 +940,7 @@ def kernels_of(folder: Path) -> list[str]:
         (0.5, 3, 0, 15, torch.uint8),
     ],
 )
-def test_numbers_are_quantised_as_in_eager(
+def test_numbers_are_quantized_as_in_eager(
     scale: float, zero_point: int, least: int, greatest: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     facts = (scale, zero_point, least, greatest, dtype)
@@ -1006,7 +1006,7 @@ def test_signed_integers_of_each_range_are_multiplied_as_in_eager(
 def test_integers_of_a_convolution_have_no_sign_in_the_model() -> None:
     # with a sign and a zero point, OpenVINO computes a convolution in float32 where a processor has AMX
     module, inputs = conv_net()
-    lowered = lower_graph(quantised(module, inputs, xnnpack_quantizer()), *inputs)
+    lowered = lower_graph(quantized(module, inputs, xnnpack_quantizer()), *inputs)
     (delegate,) = delegates(lowered)
     assert b'destination_type="u8"' in delegate.processed_bytes
     assert b'destination_type="i8"' not in delegate.processed_bytes
@@ -1033,8 +1033,8 @@ class Pooled(nn.Module):
 def test_averages_and_bounds_between_integers_are_those_of_eager(pool: Any, tmp_path: Path) -> None:
     # no average of 3 or 7 steps lies in the middle of two, where both sides may round either way
     x = torch.randn(2, 7, 16)
-    for name, quantizer in QUANTISERS.items():
-        net = quantised(Pooled(pool).eval(), (x,), quantizer())
+    for name, quantizer in QUANTIZERS.items():
+        net = quantized(Pooled(pool).eval(), (x,), quantizer())
         model = load(save_program(lower_graph(net, x), tmp_path / name))
         with torch.no_grad():
             assert torch.isclose(model(x), net(x), rtol=1e-4, atol=1e-5).float().mean() > 0.98, name
@@ -1055,7 +1055,7 @@ def test_a_quotient_is_that_of_eager(tmp_path: Path) -> None:
 
 def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> None:
     module, inputs = mlp(64)
-    net = quantised(module, inputs, xnnpack_quantizer(dynamic=True))
+    net = quantized(module, inputs, xnnpack_quantizer(dynamic=True))
     lowered = lower_graph(net, *inputs, exclude=["quantized_decomposed.choose_qparams.tensor"])
     assert "quantized_decomposed.dequantize_per_channel.default" in taken(lowered)
     assert "quantized_decomposed.choose_qparams.tensor" not in taken(lowered)
@@ -1075,7 +1075,7 @@ def test_windows_that_are_not_few_and_known_are_left(shape: tuple[int, ...], siz
         lower(net, torch.randn(shape), shapes={"inputs": (sizes,)})
 
 
-def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:
+def test_what_is_quantized_by_tensors_of_a_call_is_left() -> None:
     def net(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         facts = (0, -127, 127, torch.int8)
         return torch.ops.quantized_decomposed.dequantize_per_channel(x, scales, zeros, *facts) + 1
@@ -1107,7 +1107,7 @@ warnings.simplefilter("ignore")
 from pathlib import Path
 test = runpy.run_path(sys.argv[1])
 print(test["sums_integers"]())
-test["test_a_quantised_model_is_one_partition"](test["conv_net"], "x86", Path(sys.argv[2]))
+test["test_a_quantized_model_is_one_partition"](test["conv_net"], "x86", Path(sys.argv[2]))
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
-from support.quantised import mlp, quantised, quiet, x86_quantizer, xnnpack_quantizer
+from support.quantized import mlp, quantized, quiet, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 
 from hatch_lower import load
@@ -66,7 +66,7 @@ def check(lowered: LoweredProgram, net: Callable[..., Any], folder: Path, *input
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
 def test_scales_of_each_call_leave_one_partition(quantizer: Any, tmp_path: Path) -> None:
     module, (x,) = mlp(64)
-    net = quantised(module, (x,), quantizer(dynamic=True))
+    net = quantized(module, (x,), quantizer(dynamic=True))
     lowered = lower(net, x)
     assert (len(taken(lowered)), left(lowered)) == (1, "")
     for factor, inputs in enumerate((x, -7 * x, x.abs(), x.clamp(-1, 1), torch.zeros_like(x), x * 1e-6)):

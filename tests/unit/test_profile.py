@@ -374,12 +374,12 @@ def test_a_fused_node_stands_for_what_lies_between_its_values() -> None:
         ModelNode("Gelu_2", ("c",), ("d",)),
         ModelNode("Relu_3", ("d",), ("y",)),
     ]
-    optimised = [
+    optimized = [
         ModelNode("MatMul_0", ("x", "w"), ("a",)),
         ModelNode("BiasGelu", ("a", "b"), ("d",)),
         ModelNode("Relu_3", ("d",), ("y",)),
     ]
-    found = originals(known, optimised)
+    found = originals(known, optimized)
     assert found["BiasGelu"] == ("Gelu_2", "Add_1")
     assert found["Relu_3"] == ("Relu_3",)
 
@@ -392,14 +392,14 @@ def test_nodes_in_blocks_of_channels_and_what_turns_them_stand_for_what_they_com
         ModelNode("Add_3", ("c", "b"), ("d",)),
         ModelNode("Exp_4", ("d",), ("y",)),
     ]
-    optimised = [
+    optimized = [
         ModelNode("ReorderInput", ("x",), ("r0",)),
         ModelNode("b_nchwc", ("r0", "w0"), ("r1",)),
         ModelNode("c_nchwc_token_1", ("r1", "u0", "r1"), ("r2",)),
         ModelNode("ReorderOutput", ("r2",), ("d",)),
         ModelNode("Exp_4", ("d",), ("y",)),
     ]
-    assert originals(known, optimised) == {
+    assert originals(known, optimized) == {
         "ReorderInput": ("Relu_1", "Conv_0"),
         "b_nchwc": ("Relu_1", "Conv_0"),
         "c_nchwc_token_1": ("Conv_2",),

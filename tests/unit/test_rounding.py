@@ -89,7 +89,7 @@ def left_in_a_buffer(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     return kept, net.linear(x)
 
 
-def quantised(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+def quantized(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     from torch.ao.quantization.fx import _decomposed  # noqa: F401  # declares the operators
 
     ops = torch.ops.quantized_decomposed
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], Any], list[se
     "autocast": (under_autocast, [BF16, NONE]),
     "a write in place": (written_in_place, [NONE, BF16]),
     "a buffer from call to call": (left_in_a_buffer, [BF16, NONE]),
-    "quantized beside": (quantised, [{"quantised"}, NONE]),
+    "quantized beside": (quantized, [{"quantized"}, NONE]),
 }
 
 

@@ -588,7 +588,7 @@ def install(distribution, module, text):
 install("helper", "helper_library", "")
 install("user", "using_library", "import helper_library")
 
-def quantised(x):
+def quantized(x):
     q = torch.ops.quantized_decomposed.quantize_per_channel(x, scales, scales, 0, -128, 127, torch.int8)
     return torch.ops.quantized_decomposed.dequantize_per_channel(q, scales, scales, 0, -128, 127, torch.int8)
 
@@ -616,7 +616,7 @@ torch.set_num_threads(1)
 twice = torch.ops.other.twice
 own = ("hatch-lower>=0.1", "torch==2.13.*")
 print(json.dumps([
-    said(quantised),
+    said(quantized),
     said(twice),
     said(twice, "no_such_library"),
     said(twice, "other_library"),

@@ -21,14 +21,14 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 
 from hatch_lower.backends.aoti.convolutions import Places, is_of_floats, places_of, write_of_floats
 from hatch_lower.backends.aoti.exact import is_inexact, write_exactly
-from hatch_lower.backends.aoti.quantised import (
+from hatch_lower.backends.aoti.quantized import (
     CHOOSE,
-    DEQUANTISE,
+    DEQUANTIZE,
     Operand,
     is_signed,
     operands_of,
     write_convolution,
-    write_dequantise,
+    write_dequantize,
     write_parameters,
     write_product,
 )
@@ -107,8 +107,8 @@ class AotiCopy(PartitionCopy):
         args, kwargs = self.arguments(node)
         if target is CHOOSE and not kwargs:
             return write_parameters(partial(self._write, index), *args)
-        if target is DEQUANTISE and not kwargs:
-            return write_dequantise(partial(self._write, index), *args)
+        if target is DEQUANTIZE and not kwargs:
+            return write_dequantize(partial(self._write, index), *args)
         operands = operands_of(node) if self._may_multiply else None
         is_linear = target is torch.ops.aten.linear.default
         if operands is not None and (is_linear or operands[1].integers in self._weights):

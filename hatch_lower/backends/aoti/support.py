@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.aoti.quantised import why_not_quantised
+from hatch_lower.backends.aoti.quantized import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
@@ -73,7 +73,7 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"inductor's `{name}` makes fewer values than there may be places"
     if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
-    if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
+    if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantized(node)):
         return reason
     if reason := why_not_sizes(node):
         return reason

@@ -13,7 +13,7 @@ from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
-from hatch_lower.backends.executorch.quantised import quantises
+from hatch_lower.backends.executorch.quantized import quantizes
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
 from hatch_lower.backends.executorch.softmax import SAFE_SOFTMAX
 from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
@@ -107,7 +107,7 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
-        return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node) and not quantises(node)
+        return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node) and not quantizes(node)
 
     def groups(self, graph: Graph, why_not: Support) -> Iterable[Iterable[Node]]:
         return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]

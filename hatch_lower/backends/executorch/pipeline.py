@@ -14,7 +14,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from hatch_lower.backends.executorch.portable import portable_kernels
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
-from hatch_lower.backends.executorch.quantised import quantises
+from hatch_lower.backends.executorch.quantized import quantizes
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
 from hatch_lower.backends.executorch.support import xnnpack_partitioner
 from hatch_lower.backends.executorch.xnnpack_nodes import XNode, nodes_of
@@ -49,14 +49,14 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
 
-    is_quantised = any(map(quantises, copied.graph.nodes))
+    is_quantized = any(map(quantizes, copied.graph.nodes))
     try:
         # each taken operator has a kernel, whether the operator is core ATen or not
         taken = {node.target: None for node in copied.graph.nodes if isinstance(node.target, OpOverload)}
         edge = to_edge_transform_and_lower(
             copied.aten_program(),
             transform_passes=[without_strides, without_copies],
-            partitioner=[xnnpack_partitioner(integers=is_quantised, finite=finite)],
+            partitioner=[xnnpack_partitioner(integers=is_quantized, finite=finite)],
             compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(taken)),
         )
         origins = handle_origins(edge.exported_program(), copied.named)
@@ -80,7 +80,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # the cache would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
-    if is_quantised:
+    if is_quantized:
         refuse_unusable(made)
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})

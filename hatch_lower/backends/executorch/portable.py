@@ -97,7 +97,7 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     given = arguments_of(node)
     kernel = f"ExecuTorch's kernel for `{name}`"
     if name == "aten.max_pool2d_with_indices_backward.default":
-        return f"{kernel} adds to uninitialised memory"
+        return f"{kernel} adds to uninitialized memory"
     if is_floored(node) and name not in REMAINDERS:
         return f"{kernel} rounds a quotient down after rounding may have reached the next whole number"
     if not finite and loses_nan(node):

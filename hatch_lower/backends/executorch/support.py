@@ -26,13 +26,13 @@ from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.formulas import FORMULAS, formula_of
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
-from hatch_lower.backends.executorch.quantised import (
+from hatch_lower.backends.executorch.quantized import (
     LIBRARY,
     find_products,
     needs_product,
-    quantises,
+    quantizes,
     settle_products,
-    why_not_quantised,
+    why_not_quantized,
 )
 from hatch_lower.backends.executorch.sizes import (
     SHAPED,
@@ -142,9 +142,9 @@ class Support:
         finite = self._options.finite
         if gives_number(node):
             reason = why_not_size(node, self._ranges)
-        elif quantises(node):
-            reason = why_not_quantised(node, finite=finite)
-            if not reason and why_not_quantised(node, finite=False):
+        elif quantizes(node):
+            reason = why_not_quantized(node, finite=finite)
+            if not reason and why_not_quantized(node, finite=False):
                 self._needs_finite.add(node)
             if not reason and not needs_product(node):
                 reason = why_not_rule(node, copy, form, self._integers)
@@ -261,7 +261,7 @@ def name_in_form(copy: Node) -> str:
 def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, finite: bool) -> str:
     """Return why XNNPACK will never take an operation of an exported program, whatever its neighbours."""
     weight = named_arguments(node).get("weight")
-    if isinstance(weight, Node) and weight.name not in constants and not quantises(weight):
+    if isinstance(weight, Node) and weight.name not in constants and not quantizes(weight):
         return f"its weight `{weight.name}` is not a constant"
     if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_pool(node)):
         return reason

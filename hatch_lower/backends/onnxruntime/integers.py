@@ -69,7 +69,7 @@ def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
         varies = right.integers not in known
         if node.op_type == "Conv":
             exact = is_convolution_of_integers(left, right) and not varies
-            if exact and has_bias(node) and is_quantised(node.outputs[0]):
+            if exact and has_bias(node) and is_quantized(node.outputs[0]):
                 Place(graph, node).round_bias(left, right)
         elif exact := is_product_of_integers(node, left, right) and (not varies or right.is_scaled_along(None)):
             Place(graph, node).write_product(left, right, varies=varies)
@@ -142,12 +142,12 @@ def has_bias(node: ir.Node) -> bool:
     return len(node.inputs) > 2 and node.inputs[2] is not None
 
 
-def is_quantised(value: ir.Value) -> bool:
+def is_quantized(value: ir.Value) -> bool:
     users = [use.node for use in value.uses()]
     if len(users) != 1 or value.is_graph_output():
         return False
     (user,) = users
-    return user.op_type == "QuantizeLinear" or (user.op_type in ("Clip", "Relu") and is_quantised(user.outputs[0]))
+    return user.op_type == "QuantizeLinear" or (user.op_type in ("Clip", "Relu") and is_quantized(user.outputs[0]))
 
 
 def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:

@@ -66,18 +66,18 @@ def varint(data: memoryview, place: int) -> tuple[int, int]:
     raise ValueError("a number that does not end")
 
 
-def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dict[str, tuple[str, ...]]:
+def originals(known: Sequence[ModelNode], optimized: Sequence[ModelNode]) -> dict[str, tuple[str, ...]]:
     """Return, by the name of each node of an optimized model, the original nodes that it replaces.
 
     A fused node returns a value of the original model: it replaces the nodes between that value and the values of other
     nodes, except nodes that are still there.
     """
-    kept = {node.name for node in known} & {node.name for node in optimised}
+    kept = {node.name for node in known} & {node.name for node in optimized}
     producers = {value: node for node in known for value in node.outputs}
-    given = {node.name: [value for value in values_of(node) if value in producers] for node in optimised}
+    given = {node.name: [value for value in values_of(node) if value in producers] for node in optimized}
     owners = {value: name for name, values in given.items() for value in values}
     found: dict[str, tuple[str, ...]] = {}
-    for node in optimised:
+    for node in optimized:
         if node.name in kept:
             found[node.name] = (node.name,)
             continue
@@ -90,8 +90,8 @@ def originals(known: Sequence[ModelNode], optimised: Sequence[ModelNode]) -> dic
                 between[producer.name] = None
                 waiting += producer.inputs
         found[node.name] = tuple(between)
-    makers = {value: node.name for node in optimised for value in node.outputs}
-    sources = {node.name: [makers[value] for value in node.inputs if value in makers] for node in optimised}
+    makers = {value: node.name for node in optimized for value in node.outputs}
+    sources = {node.name: [makers[value] for value in node.inputs if value in makers] for node in optimized}
     users: dict[str, list[str]] = {}
     for name, used in sources.items():
         for source in used:

@@ -31,7 +31,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, R
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
-from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
 from hatch_lower.runtime.torch_private.trees import tree_leaves
 
 # ONNX Runtime's CPU kernels support almost no operator in bfloat16

@@ -19,8 +19,8 @@ from hatch_lower.runtime.timing import Run
 if TYPE_CHECKING:
     from onnxruntime import SessionOptions
 
-EVENTS, OPTIMISED, WEIGHTS = "events", "optimised.onnx", "weights"
-OPTIMISED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+EVENTS, OPTIMIZED, WEIGHTS = "events", "optimized.onnx", "weights"
+OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 RUN, KERNEL = "model_run", "_kernel_time"  # the ends of a run's and a node's event in the profile
 
 
@@ -44,12 +44,12 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
     def adjust(options: SessionOptions) -> None:
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / EVENTS)
-        options.optimized_model_filepath = str(folder / OPTIMISED)
-        options.add_session_config_entry(OPTIMISED_WEIGHTS, WEIGHTS)
+        options.optimized_model_filepath = str(folder / OPTIMIZED)
+        options.add_session_config_entry(OPTIMIZED_WEIGHTS, WEIGHTS)
 
     try:
         timed = TimedOnnxruntimeDelegate.open(blob, constants, adjust)
-        timed.names = originals(nodes_of(blob.path.read_bytes()), nodes_of((folder / OPTIMISED).read_bytes()))
+        timed.names = originals(nodes_of(blob.path.read_bytes()), nodes_of((folder / OPTIMIZED).read_bytes()))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

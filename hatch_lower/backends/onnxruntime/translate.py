@@ -27,7 +27,7 @@ from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
 from hatch_lower.backends.onnxruntime.nearest import NEAREST_TRANSLATIONS
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
-from hatch_lower.backends.onnxruntime.quantised import QUANTISED
+from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import onnx
@@ -63,7 +63,7 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     graph.inputs.extend([*inputs.values(), *constants.values()])
     graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
     with quiet():
-        optimise(model)
+        optimize(model)
     allow_zero_sizes(graph)
     if multiplies:
         multiply_integers(graph, constants.values())
@@ -124,7 +124,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 def registry() -> Any:
     with quiet():
         translations = onnx.translations(OPSET)
-        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTISED}.items():
+        for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED}.items():
             translations.register_op(target, function)
         return translations
 
@@ -157,7 +157,7 @@ def write_result(graph: ir.Graph, value: ir.Value, order: tuple[int, ...] | None
     return result
 
 
-def optimise(model: ir.Model) -> None:
+def optimize(model: ir.Model) -> None:
     """Compute results of literals, and simplify the model, in place.
 
     onnxscript treats every number that is nearly 0 or 1 as exact, and removes it from a sum or product: an epsilon of

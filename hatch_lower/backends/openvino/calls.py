@@ -24,7 +24,7 @@ from hatch_lower.backends.openvino.claims import (
     overloads,
 )
 from hatch_lower.backends.openvino.lookups import lookup, nodes_in, points_of
-from hatch_lower.backends.openvino.quantised import makes_exact_integers, why_not_product
+from hatch_lower.backends.openvino.quantized import makes_exact_integers, why_not_product
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.graph.tensors import dtype_name

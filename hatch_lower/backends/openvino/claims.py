@@ -21,8 +21,8 @@ NUMBERS = FLOATING | {torch.int32}
 CONDITIONS = frozenset({"condition", "attn_mask"})
 SCALES = frozenset({"scale"})
 INDICES = frozenset({torch.int32, torch.int64})
-QUANTISED = frozenset({torch.uint8, torch.int8})
-STORED = NUMBERS | BOOLEAN | QUANTISED
+QUANTIZED = frozenset({torch.uint8, torch.int8})
+STORED = NUMBERS | BOOLEAN | QUANTIZED
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ def listed(names: str, claim: Claim) -> dict[str, Claim]:
     return dict.fromkeys(overloads(names), claim)
 
 
-QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
-DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
-DEQUANTISE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
+QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 # with a scale that follows from the numbers of a call
 CHOOSE = "quantized_decomposed.choose_qparams.tensor"
-QUANTISE_CHOSEN = "quantized_decomposed.quantize_per_tensor.tensor"
-DEQUANTISE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
-CHOSEN = frozenset({CHOOSE, QUANTISE_CHOSEN, DEQUANTISE_CHOSEN})
+QUANTIZE_CHOSEN = "quantized_decomposed.quantize_per_tensor.tensor"
+DEQUANTIZE_CHOSEN = "quantized_decomposed.dequantize_per_tensor.tensor"
+CHOSEN = frozenset({CHOOSE, QUANTIZE_CHOSEN, DEQUANTIZE_CHOSEN})
 MULTIPLY_INTEGERS = "aten._int_mm.default"
 
 # by name of overload; a test compares each overload with eager, for each of its dtypes
@@ -111,13 +111,13 @@ CLAIMS: Mapping[str, Claim] = {
         """,
         Claim(STORED, moves=True),
     ),
-    QUANTISE: Claim(FLOATING | QUANTISED),
-    DEQUANTISE: Claim(FLOATING | QUANTISED),
+    QUANTIZE: Claim(FLOATING | QUANTIZED),
+    DEQUANTIZE: Claim(FLOATING | QUANTIZED),
     # zero points count steps of a table of 256
-    DEQUANTISE_CHANNELS: Claim(FLOATING | QUANTISED, indices=("zero_points",), constants=("scales", "zero_points")),
+    DEQUANTIZE_CHANNELS: Claim(FLOATING | QUANTIZED, indices=("zero_points",), constants=("scales", "zero_points")),
     CHOOSE: Claim(FLOATING | {torch.float64}, indices=("result",)),
-    QUANTISE_CHOSEN: Claim(FLOATING | QUANTISED, indices=("zero_point",)),
-    DEQUANTISE_CHOSEN: Claim(FLOATING | QUANTISED, indices=("zero_point",)),
+    QUANTIZE_CHOSEN: Claim(FLOATING | QUANTIZED, indices=("zero_point",)),
+    DEQUANTIZE_CHOSEN: Claim(FLOATING | QUANTIZED, indices=("zero_point",)),
     MULTIPLY_INTEGERS: Claim(frozenset({torch.int8, torch.int32})),
 }
 
@@ -150,7 +150,7 @@ NAN_LOSING = frozenset(
         sort topk upsample_bilinear2d.vec
         """
     )
-) | {QUANTISE, CHOOSE, QUANTISE_CHOSEN}
+) | {QUANTIZE, CHOOSE, QUANTIZE_CHOSEN}
 
 # In a quantized model, OpenVINO also computes these in 8-bit integers, with rounding that eager lacks.
 ROUNDING = frozenset(

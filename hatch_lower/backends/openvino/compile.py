@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import DEQUANTISE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
+from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
@@ -120,7 +120,7 @@ class OpenvinoPartitioner(EnginePartitioner[Reasons]):
 
     def _keeps(self, node: Node, ranges: Ranges) -> bool:
         weight = named_arguments(node).get("weight")
-        if isinstance(weight, Node) and operator_name(weight.target) == DEQUANTISE_CHANNELS:
+        if isinstance(weight, Node) and operator_name(weight.target) == DEQUANTIZE_CHANNELS:
             weight = weight.args[0]
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
             return False  # only the edge program shows whether the operation is taken

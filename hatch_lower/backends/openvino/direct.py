@@ -13,12 +13,12 @@ from hatch_lower.backends.engine_partitioner import arguments_of
 from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
-    DEQUANTISE,
-    DEQUANTISE_CHANNELS,
-    DEQUANTISE_CHOSEN,
+    DEQUANTIZE,
+    DEQUANTIZE_CHANNELS,
+    DEQUANTIZE_CHOSEN,
     MULTIPLY_INTEGERS,
-    QUANTISE,
-    QUANTISE_CHOSEN,
+    QUANTIZE,
+    QUANTIZE_CHOSEN,
     ROUNDING,
     overloads,
 )
@@ -161,7 +161,7 @@ def write_log1p(node: Node, opset: Opset, value: Value) -> Value:
     return opset.add(opset.log(above), opset.select(opset.is_nan(lost), number(opset, 0), lost))
 
 
-def write_quantise(node: Node, opset: Opset, value: Value) -> Value:
+def write_quantize(node: Node, opset: Opset, value: Value) -> Value:
     """Quantize numbers as eager does, in a form that integer kernels match."""
     # Round before `fake_quantize`: halfway between two integers, `fake_quantize` alone rounds to an even number of
     # steps from the lowest, and eager to an even integer
@@ -181,8 +181,8 @@ def raise_of(node: Node) -> int:
     OpenVINO's kernels of convolutions take unsigned integers on all processors. OpenVINO converts signed integers: by
     other steps if there are not 256 steps, and to float32 if a processor has AMX and zero is not 0.
     """
-    given = arguments_of(node) if node.op == "call_function" and operator_name(node.target) == QUANTISE else {}
-    if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTISE,)) for user in node.users):
+    given = arguments_of(node) if node.op == "call_function" and operator_name(node.target) == QUANTIZE else {}
+    if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTIZE,)) for user in node.users):
         return 0
     symmetric = given["zero_point"] == 0 and (given["quant_min"], given["quant_max"]) in ((-128, 127), (-127, 127))
     return 0 if symmetric and all(takes_signs(user) for each in node.users for user in each.users) else 128
@@ -198,7 +198,7 @@ def is_call(node: Node, names: Collection[str]) -> bool:
     return node.op == "call_function" and operator_name(node.target) in names
 
 
-def write_dequantise(node: Node, opset: Opset, value: Value) -> Value:
+def write_dequantize(node: Node, opset: Opset, value: Value) -> Value:
     given = arguments_of(node)
     steps = opset.convert(value, "f32")
     zero_point = given["zero_point"] + raise_of(given["input"])
@@ -208,7 +208,7 @@ def write_dequantise(node: Node, opset: Opset, value: Value) -> Value:
     return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, given["scale"]))
 
 
-def write_dequantise_channels(
+def write_dequantize_channels(
     node: Node, opset: Opset, value: Value, scales: Value, zero_points: Value = None
 ) -> Value:
     rank = node.meta["val"].dim()
@@ -235,14 +235,14 @@ def write_choice(node: Node, opset: Opset, value: Value) -> Value:
     return opset.concat([opset.unsqueeze(found, first) for found in (scale, zero_point)], 0)
 
 
-def write_quantise_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+def write_quantize_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
     given = arguments_of(node)
     inverse = opset.divide(number(opset, 1), scale)
     steps = opset.add(opset.round(opset.multiply(value, inverse), "half_to_even"), zero_point)
     return opset.convert(opset.clamp(steps, given["quant_min"], given["quant_max"]), INTEGERS[given["dtype"]])
 
 
-def write_dequantise_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
+def write_dequantize_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
     return opset.multiply(opset.subtract(opset.convert(value, "f32"), zero_point), scale)
 
 
@@ -267,10 +267,10 @@ WRITTEN: Mapping[str, Callable[..., Value]] = {
     "aten.upsample_bilinear2d.vec": write_bilinear,
     **dict.fromkeys(map(str, NEAREST), write_nearest),
     CHOOSE: write_choice,
-    DEQUANTISE: write_dequantise,
-    DEQUANTISE_CHANNELS: write_dequantise_channels,
-    DEQUANTISE_CHOSEN: write_dequantise_chosen,
+    DEQUANTIZE: write_dequantize,
+    DEQUANTIZE_CHANNELS: write_dequantize_channels,
+    DEQUANTIZE_CHOSEN: write_dequantize_chosen,
     MULTIPLY_INTEGERS: write_product,
-    QUANTISE: write_quantise,
-    QUANTISE_CHOSEN: write_quantise_chosen,
+    QUANTIZE: write_quantize,
+    QUANTIZE_CHOSEN: write_quantize_chosen,
 }

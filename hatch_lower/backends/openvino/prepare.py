@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.openvino.claims import CHOOSE, COUNTING_BACK, QUANTISE, ROUNDING
+from hatch_lower.backends.openvino.claims import CHOOSE, COUNTING_BACK, QUANTIZE, ROUNDING
 from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
@@ -45,8 +45,8 @@ class OpenvinoCopy(PartitionCopy):
         self.literals: dict[str, torch.Tensor] = {}
         self.bound: list[int] = []  # positions of the constants that the model takes
         # whether OpenVINO computes matched operations in integers
-        self.quantises = any(
-            node.op == "call_function" and operator_name(node.target) == QUANTISE for node in self.program.graph.nodes
+        self.quantizes = any(
+            node.op == "call_function" and operator_name(node.target) == QUANTIZE for node in self.program.graph.nodes
         )
         self.operations = [node for node in self.program.graph.nodes if node.op == "call_function"]
         # of the placeholders; a size that is known at run time is -1
@@ -86,7 +86,7 @@ class OpenvinoCopy(PartitionCopy):
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
-        rounds = self.quantises and operator_name(target) in ROUNDING
+        rounds = self.quantizes and operator_name(target) in ROUNDING
         used = lookup(node)
         if used is not None:
             self._note_indices(used, operator_name(target) in COUNTING_BACK)

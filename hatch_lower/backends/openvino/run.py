@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # Python's types to torch's dtypes
 HEAD = b"<net "
-QUANTISED = b'"FakeQuantize"'
+QUANTIZED = b'"FakeQuantize"'
 
 
 class OpenvinoDelegate(Delegate):
@@ -65,7 +65,7 @@ class OpenvinoDelegate(Delegate):
         try:
             literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
             text = read_text(blob)
-            core = engine_of_integers() if QUANTISED in text else engine()
+            core = engine_of_integers() if QUANTIZED in text else engine()
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
             bind_constants(openvino, model, values)

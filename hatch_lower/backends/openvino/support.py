@@ -17,13 +17,13 @@ from hatch_lower.backends.openvino.claims import (
     CHOSEN,
     CLAIMS,
     CONDITIONS,
-    DEQUANTISE_CHANNELS,
+    DEQUANTIZE_CHANNELS,
     FLOATING,
     INDICES,
     KEPT_WHOLE,
     NAN_LOSING,
     PROMOTING,
-    QUANTISED,
+    QUANTIZED,
     SCALES,
     TABLES,
     WEIGHTS,
@@ -31,7 +31,7 @@ from hatch_lower.backends.openvino.claims import (
 )
 from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.backends.openvino.quantised import makes_integers, why_not_chosen
+from hatch_lower.backends.openvino.quantized import makes_integers, why_not_chosen
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -173,7 +173,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                     continue
                 if (tensor.dtype is torch.bool and name in CONDITIONS) or name in SCALES:
                     continue
-                if tensor.dtype in QUANTISED and operator_name(node.target) in PROMOTING:
+                if tensor.dtype in QUANTIZED and operator_name(node.target) in PROMOTING:
                     promoted = True
                     continue
                 if tensor.dtype not in claim.takes:
@@ -217,7 +217,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
                     weight, turned = origins[source]
                     linear = name == "aten.linear.default"
                     uses.append((not linear, node, weight, turned != (linear or bool(given.get("transposed")))))
-            elif (is_move(node) or name == DEQUANTISE_CHANNELS) and source in origins:
+            elif (is_move(node) or name == DEQUANTIZE_CHANNELS) and source in origins:
                 weight, turned = origins[source]
                 origins[node] = weight, turned != turns(node)
     first: dict[Node, bool] = {}

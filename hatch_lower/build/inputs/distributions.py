@@ -33,7 +33,7 @@ class Distribution(NamedTuple):
 
 
 def find_distributions(listings: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Distribution]:
-    """Return the installed distributions by normalised name; the first on the search path wins."""
+    """Return the installed distributions by normalized name; the first on the search path wins."""
     installed: dict[str, Distribution] = {}
     for entry, names in listings:
         for name in sorted(names):

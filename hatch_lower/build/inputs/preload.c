@@ -1,7 +1,7 @@
 /* What a process asks of the file system, its environment and the network, written to the file HATCH_LOWER_RECORD.
  *
  * Loaded with LD_PRELOAD, so native code and child processes are in it too. Each function below calls the next one of
- * its name and notes what came of it. A record is one kind, one path (absolute, not normalised) and one zero byte, in
+ * its name and notes what came of it. A record is one kind, one path (absolute, not normalized) and one zero byte, in
  * one write at the end of the log; `log.py` reads it. Before the path is the state of what
  * was found there, where the call tells it: device, inode, mode, size, times of modification and of change.
  *

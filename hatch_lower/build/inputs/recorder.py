@@ -51,7 +51,7 @@ class Observations(Frozen):
     listed_by_import: tuple[str, ...]
     made: frozenset[str]  # files and folders that the process wrote or created before the first read
     modules: tuple[str, ...]  # top-level modules that were imported or looked for, sorted
-    distributions: tuple[str, ...]  # normalised names of distributions that were asked for by name, sorted
+    distributions: tuple[str, ...]  # normalized names of distributions that were asked for by name, sorted
     environment: Mapping[str, str]  # all variables as they were in the beginning
     variables: Mapping[str, bool]  # by variable: whether the project's own code read the variable
     deciding: frozenset[str]  # variables that may decide about the model

@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.state import constant_specs, shared_state
 from hatch_lower.exir.graph.surgery import all_nodes, computes, copy_program
 from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_key
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.extract import extract, localise
+from hatch_lower.exir.lowering.extract import extract, localize
 from hatch_lower.exir.lowering.leave_out import Places, mark_left_out, without_left_out
 from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
 from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
@@ -243,7 +243,7 @@ def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], befo
 
 
 def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
-    return Request(method, spec, backend, localise(program, weight_free=backend.weight_free), program)
+    return Request(method, spec, backend, localize(program, weight_free=backend.weight_free), program)
 
 
 def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:

@@ -125,13 +125,13 @@ def make_program(
     )
 
 
-def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
+def localize(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     """Return a partition in the form that a backend sees: with the weights, or stand-ins of their layout."""
     # an additional operator upstream must not change a partition's form, and thereby the key of its result
     handles: dict[int, int] = {}
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
-    attributes, graph, renamed = localise_graph(program.graph_module, dict(names), handles)
+    attributes, graph, renamed = localize_graph(program.graph_module, dict(names), handles)
     weights = [constant_of(program, spec) for spec in specs]
     tensors: dict[str, torch.Tensor] = {}
     targets: dict[str | None, str] = {}
@@ -160,7 +160,7 @@ def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
     return argument if isinstance(argument, ConstantArgument) else replace(argument, name=renamed[argument.name])
 
 
-def localise_graph(
+def localize_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
 ) -> tuple[dict[str, object], Graph, dict[str, str]]:
     """Return the attributes and the graph of a copy under local names, and the local name of each node."""
@@ -181,7 +181,7 @@ def localise_graph(
             target = f"g{len(attributes)}"
             found = attribute_of(module, node.target)
             if isinstance(found, GraphModule):
-                found = GraphModule(*localise_graph(found, {}, handles)[:2])
+                found = GraphModule(*localize_graph(found, {}, handles)[:2])
             attributes[target] = found
             copied = graph.get_attr(target)
             # backends written for ExecuTorch read the handle of every node but inputs and outputs

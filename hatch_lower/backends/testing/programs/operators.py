@@ -117,7 +117,7 @@ def pooling(self: Program, image: Tensor) -> object:
     return *pooled, F.interpolate(image, scale_factor=2.0, mode="nearest")
 
 
-def normalisation(self: Program, image: Tensor) -> object:
+def normalization(self: Program, image: Tensor) -> object:
     batch = F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift)
     return batch, F.layer_norm(image, (5,), self.last), F.group_norm(image, 2, self.scale, self.shift)
 
@@ -197,7 +197,7 @@ def operator_cases() -> Iterator[Case]:
     fuse = weighted(fused, weight=(3, 4, 3, 3), bias=(3,), scale=(6,), low=-0.2, high=0.2)
     yield Case("operators/fused", fuse, drawn((1, 4, 6, 6)))
     yield from of_dtype("pooling", ("float32",), pooling, (2, 4, 6, 6))
-    yield Case("operators/normalisation", make_normalisation, drawn((2, 4, 3, 5)))
+    yield Case("operators/normalization", make_normalization, drawn((2, 4, 3, 5)))
     yield from of_dtype("softmax", ("float32", "float16"), softmax, (3, 5))
     yield Case("operators/attention", plain(attention), drawn((1, 2, 5, 4), (5, 5)))
     yield Case("operators/perceptron", weighted(perceptron, first=(6, 8), shift=(8,), second=(8, 2)), drawn((3, 6)))
@@ -210,10 +210,10 @@ def operator_cases() -> Iterator[Case]:
     yield from of_dtype("creation", ("float32",), creation, (2, 3))
 
 
-def make_normalisation(data: Data) -> Program:
+def make_normalization(data: Data) -> Program:
     names = ("mean", "scale", "shift")
     return module(
-        normalisation,
+        normalization,
         deviation=data.draw(4, low=0.5, high=2),
         last=torch.nn.Parameter(data.draw(5)),
         **{name: torch.nn.Parameter(data.draw(4), requires_grad=False) for name in names},

@@ -63,7 +63,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         allowed_single_node_partition_ops: Sequence[str] | None = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
-        # torch's own initialiser is left out: it builds the transitive closure of the graph
+        # torch's own initializer is left out: it builds the transitive closure of the graph
         self.graph_module = graph_module
         self.operator_support = operator_support  # type: ignore[assignment]
         self.allows_single_node_partition = allows_single_node_partition

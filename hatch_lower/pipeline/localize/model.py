@@ -19,10 +19,10 @@ from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
 from hatch_lower.pipeline.generated_inputs import InputMaker
-from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
-from hatch_lower.pipeline.localise.localise import Case, Subject, localise_method
-from hatch_lower.pipeline.localise.partition import MOST_LOWERINGS
-from hatch_lower.pipeline.localise.reproduction import write_reproduction
+from hatch_lower.pipeline.localize.finding import Finding, Findings, Localization, finding_lines
+from hatch_lower.pipeline.localize.localize import Case, Subject, localize_method
+from hatch_lower.pipeline.localize.partition import MOST_LOWERINGS
+from hatch_lower.pipeline.localize.reproduction import write_reproduction
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import file_cases
@@ -32,8 +32,8 @@ from hatch_lower.pipeline.verify import tolerance_in
 SECONDS = 120.0  # of a build's search for the operation that an error names
 
 
-def localise_model(
-    build: ModelBuild, wanted: Localisation, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
+def localize_model(
+    build: ModelBuild, wanted: Localization, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
 ) -> Findings:
     """Lower a model for a recipe, through the cache, and search its methods until a wrong method is found."""
     recipe = chosen_recipe(build, wanted.recipe)
@@ -69,7 +69,7 @@ def look(
     build: ModelBuild,
     lowered: LoweredRecipe,
     method: CapturedMethod,
-    wanted: Localisation,
+    wanted: Localization,
     first: InputCase | None = None,
     lowerings: int = 0,
 ) -> Finding:
@@ -80,7 +80,7 @@ def look(
         return Finding(name, method.name, recipe.name, "random", notes=notes)
     with (
         stage(build.reporter, "localize", name, recipe.name, method.name) as describe,
-        tempfile.TemporaryDirectory(prefix="localise-", dir=build.folder) as folder,
+        tempfile.TemporaryDirectory(prefix="localize-", dir=build.folder) as folder,
     ):
         program = lowered.programs[method.name]
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
@@ -105,7 +105,7 @@ def look(
                 where=f"model `{name}`, method `{method.name}`",
                 hint="name a file of valid inputs with `--inputs`",
             )
-        finding = localise_method(subject, cases, wanted.seconds, lowerings or MOST_LOWERINGS)
+        finding = localize_method(subject, cases, wanted.seconds, lowerings or MOST_LOWERINGS)
         describe(f"{finding.verdict}, {finding.lowerings} lowerings")
     return finding
 
@@ -170,7 +170,7 @@ def search_wrong(
     method = getattr(error, "method", None)
     if method is None or (method == "" and not lowerings):
         return None, []
-    wanted = Localisation(math.inf if lowerings else SECONDS)
+    wanted = Localization(math.inf if lowerings else SECONDS)
     finding, lines = None, []
     try:
         for each in build.source.methods:

@@ -23,10 +23,10 @@ from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-from hatch_lower.pipeline.localise.distance import Distance, Measure
-from hatch_lower.pipeline.localise.pieces import Piece, Runner, cut_out, lower_piece, takes_all
-from hatch_lower.pipeline.localise.reference import State, evaluate, values_at
-from hatch_lower.pipeline.localise.search import ExhaustedError, Order
+from hatch_lower.pipeline.localize.distance import Distance, Measure
+from hatch_lower.pipeline.localize.pieces import Piece, Runner, cut_out, lower_piece, takes_all
+from hatch_lower.pipeline.localize.reference import State, evaluate, values_at
+from hatch_lower.pipeline.localize.search import ExhaustedError, Order
 from hatch_lower.pipeline.rounding import values_of
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 

@@ -16,8 +16,8 @@ from hatch_lower.errors import PackageError
 from hatch_lower.exir.dialects._ops import torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.pipeline.localise.finding import Finding, finding_lines
-from hatch_lower.pipeline.localise.pieces import Piece
+from hatch_lower.pipeline.localize.finding import Finding, finding_lines
+from hatch_lower.pipeline.localize.pieces import Piece
 from hatch_lower.pipeline.rounding import rounding_of, united
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private.programs import Verifier

@@ -14,12 +14,12 @@ from hatch_lower.backends.aoti.convolutions import Call, Places
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.inductor import byte_convolution
-from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
 
 aten = torch.ops.aten
 CHOOSE = quantized_decomposed.choose_qparams.tensor
-DEQUANTISE = quantized_decomposed.dequantize_per_tensor.default
-PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
+DEQUANTIZE = quantized_decomposed.dequantize_per_tensor.default
+PER_TENSOR = (DEQUANTIZE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes fit into 32 bits, and sums of bytes are exact in float32
@@ -27,7 +27,7 @@ FEWEST = 24  # channels of a group: with fewer, the terms for the weights' zero 
 LAYERS = {aten.linear.default: 2, aten.conv2d.default: 4}  # to the dimensions of their weights
 
 
-def why_not_quantised(node: Node) -> str:
+def why_not_quantized(node: Node) -> str:
     given = named_arguments(node)
     values = given["input"].meta["val"]
     if "zero_points" in given and given["zero_points"] is None:
@@ -52,7 +52,7 @@ def write_parameters(
     return call(aten.view.default, wide, [1]), call(aten.view.default, zero_point, [1])
 
 
-def write_dequantise(
+def write_dequantize(
     call: Call, values: Node, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> Node:
     """Write a form that inductor does not match: between integer pools, native code could not call the result."""

@@ -1,4 +1,4 @@
-"""The models of `localise.py`: small ones with the operations of large ones."""
+"""The models of `localize.py`: small ones with the operations of large ones."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Verdict = Literal[
 ]
 
 
-class Localisation(Frozen):
+class Localization(Frozen):
     """A request for a search: recipe, method, inputs, and the time limit."""
 
     seconds: float

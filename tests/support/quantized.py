@@ -1,4 +1,4 @@
-"""Small models that PT2E quantises to 8-bit integers, as users do it: export, prepare, calibrate, convert."""
+"""Small models that PT2E quantizes to 8-bit integers, as users do it: export, prepare, calibrate, convert."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
-    """Return ExecuTorch's quantiser: symmetric weights of each channel; activations by calibration, or of each call."""
+    """Return ExecuTorch's quantizer: symmetric weights of each channel; activations by calibration, or of each call."""
     pytest.importorskip("executorch")
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -84,7 +84,7 @@ def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
 
 @quiet()
 def x86_quantizer(*, dynamic: bool = False) -> Any:
-    """Return torchao's quantiser for Inductor: symmetric weights of each channel, unsigned activations."""
+    """Return torchao's quantizer for Inductor: symmetric weights of each channel, unsigned activations."""
     pytest.importorskip("torchao")
     from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
         X86InductorQuantizer,
@@ -95,8 +95,8 @@ def x86_quantizer(*, dynamic: bool = False) -> Any:
 
 
 @quiet()
-def quantised(model: nn.Module, inputs: tuple[Tensor, ...], quantizer: Any = None) -> torch.fx.GraphModule:
-    """Return a model quantised by PT2E and calibrated with its inputs; by default with `xnnpack_quantizer()`."""
+def quantized(model: nn.Module, inputs: tuple[Tensor, ...], quantizer: Any = None) -> torch.fx.GraphModule:
+    """Return a model quantized by PT2E and calibrated with its inputs; by default with `xnnpack_quantizer()`."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     chosen = xnnpack_quantizer() if quantizer is None else quantizer

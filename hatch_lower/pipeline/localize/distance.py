@@ -46,7 +46,7 @@ class Measure(Frozen):
             finite = widest(expected)[expected.isfinite()]
             greatest = float(finite.abs().max()) if finite.numel() else 0.0
             tolerance = replace(tolerance, atol=tolerance.atol + tolerance.rtol * greatest)
-        if self.tolerance.quantised and expected.dtype in (torch.int8, torch.uint8):
+        if self.tolerance.quantized and expected.dtype in (torch.int8, torch.uint8):
             steps = (expected.to(torch.int16) - given.to(torch.int16)).abs()
             most = float(steps.max()) if expected.numel() else 0.0
             return Distance(most, most > 1, f"off by up to {most:g} steps of 8 bits" if most > 1 else "")

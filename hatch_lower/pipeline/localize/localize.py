@@ -1,7 +1,7 @@
 """Localize the error of a lowered method: from a wrong method to a wrong operation.
 
 ```text
-localise_method   each input, by eager and by torch (`reference`), and every segment alone on these values (`segments`)
+localize_method   each input, by eager and by torch (`reference`), and every segment alone on these values (`segments`)
 inside            the operations at fault in the first wrong partition (`search`, over the probes of `partition`)
 ```
 """
@@ -30,9 +30,9 @@ from hatch_lower.exir.lowering.leave_out import PLACE
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.localise.distance import Distance, Measure
-from hatch_lower.pipeline.localise.finding import Finding, Verdict
-from hatch_lower.pipeline.localise.partition import (
+from hatch_lower.pipeline.localize.distance import Distance, Measure
+from hatch_lower.pipeline.localize.finding import Finding, Verdict
+from hatch_lower.pipeline.localize.partition import (
     LEAST_ROOM,
     MOST_LOWERINGS,
     Call,
@@ -44,10 +44,10 @@ from hatch_lower.pipeline.localise.partition import (
     order_of,
     steps_of,
 )
-from hatch_lower.pipeline.localise.pieces import Piece, Runner
-from hatch_lower.pipeline.localise.reference import state_values, user_values
-from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_refused, find_wrong
-from hatch_lower.pipeline.localise.segments import Off, Segments
+from hatch_lower.pipeline.localize.pieces import Piece, Runner
+from hatch_lower.pipeline.localize.reference import state_values, user_values
+from hatch_lower.pipeline.localize.search import ExhaustedError, Found, Kind, Order, find_refused, find_wrong
+from hatch_lower.pipeline.localize.segments import Off, Segments
 from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.torch_private import trees
@@ -95,7 +95,7 @@ class Progress:
         return Finding(subject.model, subject.method, subject.recipe, verdict, **known)
 
 
-def localise_method(
+def localize_method(
     subject: Subject, cases: Sequence[Case], seconds: float, lowerings: int = MOST_LOWERINGS
 ) -> Finding:
     """Return the finding for a method after about `seconds` at most: a backend's call is not interrupted."""

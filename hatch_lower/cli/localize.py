@@ -1,4 +1,4 @@
-"""`hatch-lower localise`: the first operation of a method whose result differs from eager."""
+"""`hatch-lower localize`: the first operation of a method whose result differs from eager."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
-    from hatch_lower.pipeline.localise.finding import Findings, Localisation
+    from hatch_lower.pipeline.localize.finding import Findings, Localization
 
 SCHEMA = 1
 SECONDS = 120.0
@@ -56,7 +56,7 @@ SECONDS = 120.0
 @click.option("--seconds", type=click.FloatRange(min=0), default=SECONDS, show_default=True, help="Time limit.")
 @json_option
 @click.pass_context
-def localise(
+def localize(
     context: click.Context,
     name: str,
     method: str | None,
@@ -72,10 +72,10 @@ def localise(
     The model is exported and lowered again as in a build. Then at most twelve parts are lowered and compared with torch
     on the same values. Ends with status 1 if an operation is wrong.
     """
-    from hatch_lower.pipeline.localise.finding import Localisation
+    from hatch_lower.pipeline.localize.finding import Localization
 
     root, model_name, contents = find_sources(name, model)
-    wanted = Localisation(
+    wanted = Localization(
         seconds,
         recipe or "",
         method or "",
@@ -93,9 +93,9 @@ def localise(
     context.exit(1 if any(finding.is_wrong for finding in found.findings) else 0)
 
 
-def findings_of(root: Project, model: str, wanted: Localisation) -> Findings:
+def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
     from hatch_lower.build.context import build_context
-    from hatch_lower.build.localise import localise as look
+    from hatch_lower.build.localize import localize as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
@@ -134,7 +134,7 @@ def is_same(contents: Contents, model: str, recipe: str | None, found: Findings)
 
 
 def report_lines(report: Report, found: Findings) -> Iterator[str]:
-    from hatch_lower.pipeline.localise.finding import finding_lines
+    from hatch_lower.pipeline.localize.finding import finding_lines
 
     for finding in found.findings:
         yield f"{finding.model}.{finding.method}, recipe {finding.recipe}"

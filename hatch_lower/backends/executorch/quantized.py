@@ -45,7 +45,7 @@ class Product:
     reason: str  # reason why XNNPACK cannot compute with integers
 
 
-def quantises(node: Node) -> bool:
+def quantizes(node: Node) -> bool:
     target = torch_operator(node.target)
     return node.op == "call_function" and getattr(target, "namespace", "") == LIBRARY
 
@@ -59,7 +59,7 @@ def find_products(
     for node, copy in copies.items():
         name = str(torch_operator(node.target))
         weight = node.args[WEIGHTS[name]] if name in WEIGHTS else None
-        if not isinstance(weight, Node) or not quantises(weight):
+        if not isinstance(weight, Node) or not quantizes(weight):
             continue
         config = configs[name.removeprefix("aten.")]
         if config.check_constraints(copy, form):
@@ -92,7 +92,7 @@ def why_not_rows(choice: Node) -> str:
     return f"XNNPACK quantizes each row or image of `{source.name}` by itself, where the model uses one scale for all"
 
 
-def why_not_quantised(node: Node, *, finite: bool) -> str:
+def why_not_quantized(node: Node, *, finite: bool) -> str:
     """Return the reason why XNNPACK does not quantize or dequantize as a node does, or an empty string."""
     name, arguments = str(torch_operator(node.target)), named_arguments(node)
     if arguments.get("dtype") != torch.int8:
@@ -128,4 +128,4 @@ def settle_products(products: Iterable[Product], reasons: dict[Node, str]) -> No
 
 
 def needs_product(node: Node) -> bool:
-    return quantises(node) and str(torch_operator(node.target)) not in ALONE
+    return quantizes(node) and str(torch_operator(node.target)) not in ALONE

@@ -21,7 +21,7 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.localise.partition import (
+from hatch_lower.pipeline.localize.partition import (
     LEAST_ROOM,
     Limits,
     Step,
@@ -32,8 +32,8 @@ from hatch_lower.pipeline.localise.partition import (
     refuse_no_refusal,
     steps_of,
 )
-from hatch_lower.pipeline.localise.pieces import METHOD, lower_piece, takes_all
-from hatch_lower.pipeline.localise.search import find_refused
+from hatch_lower.pipeline.localize.pieces import METHOD, lower_piece, takes_all
+from hatch_lower.pipeline.localize.search import find_refused
 
 
 class Refusal(Frozen):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hatch_lower.pipeline.localise.search import ExhaustedError, Found, Kind, Order, find_wrong
+from hatch_lower.pipeline.localize.search import ExhaustedError, Found, Kind, Order, find_wrong
 
 MOST = 12
 

@@ -1,4 +1,4 @@
-"""Models that PT2E quantised: the key of their result, reuse, and what is packaged of them."""
+"""Models that PT2E quantized: the key of their result, reuse, and what is packaged of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.exports import Workshop, files_of, settings_of
 from support.kept_events import Events
-from support.quantised import conv_net, mlp, quantised, quiet, x86_quantizer, xnnpack_quantizer
+from support.quantized import conv_net, mlp, quantized, quiet, x86_quantizer, xnnpack_quantizer
 
 from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.errors import VerificationError
@@ -24,7 +24,7 @@ from hatch_lower.pipeline.graph_key import describe_method
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.check import mark_name
-from hatch_lower.runtime.numbers import QUANTISED_MARK, Tolerance, number_difference
+from hatch_lower.runtime.numbers import QUANTIZED_MARK, Tolerance, number_difference
 
 pytest.importorskip("torchao")  # with ExecuTorch
 
@@ -36,13 +36,13 @@ def captured(module: torch.nn.Module, inputs: Any) -> CapturedModel:
 
 
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
-def test_a_quantised_model_has_one_description(quantizer: Any) -> None:
+def test_a_quantized_model_has_one_description(quantizer: Any) -> None:
     module, inputs = conv_net()
     first, second = (
-        describe_method(captured(quantised(module, inputs, quantizer()), inputs).methods[0]) for _ in range(2)
+        describe_method(captured(quantized(module, inputs, quantizer()), inputs).methods[0]) for _ in range(2)
     )
     assert first == second
-    other = describe_method(captured(quantised(module, (inputs[0] * 2,), quantizer()), inputs).methods[0])
+    other = describe_method(captured(quantized(module, (inputs[0] * 2,), quantizer()), inputs).methods[0])
     assert other.graph != first.graph  # the scales of activations are literals in it
 
 
@@ -61,13 +61,13 @@ def test_which_nodes_share_a_count_of_autograd_is_in_the_names() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_quantised_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dynamic: bool) -> None:
+def test_a_quantized_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dynamic: bool) -> None:
     monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
     workshop = Workshop(tmp_path)
     module, inputs = mlp()
     reports = []
     for _ in range(2):
-        converted = quantised(module, inputs, xnnpack_quantizer(dynamic=dynamic))
+        converted = quantized(module, inputs, xnnpack_quantizer(dynamic=dynamic))
         report, events = workshop.build(captured(converted, inputs), settings_of())
         reports.append((files_of(report), events.stages()))
     (first, lowering), (second, reusing) = reports
@@ -78,7 +78,7 @@ def test_a_quantised_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_outputs_may_be_two_steps_apart_but_not_on_average() -> None:
     expected = torch.linspace(-1.27, 1.27, 255)
-    tolerance = Tolerance().widened(["float32"], quantised=True)
+    tolerance = Tolerance().widened(["float32"], quantized=True)
 
     def off_by(error: float, count: int) -> str:
         given = expected.clone()
@@ -99,17 +99,17 @@ def test_outputs_may_be_two_steps_apart_but_not_on_average() -> None:
 def test_only_methods_that_round_to_integers_have_steps() -> None:
     module, inputs = mlp()
     plain = captured(module, inputs)
-    rounding = captured(quantised(module, inputs), inputs)
+    rounding = captured(quantized(module, inputs), inputs)
     assert rounding_of(plain.methods[0].program).outputs == (frozenset(),)
-    assert rounding_of(rounding.methods[0].program).outputs == ({QUANTISED_MARK},)
-    assert Tolerance().after({QUANTISED_MARK}).quantised
-    assert mark_name("forward", QUANTISED_MARK, 0) not in example_tensors(plain)[0]
-    assert mark_name("forward", QUANTISED_MARK, 0) in example_tensors(rounding)[0]
+    assert rounding_of(rounding.methods[0].program).outputs == ({QUANTIZED_MARK},)
+    assert Tolerance().after({QUANTIZED_MARK}).quantized
+    assert mark_name("forward", QUANTIZED_MARK, 0) not in example_tensors(plain)[0]
+    assert mark_name("forward", QUANTIZED_MARK, 0) in example_tensors(rounding)[0]
 
 
 def test_a_step_is_allowed_and_told() -> None:
     module, inputs = mlp()
-    source = captured(quantised(module, inputs), inputs)
+    source = captured(quantized(module, inputs), inputs)
 
     def verify(move: float) -> Any:
         def moved(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_weights_of_torchaos_classes_are_plain_tensors(
     assert "compare" in seen[0]
     assert "compare" not in seen[1]
     constants = files_of(report)["net/constants.safetensors"]
-    # the quantised weight once, in bytes; its scales and zero points; the rest in floating point
+    # the quantized weight once, in bytes; its scales and zero points; the rest in floating point
     assert len(constants) < 64 * 32 + 64 * (4 + 1) + 4 * (64 + 8 * 64 + 8 + 1) + 2500
     for method in source.methods:
         assert {type(tensor) for tensor in method.program.state_dict.values()} <= {torch.nn.Parameter, torch.Tensor}
@@ -206,10 +206,10 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
-def test_a_quantised_model_runs_without_the_libraries_that_made_it(tmp_path: Path) -> None:
+def test_a_quantized_model_runs_without_the_libraries_that_made_it(tmp_path: Path) -> None:
     module, inputs = mlp()
     for dynamic in (False, True):
-        eager = quantised(module, inputs, xnnpack_quantizer(dynamic=dynamic))
+        eager = quantized(module, inputs, xnnpack_quantizer(dynamic=dynamic))
         program = torch.export.export(eager, inputs)
         for recipe, partitioner in (("portable", []), ("reference", [ReferenceBackend.partitioner({})])):
             lowered = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch()

@@ -1,4 +1,4 @@
-"""Models that PT2E quantised, with the backend `executorch`: products with integers, and what stays outside."""
+"""Models that PT2E quantized, with the backend `executorch`: products with integers, and what stays outside."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.pipeline import refuse_unusable
-from hatch_lower.backends.executorch.quantised import moved
+from hatch_lower.backends.executorch.quantized import moved
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
@@ -65,10 +65,10 @@ def float_bytes(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("module", "inputs"), [mlp(256, 16), conv_net(96, 8)], ids=["mlp", "conv_net"])
-def test_a_quantised_model_is_one_partition_of_integers(
+def test_a_quantized_model_is_one_partition_of_integers(
     module: nn.Module, inputs: tuple[Tensor, ...], tmp_path: Path
 ) -> None:
-    simulated = quantised(module, inputs)
+    simulated = quantized(module, inputs)
     program = torch.export.export(simulated, inputs)
     lowered = lower(program)
     (partition,) = delegates(lowered)
@@ -87,11 +87,11 @@ def test_a_quantised_model_is_one_partition_of_integers(
     assert steps.abs().max() < 1.01
 
 
-def test_a_quantised_model_with_a_dynamic_batch_is_one_partition(tmp_path: Path) -> None:
+def test_a_quantized_model_with_a_dynamic_batch_is_one_partition(tmp_path: Path) -> None:
     module, inputs = mlp()
-    simulated = quantised(module, inputs)
+    simulated = quantized(module, inputs)
     # the graph that PT2E makes has the sizes of its example
-    program = torch.export.export(quantised_for_any_batch(module, inputs), inputs, dynamic_shapes=ROWS)
+    program = torch.export.export(quantized_for_any_batch(module, inputs), inputs, dynamic_shapes=ROWS)
     lowered = lower(program)
     assert len(delegates(lowered)) == 1
     model, step = hatch_lower.load(save_program(lowered, tmp_path / "out")), output_step(program)
@@ -103,7 +103,7 @@ def test_a_quantised_model_with_a_dynamic_batch_is_one_partition(tmp_path: Path)
 ROWS = ({0: Dim("rows", min=1, max=8)},)
 
 
-def quantised_for_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+def quantized_for_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(
@@ -119,20 +119,20 @@ def quantised_for_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn
 def test_integers_chosen_at_run_time_are_taken_where_they_are_chosen_once(make: Any, tmp_path: Path) -> None:
     module, inputs = make()
     one = tuple(each[:1].clone() for each in inputs)
-    simulated = quantised(module, one, xnnpack_quantizer(dynamic=True))
+    simulated = quantized(module, one, xnnpack_quantizer(dynamic=True))
     lowered = lower(torch.export.export(simulated, one))
     assert len(delegates(lowered)) == 1
     assert not lowered.reasons["forward"]
     model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
     x = torch.randn_like(one[0])
     torch.testing.assert_close(model(x), simulated(x))
-    reasons = why_not(torch.export.export(quantised(module, inputs, xnnpack_quantizer(dynamic=True)), inputs), FINITE)
+    reasons = why_not(torch.export.export(quantized(module, inputs, xnnpack_quantizer(dynamic=True)), inputs), FINITE)
     assert reasons["aten.linear.default"].startswith("XNNPACK quantizes each row or image of `")
     assert reasons["quantized_decomposed.dequantize_per_channel.default"] == reasons["aten.linear.default"]
 
 
 class Shared(nn.Module):
-    """A layer whose result is used twice, as integers both times: PT2E quantises a result for all its uses."""
+    """A layer whose result is used twice, as integers both times: PT2E quantizes a result for all its uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Shared(nn.Module):
 )
 def test_a_product_stays_outside_with_all_that_it_needs(options: dict[str, Any], operator: str, reason: str) -> None:
     module, inputs = mlp()
-    program = torch.export.export(quantised(nn.Sequential(module.layers[0], nn.ReLU()), inputs), inputs)
+    program = torch.export.export(quantized(nn.Sequential(module.layers[0], nn.ReLU()), inputs), inputs)
     assert reason in why_not(program, options)[operator]
 
 
@@ -174,7 +174,7 @@ def test_integers_that_are_only_given_another_scale_stay_outside(tmp_path: Path)
 
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 10, 10),)
-    simulated = quantised(Sliced().eval(), inputs)
+    simulated = quantized(Sliced().eval(), inputs)
     program = torch.export.export(simulated, inputs)
     lowered = lower(program)
     (cut,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
@@ -198,13 +198,13 @@ def test_what_is_moved_is_found_once_whatever_ways_lead_to_it() -> None:
     for _ in range(40):
         parts = [graph.call_function(torch.ops.aten.slice.Tensor, (joined, 0, *ends)) for ends in ((0, 1), (1, 2))]
         joined = graph.call_function(torch.ops.aten.cat.default, (parts,))
-    quantised_again = graph.call_function(torch.ops.quantized_decomposed.quantize_per_tensor.default, (joined, *facts))
-    assert moved(quantised_again) == {source}
+    quantized_again = graph.call_function(torch.ops.quantized_decomposed.quantize_per_tensor.default, (joined, *facts))
+    assert moved(quantized_again) == {source}
 
 
 def test_integers_of_another_type_stay_outside() -> None:
     module, inputs = mlp()
-    reasons = why_not(torch.export.export(quantised(module, inputs, x86_quantizer()), inputs), FINITE)
+    reasons = why_not(torch.export.export(quantized(module, inputs, x86_quantizer()), inputs), FINITE)
     assert "integers of the type int8 only" in reasons["quantized_decomposed.quantize_per_tensor.default"]
     assert "aten.linear.default" in reasons
 
@@ -212,7 +212,7 @@ def test_integers_of_another_type_stay_outside() -> None:
 def test_integers_that_are_used_twice_give_eagers_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(4, 8),)
-    simulated = quantised(Shared().eval(), inputs)
+    simulated = quantized(Shared().eval(), inputs)
     program = torch.export.export(simulated, inputs)
     model = hatch_lower.load(save_program(lower(program), tmp_path / "out"))
     for found, expected in zip(model(*inputs), simulated(*inputs), strict=True):

@@ -1,4 +1,4 @@
-"""`localise.py [--json FILE] [--seconds N] [NAME …]`: seed faults into engines, and see whether `localise` finds them.
+"""`localize.py [--json FILE] [--seconds N] [NAME …]`: seed faults into engines, and see whether `localize` finds them.
 
 Each case is a process of its own: a model, an engine, and a fault of one operation (`tests/support/seeded.py`), or one
 that is there only when two operations are lowered together. The table says what was found, whether that is the
@@ -159,7 +159,7 @@ def processor_seconds() -> float:
 def run(case: Case, limit: float) -> dict[str, Any]:
     """Lower a model with a fault in this process, and look for it."""
     import torch
-    from localise_models import MODELS
+    from localize_models import MODELS
 
     from hatch_lower.cache.store import open_store
     from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -167,13 +167,13 @@ def run(case: Case, limit: float) -> dict[str, Any]:
     from hatch_lower.events import NullReporter
     from hatch_lower.pipeline.capture import capture_model
     from hatch_lower.pipeline.emit.sources import SourceRoots
-    from hatch_lower.pipeline.localise.finding import Localisation, finding_lines
-    from hatch_lower.pipeline.localise.model import localise_model
+    from hatch_lower.pipeline.localize.finding import Localization, finding_lines
+    from hatch_lower.pipeline.localize.model import localize_model
     from hatch_lower.pipeline.lower_model import lower_recipe, start_build
 
     options = {"portable-operators": True} if case.engine == "executorch" else {}
     recipe = Recipe("default", (BackendChoice(case.engine, options),), verify=False)
-    model = ModelSettings(case.model, "localise_models:export", case.model, ("default",))
+    model = ModelSettings(case.model, "localize_models:export", case.model, ("default",))
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         settings = Settings(work, case.model, "1", (model,), (recipe,), check_bytes=0)
@@ -199,7 +199,7 @@ def run(case: Case, limit: float) -> dict[str, Any]:
             assert changed, f"{case}: the fault is in no partition"
             with watched() as looking:
                 began, busy = time.monotonic(), processor_seconds()
-                found = localise_model(build, Localisation(limit), lambda build, recipe: lowered)
+                found = localize_model(build, Localization(limit), lambda build, recipe: lowered)
                 seconds, busy = time.monotonic() - began, processor_seconds() - busy
     finding = found.findings[0]
     named = [(operation.op, operation.module, operation.source) for operation in finding.operations]

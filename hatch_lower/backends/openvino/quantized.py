@@ -15,11 +15,11 @@ from torch.fx import Node
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
     CHOSEN,
-    DEQUANTISE_CHOSEN,
+    DEQUANTIZE_CHOSEN,
     FLOATING,
     KEPT_WHOLE,
-    QUANTISE_CHOSEN,
-    QUANTISED,
+    QUANTIZE_CHOSEN,
+    QUANTIZED,
     overloads,
 )
 from hatch_lower.backends.openvino.lookups import source_of
@@ -47,11 +47,11 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
         if chooser_of(member) is not chooser:
             return f"`{member.name}` uses a scale and a zero point that were chosen apart"
         given = named_arguments(member)["input"]
-        if name == QUANTISE_CHOSEN and given is not named_arguments(chooser)["input"]:
+        if name == QUANTIZE_CHOSEN and given is not named_arguments(chooser)["input"]:
             return f"`{member.name}` quantizes other numbers than the numbers that its scale was chosen for"
-        if name == QUANTISE_CHOSEN and any(user not in group for user in member.users):
+        if name == QUANTIZE_CHOSEN and any(user not in group for user in member.users):
             return f"`{member.name}` is used as integers"
-        if name == DEQUANTISE_CHOSEN and given not in group:
+        if name == DEQUANTIZE_CHOSEN and given not in group:
             return f"`{member.name}` has integers that were quantized elsewhere"
         if reason := why_not(member):
             return reason if member is node else f"it belongs to `{member.name}`: {reason}"
@@ -88,7 +88,7 @@ def of_floats(node: Node) -> bool:
 def makes_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of numbers."""
     converts = operator_name(node.target) == "aten._to_copy.default"
-    return converts and node.meta["val"].dtype in QUANTISED and of_floats(node.all_input_nodes[0])
+    return converts and node.meta["val"].dtype in QUANTIZED and of_floats(node.all_input_nodes[0])
 
 
 def makes_exact_integers(node: Node) -> bool:

@@ -10,10 +10,10 @@ from hatch_lower.build.sources import urls_of
 from hatch_lower.build.weight_sources import obtain_sources
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.format.codec import read_record
-from hatch_lower.pipeline.localise.finding import FINDINGS, Findings, Localisation
+from hatch_lower.pipeline.localize.finding import FINDINGS, Findings, Localization
 
 
-def localise(context: BuildContext, model: str, wanted: Localisation) -> Findings:
+def localize(context: BuildContext, model: str, wanted: Localization) -> Findings:
     """Return the wrong operations of a model, found by a child process; only partitions are kept."""
     models = {each.name: each for each in context.settings.models}
     if model not in models:
@@ -28,6 +28,6 @@ def localise(context: BuildContext, model: str, wanted: Localisation) -> Finding
     sources = obtain_sources(context, urls) if urls else {}
     # strict mode protects the result of a build; here the result is dropped
     context = replace(context, settings=replace(context.settings, strict=False))
-    export_models(context, chosen, {}, "localise", sources, wanted)
+    export_models(context, chosen, {}, "localize", sources, wanted)
     found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)
     return found

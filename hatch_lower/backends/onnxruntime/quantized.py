@@ -16,7 +16,7 @@ from onnxscript import FLOAT, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 
 from hatch_lower.backends.onnxruntime.translations import Value, op
-from hatch_lower.runtime.torch_private.quantised import quantized_decomposed
+from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
 
 # `out_dtype` is float32 if given: `operators.json` lists these operators for no other result.
 
@@ -122,7 +122,7 @@ def within(quantized: Value, quant_min: int, quant_max: int, dtype: int) -> Valu
     return op.Clip(quantized, constant(quant_min, dtype), constant(quant_max, dtype))
 
 
-QUANTISED: Mapping[Any, Callable[..., Any]] = {
+QUANTIZED: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten._int_mm.default: multiply_integers,
     quantized_decomposed.choose_qparams.tensor: choose_qparams,
     quantized_decomposed.dequantize_per_channel.default: dequantize_per_channel,

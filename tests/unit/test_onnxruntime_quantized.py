@@ -1,4 +1,4 @@
-"""Models that PT2E quantised, in ONNX Runtime: what is taken, which kernels compute it, and how exactly."""
+"""Models that PT2E quantized, in ONNX Runtime: what is taken, which kernels compute it, and how exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 
 import hatch_lower
@@ -70,7 +70,7 @@ def right_operands(lowered: LoweredProgram) -> list[str]:
 
 def kernels(folder: Path) -> Counter[str]:
     """Return the operators that ONNX Runtime makes of a program's only partition."""
-    written = folder.parent / "optimised.onnx"
+    written = folder.parent / "optimized.onnx"
 
     class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -83,8 +83,8 @@ def kernels(folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(str(written), load_external_data=False).graph.node)
 
 
-class Quantised(nn.Module):
-    """A layer between pairs of quantise and dequantise, with weights that the caller chooses."""
+class Quantized(nn.Module):
+    """A layer between pairs of quantize and dequantize, with weights that the caller chooses."""
 
     def __init__(self, layer: nn.Module, weight: Tensor, zero_points: Tensor | None = None) -> None:
         super().__init__()
@@ -113,9 +113,9 @@ def rounded(result: Tensor, scale: float) -> Tensor:
 
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_quantised_mlp_is_one_partition_and_as_eager(tmp_path: Path, quantizer: Any, *, dynamic: bool) -> None:
+def test_a_quantized_mlp_is_one_partition_and_as_eager(tmp_path: Path, quantizer: Any, *, dynamic: bool) -> None:
     module, (x,) = mlp(64, 16)
-    eager = quantised(module, (x,), quantizer(dynamic=dynamic))
+    eager = quantized(module, (x,), quantizer(dynamic=dynamic))
     lowered = lower(eager, x)
     assert not reasons(lowered)
     assert operators(lowered)["MatMulInteger"] == 3
@@ -123,23 +123,23 @@ def test_a_quantised_mlp_is_one_partition_and_as_eager(tmp_path: Path, quantizer
     model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
     torch.manual_seed(0)
     for given in (x, torch.randn_like(x)):
-        assert number_difference(eager(given).detach(), model(given), Tolerance(quantised=True))[0] == ""
+        assert number_difference(eager(given).detach(), model(given), Tolerance(quantized=True))[0] == ""
 
 
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
-def test_a_quantised_convolution_stands_between_pairs(tmp_path: Path, quantizer: Any) -> None:
+def test_a_quantized_convolution_stands_between_pairs(tmp_path: Path, quantizer: Any) -> None:
     module, (image,) = conv_net()
-    eager = quantised(module, (image,), quantizer())
+    eager = quantized(module, (image,), quantizer())
     lowered = lower(eager, image)
     assert not reasons(lowered)
     assert operators(lowered)["Conv"] == 2
     model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
-    assert number_difference(eager(image).detach(), model(image), Tolerance(quantised=True))[0] == ""
+    assert number_difference(eager(image).detach(), model(image), Tolerance(quantized=True))[0] == ""
 
 
 def test_onnx_runtime_convolves_integers(tmp_path: Path) -> None:
     module, (image,) = conv_net()
-    nodes = kernels(save_program(lower(quantised(module, (image,)), image), tmp_path / "saved"))
+    nodes = kernels(save_program(lower(quantized(module, (image,)), image), tmp_path / "saved"))
     assert nodes["QLinearConv"] == 2
     assert nodes["MatMulInteger"] + nodes["MatMulIntegerToFloat"] == 1
     assert not nodes["Conv"]
@@ -149,7 +149,7 @@ def test_onnx_runtime_convolves_integers(tmp_path: Path) -> None:
 def test_a_weight_is_one_byte_a_number_in_the_file_of_constants(tmp_path: Path) -> None:
     module, inputs = mlp(256)
     sizes = []
-    for each in (module, quantised(module, inputs)):
+    for each in (module, quantized(module, inputs)):
         folder = save_program(lower(each, *inputs), tmp_path / str(len(sizes)))
         sizes.append(sum(path.stat().st_size for path in folder.rglob("constants.safetensors")))
     assert sizes[1] < 0.3 * sizes[0]
@@ -163,7 +163,7 @@ def test_sums_of_the_greatest_products_do_not_saturate(
     own = torch.cpu._is_vnni_supported()
     layers = [(nn.Linear(64, 8), (8, 64)), (nn.Conv2d(16, 8, 2), (8, 16, 2, 2))]
     for number, (layer, shape) in enumerate(layers):
-        eager = Quantised(layer, torch.full(shape, sign * 127, dtype=torch.int8))
+        eager = Quantized(layer, torch.full(shape, sign * 127, dtype=torch.int8))
         x = torch.full((2, 64) if number == 0 else (1, 16, 4, 4), 200.0)
         folder = save_program(lower(eager, x), tmp_path / str(number))
         assert float(eager(x).abs().max()) > 200_000
@@ -249,7 +249,7 @@ def test_sums_of_bytes_are_exact_where_a_processor_lacks_the_instruction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, inputs = mlp()
-    folder = save_program(lower(quantised(module, inputs), *inputs), tmp_path / "saved")
+    folder = save_program(lower(quantized(module, inputs), *inputs), tmp_path / "saved")
     seen = []
 
     class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
@@ -267,7 +267,7 @@ def test_sums_of_bytes_are_exact_where_a_processor_lacks_the_instruction(
 def test_sums_that_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
     long = 1 << 17
     for bias in (True, False):
-        eager = Quantised(nn.Linear(long, 2), torch.full((2, long), 127, dtype=torch.int8))
+        eager = Quantized(nn.Linear(long, 2), torch.full((2, long), 127, dtype=torch.int8))
         eager.bias = eager.bias if bias else None
         x = torch.full((1, long), 200.0)
         lowered = lower(eager, x)
@@ -278,7 +278,7 @@ def test_sums_that_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
 
 def test_convolutions_whose_sums_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
     for channels, kernel in ((LONGEST // 8, "Conv"), (LONGEST // 16, "QLinearConv")):
-        eager = Quantised(nn.Conv2d(channels, 4, 3), torch.ones(4, channels, 3, 3, dtype=torch.int8))
+        eager = Quantized(nn.Conv2d(channels, 4, 3), torch.ones(4, channels, 3, 3, dtype=torch.int8))
         folder = save_program(lower(eager, torch.rand(1, channels, 3, 3)), tmp_path / kernel)
         assert kernels(folder)[kernel] == 1
 
@@ -289,7 +289,7 @@ def test_so_many_products_of_two_bytes_cannot_overflow() -> None:
 
 
 def test_scales_of_the_dimension_that_is_summed_stay_in_floating_point(tmp_path: Path) -> None:
-    class Turned(Quantised):
+    class Turned(Quantized):
         axis = 0
 
         def forward(self, x: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ def test_float_weights_between_integers_stay_as_they_are(
 
 
 def test_biases_of_convolutions_of_integers_are_kept(tmp_path: Path) -> None:
-    eager = Quantised(nn.Conv2d(2, 4, 1), torch.ones(4, 2, 1, 1, dtype=torch.int8))
+    eager = Quantized(nn.Conv2d(2, 4, 1), torch.ones(4, 2, 1, 1, dtype=torch.int8))
     eager.bias.copy_(torch.tensor([-4.0, 8.0, -100.0, 60.0]) * 4096)
     x = torch.rand(1, 2, 3, 3)
     folder = save_program(lower(eager, x), tmp_path / "saved")
@@ -357,7 +357,7 @@ def test_biases_of_convolutions_of_integers_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_bias_that_32_bits_cannot_hold_stays_outside(tmp_path: Path) -> None:
-    eager = Quantised(nn.Conv2d(2, 4, 1), torch.zeros(4, 2, 1, 1, dtype=torch.int8))
+    eager = Quantized(nn.Conv2d(2, 4, 1), torch.zeros(4, 2, 1, 1, dtype=torch.int8))
     eager.scales[2:] = torch.finfo(torch.float32).eps  # of channels that are 0, as torch's observers say
     eager.bias.copy_(torch.tensor([40960.0, -40960.0, 100.0, -40960.0]))
     lowered = lower(eager, torch.rand(1, 2, 3, 3))
@@ -394,7 +394,7 @@ def test_integers_that_become_another_dtype_than_float32_are_left(tmp_path: Path
 
 def test_products_of_more_dimensions_are_of_integers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    eager = Quantised(nn.Linear(8, 4), torch.randint(-128, 127, (4, 8), dtype=torch.int8))
+    eager = Quantized(nn.Linear(8, 4), torch.randint(-128, 127, (4, 8), dtype=torch.int8))
     x = torch.randn(2, 3, 8) * 50
     lowered = lower(eager, x)
     assert operators(lowered)["MatMulInteger"] == 1
@@ -404,12 +404,12 @@ def test_products_of_more_dimensions_are_of_integers(tmp_path: Path) -> None:
 
 def test_zero_points_that_the_integers_have_not_are_not_taken() -> None:
     weight = torch.ones(4, 8, dtype=torch.int8)
-    outside = Quantised(nn.Linear(8, 4), weight, torch.tensor([0, 1, 2, 1000]))
+    outside = Quantized(nn.Linear(8, 4), weight, torch.tensor([0, 1, 2, 1000]))
     found = "`b_zeros` holds zero points outside of `int8`"
     assert reasons(lower(outside, torch.ones(2, 8))) == [found]
 
     weights = torch.ones(4, 2, 3, 3, dtype=torch.int8)
-    channels = Quantised(nn.Conv2d(2, 4, 3), weights, torch.tensor([0, 1, 2, 3]))
+    channels = Quantized(nn.Conv2d(2, 4, 3), weights, torch.tensor([0, 1, 2, 3]))
     found = "`b_zeros` holds different zero points for the channels of a convolution"
     assert reasons(lower(channels, torch.ones(1, 2, 5, 5))) == [found]
 
@@ -429,9 +429,9 @@ def test_zero_points_that_nobody_knows_are_not_taken() -> None:
     assert "`zeros` holds zero points that are known at run time only" in found
 
 
-def test_quantising_nan_is_taken_of_finite_numbers_only() -> None:
+def test_quantizing_nan_is_taken_of_finite_numbers_only() -> None:
     module, inputs = mlp()
-    found = reasons(lower(quantised(module, inputs), *inputs, **{"finite-only": False}))
+    found = reasons(lower(quantized(module, inputs), *inputs, **{"finite-only": False}))
     assert any(
         "`quantized_decomposed.quantize_per_tensor.default` gives other results than eager for NaN" in each
         for each in found
@@ -440,7 +440,7 @@ def test_quantising_nan_is_taken_of_finite_numbers_only() -> None:
 
 def test_other_providers_get_the_pairs() -> None:
     module, inputs = mlp()
-    lowered = lower(quantised(module, inputs), *inputs, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    lowered = lower(quantized(module, inputs), *inputs, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert operators(lowered)["Gemm"] == 3
 
 

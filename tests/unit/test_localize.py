@@ -29,8 +29,8 @@ from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering import lower
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.localise.finding import Finding, Findings, Localisation, finding_lines
-from hatch_lower.pipeline.localise.model import localise_model
+from hatch_lower.pipeline.localize.finding import Finding, Findings, Localization, finding_lines
+from hatch_lower.pipeline.localize.model import localize_model
 from hatch_lower.pipeline.lower_model import lower_model, lower_recipe, start_build
 from hatch_lower.runtime import torch_operators
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -127,7 +127,7 @@ def look(project: Project) -> Look:
     ) -> Findings:
         with seeded(fault or Fault(Place.of("nothing"))):
             build = start_build(*project.start(methods, backends))
-            return localise_model(build, Localisation(seconds, **wanted), lower_recipe)
+            return localize_model(build, Localization(seconds, **wanted), lower_recipe)
 
     return run
 
@@ -293,7 +293,7 @@ def test_a_backend_that_refuses_parts_is_said_to(look: Look, monkeypatch: pytest
 
 
 def test_inputs_that_eager_refuses_are_nothing_to_compare_with(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.pipeline.localise.model.runs", lambda case: False)
+    monkeypatch.setattr("hatch_lower.pipeline.localize.model.runs", lambda case: False)
     with pytest.raises(VerificationError, match="the eager module refuses all inputs"):
         look(forward())
 
@@ -385,7 +385,7 @@ def test_a_build_fails_by_its_comparison_whatever_happens_afterwards(
     def broken(*_: object) -> Finding:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("hatch_lower.pipeline.localise.model.localise_method", broken)
+    monkeypatch.setattr("hatch_lower.pipeline.localize.model.localize_method", broken)
     with pytest.raises(
         VerificationError, match="search for the first wrong operation failed: RuntimeError: out of luck"
     ):

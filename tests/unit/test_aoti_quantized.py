@@ -1,4 +1,4 @@
-"""Models that PT2E quantised, in AOTInductor: what is taken, and linear layers over integers."""
+"""Models that PT2E quantized, in AOTInductor: what is taken, and linear layers over integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -64,7 +64,7 @@ def written(program: ExportedProgram, *, multiplies: bool = True) -> tuple[Any, 
 
 
 class Layer(nn.Module):
-    """A linear layer, quantised with zero points on both sides."""
+    """A linear layer, quantized with zero points on both sides."""
 
     def __init__(self, dtype: torch.dtype = torch.uint8, *, bias: bool = True) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_quantised_mlp_is_one_partition_over_integers(quantizer: Any, *, dynamic: bool) -> None:
+def test_a_quantized_mlp_is_one_partition_over_integers(quantizer: Any, *, dynamic: bool) -> None:
     module, (x,) = mlp()
-    eager = quantised(module, (x,), quantizer(dynamic=dynamic))
+    eager = quantized(module, (x,), quantizer(dynamic=dynamic))
     program = edge_of(eager, x)
     found = AotiPartitioner(parse_options({})).partition(program)
     assert not found.reasons
@@ -95,13 +95,13 @@ def test_a_quantised_mlp_is_one_partition_over_integers(quantizer: Any, *, dynam
     assert not any("choose_qparams" in operator for operator in operators)
     torch.manual_seed(0)
     for given in (x, torch.randn_like(x)):
-        found = number_difference(eager(given).detach(), function(given)[0].detach(), Tolerance(quantised=True))
+        found = number_difference(eager(given).detach(), function(given)[0].detach(), Tolerance(quantized=True))
         assert found[0] == ""
 
 
-def test_a_quantised_convolutional_net_is_one_partition() -> None:
+def test_a_quantized_convolutional_net_is_one_partition() -> None:
     module, inputs = conv_net()
-    found = AotiPartitioner(parse_options({})).partition(edge_of(quantised(module, inputs), *inputs))
+    found = AotiPartitioner(parse_options({})).partition(edge_of(quantized(module, inputs), *inputs))
     assert not found.reasons
     assert len(found.partition_tags) == 1
 
@@ -121,7 +121,7 @@ def test_a_pool_between_integers_is_none_that_inductor_knows() -> None:
     assert torch.equal(function(x)[0], Pool()(x))
 
 
-def test_quantisations_without_code_are_not_taken() -> None:
+def test_quantizations_without_code_are_not_taken() -> None:
     class Others(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             given = -128, 127, torch.int8
@@ -172,7 +172,7 @@ def test_one_size_may_be_known_at_run_time_only() -> None:
 
 
 class Convolution(nn.Module):
-    """A convolution, quantised with zero points on both sides. Without VNNI, too, no sum of its products saturates."""
+    """A convolution, quantized with zero points on both sides. Without VNNI, too, no sum of its products saturates."""
 
     def __init__(
         self, dtype: torch.dtype = torch.uint8, *, channels: int = 4, groups: int = 1, bias: bool = True, **where: Any
@@ -306,7 +306,7 @@ def test_processors_that_may_saturate_compute_in_floating_point() -> None:
 def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Path) -> None:
     module, (x,) = conv_net(64)
     module.get_submodule("features").append(nn.Conv2d(64, 64, 3, stride=2, groups=2))
-    eager = quantised(module, (x,))
+    eager = quantized(module, (x,))
     has_vnni = "avx512_vnni" in cpu_flags(Path("/proc/cpuinfo"))
     partitioner = AotiBackend.partitioner({"isa": VNNI} if has_vnni else {})
     exported = torch.export.export(eager, (x,), strict=False)
@@ -320,7 +320,7 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     assert places == [([1, 1], 1, [2, 8, 8]), ([1, 1], 1, [2, 8, 8]), ([0, 0], 2, [2, 8, 8])] * has_vnni
     model = hatch_lower.load(folder)
     found = model(x)
-    assert number_difference(eager(x).detach(), found, Tolerance(quantised=True))[0] == ""
+    assert number_difference(eager(x).detach(), found, Tolerance(quantized=True))[0] == ""
     assert found.stride() == eager(x).stride()
     with torch.no_grad():
         for _ in range(3):  # what a layout of weights holds is not used up
