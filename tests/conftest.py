@@ -22,6 +22,7 @@ from support import effort, passed, quick
 from support.compilers import FOLDER, write_remembering_compilers
 from support.shared import Shared, shared_by_the_run
 
+pytest_plugins = ["support.fixtures"]
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile(
     "short", max_examples=16, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON

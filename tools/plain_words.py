@@ -4,7 +4,7 @@
     python tools/plain_words.py --worst 30 FOLDER_OR_FILE...    also print the sentences with the largest share
 
 Python files are read for docstrings and comments, Markdown files for all text outside of code blocks. Words inside of
-backticks do not count. `tests/test_language.py` holds the limits.
+backticks do not count. `tests/core/test_language.py` holds the limits.
 """
 
 from __future__ import annotations

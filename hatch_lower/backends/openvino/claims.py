@@ -1,7 +1,7 @@
 """The operators that OpenVINO computes as eager does, and for which dtypes.
 
 Its frontend knows more operators than are listed here. The unlisted operators gave other results than eager in the
-samples that tests/unit/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
+samples that tests/engines/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
 int64 as int32, so float64 is left to other backends, and int64 is taken for indices and sizes only.
 """
 

@@ -102,4 +102,4 @@ def test_edges_go_through_operations_with_several_results(choose: Callable[[Node
 
 def test_a_debug_map_has_the_digests_of_the_sources_that_it_names() -> None:
     debug = debug_of(Diamond(), everything)
-    assert debug.files == {"tests/unit/test_flow.py": sha256_file(Path(__file__))}
+    assert debug.files == {"tests/core/test_flow.py": sha256_file(Path(__file__))}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "hatch_lower"
+PACKAGE = Path(__file__).parents[2] / "hatch_lower"
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 BUILTIN = ("eval", "exec", "compile", "__import__")

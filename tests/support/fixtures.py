@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from support.faults import Known, Supervisor, compiled, known_project, read_known
 from support.scenarios import Project, built_scenario, copy_project, only
 from support.shared import Shared

@@ -11,7 +11,7 @@ import hatch_lower
 from hatch_lower.errors import LowerError
 from hatch_lower.model import Method, Model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_public_names() -> None:

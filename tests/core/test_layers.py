@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "hatch_lower"
+PACKAGE = Path(__file__).parents[2] / "hatch_lower"
 
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 

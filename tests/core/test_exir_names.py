@@ -19,7 +19,7 @@ import hatch_lower.exir
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "exir.md").read_text()
 LISTED = PAGE.split("\n## ")[1].split("\nBeside ExecuTorch's names")[0]
 ABSENT = set(re.findall(r"`(exir\.[\w.]+)`", LISTED))
