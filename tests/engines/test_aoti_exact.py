@@ -45,3 +45,20 @@ def test_small_and_large_numbers_keep_the_digits_of_eager(tmp_path: Path) -> Non
         torch.testing.assert_close(result, expected, rtol=eps, atol=0, equal_nan=True)
         numbers = ~expected.isnan()
         assert torch.equal(result.signbit()[numbers], expected.signbit()[numbers])
+
+
+class Deviations(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        by_rows = [torch.std(given, 1, correction=0, keepdim=True) for given in (x, x.bfloat16(), x.double())]
+        return *by_rows, x.T.std(0), (x[:2] * 1e19).std()
+
+
+def test_standard_deviations_of_small_and_large_numbers_keep_the_digits_of_eager(tmp_path: Path) -> None:
+    sizes = torch.logspace(-36, 37, 40)
+    x = torch.linspace(-1, 2, 9) ** 3 * sizes[:, None]
+    program = torch.export.export(Deviations(), (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x)
+    for result, expected in zip(results, Deviations()(x), strict=True):
+        assert expected.all()
+        torch.testing.assert_close(result, expected, rtol=torch.finfo(expected.dtype).eps * 4, atol=0)

@@ -129,7 +129,7 @@ class AotiCopy(PartitionCopy):
         if is_floored(node):
             return write_floored(partial(self._write, index), node, *args[:2])
         if is_inexact(node):
-            return write_exactly(partial(self._write, index), node, args[0])
+            return write_exactly(partial(self._write, index), node, *args, **kwargs)
         return self._call(target, args, kwargs, f"n{index}", index)
 
     def _write_layer(self, node: Node, operands: tuple[Operand, Operand], index: int, *, is_linear: bool) -> Node:

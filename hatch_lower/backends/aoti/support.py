@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.aoti.exact import STD
 from hatch_lower.backends.aoti.quantized import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
@@ -23,7 +24,8 @@ from hatch_lower.runtime.torch_private.operators import (
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
-# Composites that inductor lowers at least as well whole as decomposed; inductor matches attention only when whole
+# Composites that inductor lowers at least as well whole as decomposed; inductor matches attention only when whole, and a
+# decomposed standard deviation has lost its digits
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
@@ -37,6 +39,7 @@ KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.conv3d.default,
     torch.ops.aten.silu.default,
     torch.ops.aten.hardswish.default,
+    STD,
 )
 
 
