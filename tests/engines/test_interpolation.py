@@ -18,6 +18,7 @@ from torch.export import Dim
 
 import hatch_lower
 from hatch_lower.backends.interpolation import between, is_held, is_regular, order_of_axes, places
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
@@ -418,4 +419,14 @@ def test_aoti_leaves_what_inductor_computes_otherwise_for_some_sizes() -> None:
     sampled = left_by_aoti(lambda x, y: F.grid_sample(x, y, mode="nearest", align_corners=False), image, grid)
     assert "rounds places between two elements" in sampled
     pooled = left_by_aoti(lambda x, y: F.adaptive_avg_pool2d(x, (y.shape[2], y.shape[3])), image, lateral, dynamic=pair)
-    assert "and so compiles fixed sizes only" in pooled
+    assert "compiles fixed sizes only" in pooled
+    for pool in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
+        # inductor's code would read as many rows as its example has
+        fixed = left_by_aoti(lambda x, pool=pool: pool(x, (2, 3)) + 1, image, dynamic=(dims("a", "b"),))
+        assert "compiles fixed sizes only" in fixed
+
+
+def test_aoti_refuses_what_inductor_compiles_for_its_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hatch_lower.backends.aoti.support.why_not_sizes", lambda node: "")
+    with pytest.raises(BackendError, match="for the sizes of its example only"):
+        left_by_aoti(lambda x: F.adaptive_max_pool2d(x, (2, 3)), torch.randn(1, 2, 25, 25), dynamic=(dims("a", "b"),))

@@ -51,6 +51,11 @@ def generate(copied: AotiCopy) -> Generated:
                 found=f"{type(error).__name__}: {message}",
                 hint="leave the operation out with the backend's option `exclude`",
             ) from error
+    if any(isinstance(size, torch.SymInt) and size.node.expr.is_number for fake in copied.fakes for size in fake.shape):
+        raise BackendError(
+            "inductor compiled a partition of dynamic sizes for the sizes of its example only",
+            hint="leave the operation out with the backend's option `exclude`, or export it with fixed sizes",
+        )
     if len(records) != 1:
         raise BackendError(
             "inductor generated no code, or several pieces of code, for a partition",

@@ -30,4 +30,6 @@ def why_not_sizes(node: Node) -> str:
 
 
 def has_symbolic_windows(node: Node) -> bool:
-    return any(isinstance(size, torch.SymInt) for tensor in tensors_of(node) for size in tensor.shape[1:])
+    # of an input of a dynamic size, inductor would read as much as its example has, whatever the call gives
+    shapes = [tensor.shape for each in (node, *node.all_input_nodes) for tensor in tensors_of(each)]
+    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape[1:])

@@ -24,8 +24,8 @@ from hatch_lower.runtime.torch_private.operators import (
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
-# Composites that inductor lowers at least as well whole as decomposed; inductor matches attention only when whole, and a
-# decomposed standard deviation has lost its digits
+# Composites that inductor lowers at least as well whole as decomposed; inductor matches attention only when whole, and
+# a decomposed standard deviation has lost its digits
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
