@@ -126,14 +126,7 @@ def read_settings(
     lowered_for = dict.fromkeys(entry_points, order)
     lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}
     problems += unknown_limits(given.bench, path, order, lowered_for)
-    globs = {f"{path}.inputs": given.inputs}
-    globs |= {f"{path}.models.{quote_key(name)}.assets": model.assets for name, model in given.models.items()}
-    problems += [
-        f"`{here}[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
-        for here, patterns in globs.items()
-        for i, pattern in enumerate(patterns)
-        if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
-    ]
+    problems += glob_problems(given, path)
     problems += weights_problems(given.weights, f"{path}.weights")
     for each, model in given.models.items():
         problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(each)}.weights")
@@ -164,6 +157,17 @@ def read_settings(
         strict=given.strict,
         timeout=given.timeout,
     )
+
+
+def glob_problems(given: HookTable, path: str) -> list[str]:
+    globs = {f"{path}.inputs": given.inputs}
+    globs |= {f"{path}.models.{quote_key(name)}.assets": model.assets for name, model in given.models.items()}
+    return [
+        f"`{here}[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
+        for here, patterns in globs.items()
+        for i, pattern in enumerate(patterns)
+        if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
+    ]
 
 
 def file_name_problems(name: str, here: str) -> list[str]:

@@ -17,6 +17,7 @@ from hatch_lower.errors import LowerError, printable, refused_error
 
 if TYPE_CHECKING:
     from hatch_lower.build.context import BuildContext
+    from hatch_lower.build.sbom import Cards
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import BuildData, Project
@@ -140,9 +141,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.events import SaidOnce
-        from hatch_lower.hatch.project import set_tag
-        from hatch_lower.hatch.sbom import add_sbom, check_hatchling
-        from hatch_lower.hatch.tags import remembering, tag_of
+        from hatch_lower.hatch.sbom import check_hatchling
         from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines
 
         if editable:
@@ -155,14 +154,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
         # documents made here from the build's results are of no use to other machines
         self._store = replace(store, remote=None)
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
-
-        def check_early(context: BuildContext) -> None:
-            # imported here, so that a build of known models spends no time on the import
-            from hatch_lower.backends.early import refuse_missing_tools, refuse_unmet_early
-
-            refuse_unmet_early(project.settings)
-            if context.executor == "local":  # the tools of workers may be elsewhere
-                refuse_missing_tools(project.settings)
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
@@ -184,12 +175,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             for addition in added:
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
-            digests = {file.source: file.sha256 for file in result.payload}
-            set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
-            add_sbom(build_data, project.settings, cards, result, work, self._store)
-            for warning in project.pattern_warnings():
-                self.app.display_warning(f"hatch-lower: {printable(warning)}")
-            self._ship_once(project, result.payload)
+            self._describe(project, result, cards, self._store, work, build_data)
         for line in (*summary_lines(result.rows), *weights_lines(result.models)):
             self.app.display_info(printable(line))
         if not editable:
@@ -200,6 +186,21 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         context = build_context(project.settings, project.view, work, self._store, NullReporter())
         return (*result.payload, *write_sources(context))
+
+    def _describe(
+        self, project: Project, result: BuildResult, cards: Cards, store: Store, work: Path, build_data: BuildData
+    ) -> None:
+        """Set the wheel's tag, add its SBOM, and leave out files whose contents the programs hold."""
+        from hatch_lower.hatch.project import set_tag
+        from hatch_lower.hatch.sbom import add_sbom
+        from hatch_lower.hatch.tags import remembering, tag_of
+
+        digests = {file.source: file.sha256 for file in result.payload}
+        set_tag(build_data, tag_of(result.native, remembering(store, digests)))
+        add_sbom(build_data, project.settings, cards, result, work, store)
+        for warning in project.pattern_warnings():
+            self.app.display_warning(f"hatch-lower: {printable(warning)}")
+        self._ship_once(project, result.payload)
 
     def _ship_once(self, project: Project, payload: Sequence[PayloadFile]) -> None:
         """Leave out packaged weights that the payload holds, or warn about files that cannot be left out."""
@@ -312,3 +313,12 @@ def ignore_interrupts() -> None:
 
     with suppress(ValueError):  # only the main thread can set handlers, and only there interrupts arrive
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def check_early(context: BuildContext) -> None:
+    # local imports: a build of known models spends no time on them
+    from hatch_lower.backends.early import refuse_missing_tools, refuse_unmet_early
+
+    refuse_unmet_early(context.settings)
+    if context.executor == "local":  # the tools of workers may be elsewhere
+        refuse_missing_tools(context.settings)

@@ -248,6 +248,28 @@ class Trials:
         self.notes.append(f"{inputs.what}: left out ({refusal})")
 
 
+def refusal_of_draws(operators: Sequence[str], where: str, training: bool) -> VerificationError:
+    return VerificationError(
+        "the method draws random numbers, so that a comparison with the eager module is impossible",
+        where=where,
+        found=", ".join(f"`{operator}`" for operator in operators),
+        hint=TRAINING_HINT
+        if training
+        else "pass the random numbers as an input, or set `verify = false` for the recipe",
+    )
+
+
+def compare_real(sides: Sides, real: Sequence[InputCase]) -> None:
+    for case in real:
+        if refusal := sides.refuse_case(case):
+            raise SampleError(
+                "the eager module cannot run a real input",
+                where=f"{sides.where}, {case.name}",
+                found=refusal,
+                hint="correct the inputs of `verify-inputs`: unlike random inputs, real inputs are never left out",
+            )
+
+
 def verify_method(
     model: CapturedModel,
     method: CapturedMethod,
@@ -279,24 +301,10 @@ def verify_method(
             if agrees_off_the_fast_path(sides, example):
                 error.hint = FAST_PATH_HINT
             raise
-        raise VerificationError(
-            "the method draws random numbers, so that a comparison with the eager module is impossible",
-            where=where,
-            found=", ".join(f"`{operator}`" for operator in drawing),
-            hint=TRAINING_HINT
-            if is_training(model)
-            else "pass the random numbers as an input, or set `verify = false` for the recipe",
-        ) from error
+        raise refusal_of_draws(drawing, where, is_training(model)) from error
     cases = [example.name, second.name if is_second and second is not None else f"{example.name}, second call"]
-    for case in real:
-        if refusal := sides.refuse_case(case):
-            raise SampleError(
-                "the eager module cannot run a real input",
-                where=f"{where}, {case.name}",
-                found=refusal,
-                hint="correct the inputs of `verify-inputs`: unlike random inputs, real inputs are never left out",
-            )
-        cases.append(case.name)
+    compare_real(sides, real)
+    cases += [case.name for case in real]
     trials = Trials(sides, maker, cases)
     trials.run(has_equal=is_second)
     notes = trials.notes

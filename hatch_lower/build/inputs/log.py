@@ -149,9 +149,19 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
     for path in kinds[MISSING]:
         states.setdefault(path, {})[""] = None
     opened.update(led_elsewhere(opened, targets, written))
-    return Observed(
+    return replace(
+        observed_of(kinds),
         opened=tuple(opened),
-        written=tuple(written | kinds[UPDATED]),
+        removed=tuple(removed),
+        linked=tuple(linked),
+        states={path: tuple(texts) for path, texts in states.items()},
+        incomplete=tuple(incomplete | kinds[INCOMPLETE]),
+    )
+
+
+def observed_of(kinds: Mapping[str, dict[str, None]]) -> Observed:
+    return Observed(
+        written=tuple(kinds[WRITTEN] | kinds[UPDATED]),
         missing=tuple(kinds[MISSING]),
         looked_at=tuple(kinds[LOOKED]),
         links=tuple(kinds[LINK]),
@@ -162,12 +172,8 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
         executed=tuple(kinds[EXECUTED]),
         processes=tuple(kinds[PROCESS]),
         network=tuple(dict.fromkeys(address_text(address) for address in kinds[NETWORK])),
-        incomplete=tuple(incomplete | kinds[INCOMPLETE]),
         timed=tuple(kinds[TIMED]),
-        linked=tuple(linked),
-        states={path: tuple(texts) for path, texts in states.items()},
         folders_made=tuple(kinds[FOLDER_MADE]),
-        removed=tuple(removed),
         listed_by_import=tuple(kinds[LISTED_BY_IMPORT]),
         listed_by_metadata=tuple(kinds[LISTED_BY_METADATA]),
         listed_by_code=tuple(kinds[LISTED_BY_CODE]),
