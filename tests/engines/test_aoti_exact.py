@@ -62,3 +62,18 @@ def test_standard_deviations_of_small_and_large_numbers_keep_the_digits_of_eager
     for result, expected in zip(results, Deviations()(x), strict=True):
         assert expected.all()
         torch.testing.assert_close(result, expected, rtol=torch.finfo(expected.dtype).eps * 4, atol=0)
+
+
+class Sizes(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        sizes = [given.abs() for given in (x, x.to(torch.int8), x.int(), x.float())]
+        return *(size.float().sqrt() for size in sizes), *(size * 2 for size in sizes), -x, (-x).float()
+
+
+def test_absolute_values_of_narrow_integers_wrap_around(tmp_path: Path) -> None:
+    x = torch.tensor([-(2**15), -(2**15) + 1, -129, -128, -127, -1, 0, 1, 127, 128, 2**15 - 1] * 4, dtype=torch.int16)
+    program = torch.export.export(Sizes(), (x,))
+    lowered = to_edge_transform_and_lower(program, partitioner=[AotiBackend.partitioner({})]).to_executorch()
+    results = hatch_lower.load(save_program(lowered, tmp_path / "out"))(x)
+    for result, expected in zip(results, Sizes()(x), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)

@@ -43,7 +43,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.codec import encode
 
-VERSION = "19"
+VERSION = "20"
 
 
 class AotiBackend(BackendDetails):

@@ -3,6 +3,7 @@
 Inductor writes `expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0 for
 numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on. Its standard deviation is the
 root of a variance of the same dtype, infinite from 2e19 on and 0 below 3e-23, where eager computes with float64.
+The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ LARGE = 2.0**28  # from here on `x * x - 1` is `x * x`, in float64 too
 
 
 def is_inexact(node: Node) -> bool:
-    return torch_operator(node.target) in FORMULAS or torch_operator(node.target) is STD
+    op = torch_operator(node.target)
+    if op is torch.ops.aten.abs.default:
+        return node.meta["val"].dtype in (torch.int8, torch.int16)
+    return op in FORMULAS or op is STD
 
 
 def write_exactly(call: Call, node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -52,6 +56,11 @@ def atanh(call: Call, x: Any) -> Any:
     return call(aten.copysign.Tensor, half, x)
 
 
+def absolute(call: Call, x: Any) -> Any:
+    aten = torch.ops.aten
+    return call(aten.maximum.default, x, call(aten.neg.default, x))
+
+
 def acosh(call: Call, x: Any) -> Any:
     aten = torch.ops.aten
     large = call(aten.add.Tensor, call(aten.log.default, x), math.log(2))
@@ -59,6 +68,7 @@ def acosh(call: Call, x: Any) -> Any:
 
 
 FORMULAS: Mapping[OpOverload, Callable[[Call, Any], Any]] = {
+    torch.ops.aten.abs.default: absolute,
     torch.ops.aten.acosh.default: acosh,
     torch.ops.aten.atanh.default: atanh,
     torch.ops.aten.expm1.default: expm1,
