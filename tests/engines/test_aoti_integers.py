@@ -139,6 +139,20 @@ def test_scatters_that_reduce_take_any_number_of_places_and_check_them(
     assert capfd.readouterr().err == ""
 
 
+class Subtracted(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.addmm(x, x, x, beta=-1, alpha=2), torch.baddbmm(x[None], x[None], x[None], alpha=-1)
+
+
+def test_products_of_uint8_with_negative_factors_are_left(tmp_path: Path) -> None:
+    x = torch.arange(9, dtype=torch.uint8).reshape(3, 3)
+    partitioner = [AotiBackend.partitioner({})]
+    lowered = to_edge_transform_and_lower(torch.export.export(Subtracted(), (x,)), partitioner=partitioner)
+    program = lowered.to_executorch()
+    assert "negative factors of `aten.addmm.default`" in str(program.reasons)
+    torch.testing.assert_close(hatch_lower.load(save_program(program, tmp_path / "out"))(x), Subtracted()(x))
+
+
 @pytest.mark.parametrize(
     ("lower", "upper", "dtype", "rounded", "expected"),
     [

@@ -76,6 +76,8 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"inductor's `{name}` makes fewer values than there may be places"
     if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
+    if has_negative_factor(op, node):
+        return f"inductor passes negative factors of `{name}` as uint8"
     if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantized(node)):
         return reason
     if reason := why_not_sizes(node):
@@ -83,6 +85,16 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
     return f"inductor has no native code for `{name}`"
+
+
+def has_negative_factor(op: OpOverload, node: Node) -> bool:
+    # of a product that is added to something, in uint8
+    names = {argument.name for argument in schema_of(op).arguments}
+    if "beta" not in names or all(tensor.dtype is not torch.uint8 for tensor in tensors_of(node)):
+        return False
+    given = named_arguments(node)
+    factors = (given.get(name) for name in ("alpha", "beta"))
+    return any(isinstance(factor, (int, float)) and factor < 0 for factor in factors)
 
 
 def why_not_values(node: Node) -> str:
