@@ -239,8 +239,8 @@ def add_entry(
         others = [other for other in older if other["inputs"] != entry["inputs"]]
         return {"entries": [entry, *others][:MOST_ENTRIES]}
 
-    components = {"kind": "manifest", "subject": key["model"], **key}
-    store.update(digest, components, add, shared=elsewhere)
+    components = shared_components(key) if elsewhere else key
+    store.update(digest, {"kind": "manifest", "subject": key["model"], **components}, add, shared=elsewhere)
 
 
 def unit_components(key: ManifestKey, unit: str) -> dict[str, object]:
@@ -248,8 +248,13 @@ def unit_components(key: ManifestKey, unit: str) -> dict[str, object]:
     return {**key.components(), "kind": "unit", "subject": unit}
 
 
+def shared_components(key: Mapping[str, object]) -> dict[str, object]:
+    # a shared cache checks that a key is the digest of its components
+    return {**key, "shared": True}
+
+
 def shared_key(key: Mapping[str, object]) -> str:
-    return digest_of(["shared", key])
+    return digest_of(shared_components(key))
 
 
 def readable_entries(value: Any) -> list[Entry]:

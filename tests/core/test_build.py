@@ -119,7 +119,7 @@ from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 
 def lower_model(build):
     settings, model, folder = build.settings, build.model, build.folder
-    with stage(build.reporter, "lower", model.name, "default") as detail:
+    with stage(build.reporter, "compile", model.name, "default") as detail:
         detail("nothing to do")
     data = b"plan of " + model.name.encode()
     path = folder / model.name / "default.json"
@@ -239,7 +239,7 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reporter.lines() == ["loading the weights"]
     events = [event for event in reporter.events if event.stage != "output" and event.state != "going"]
     stages = [(event.stage, event.state) for event in events]
-    assert stages == [(name, state) for name in ("import", "export", "lower") for state in ("start", "end")]
+    assert stages == [(name, state) for name in ("import", "export", "compile") for state in ("start", "end")]
     assert sorted(shop.root.rglob("*")) == before
 
 
@@ -296,7 +296,7 @@ def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
         file.write("# another line\n")
     third = shop.build(shop.settings("small"), reporter)
     started = [(event.stage, event.model) for event in reporter.events if event.state == "start"]
-    assert started == [(name, "small") for name in ("import", "export", "lower")]
+    assert started == [(name, "small") for name in ("import", "export", "compile")]
     assert [row.note for row in third.rows] == ["shop/models.py"]
 
 
@@ -315,7 +315,7 @@ def test_two_builds_at_once_lower_once(shop: Shop) -> None:
         ]
         results = [build.result() for build in builds]
     ended = [event.stage for to in reporters for event in to.events if event.state == "end"]
-    assert ended == ["import", "export", "lower"]
+    assert ended == ["import", "export", "compile"]
     assert results[0].payload[1].sha256 == results[1].payload[1].sha256
 
 

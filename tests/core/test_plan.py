@@ -617,4 +617,4 @@ def test_signatures_in_words() -> None:
 def test_a_type_that_no_document_holds_is_a_fault_of_the_caller(kind: Any, found: str) -> None:
     with pytest.raises(TypeError) as caught:
         decode(kind, {}, "a document")
-    assert str(caught.value).startswith(found)
+    assert found in str(caught.value)

@@ -737,7 +737,7 @@ def test_no_notes_are_taken_from_a_stage_of_the_backends_until_another_stage_sta
     taken: list[bool] = []
     stand_in: Any = StandIn()
     reporter = PausingReporter(stand_in, stand_in)
-    for name in ("export", "lower", "edge", "verify"):
+    for name in ("export", "compile", "decompose", "compare"):
         for state in ("start", "end"):
             reporter.report(Event(name, state, "digits"))
         taken.append(stand_in.notes)  # a backend may be asked here

@@ -134,7 +134,7 @@ def test_what_a_killed_build_has_left_goes(builder: Builder, server: Served) -> 
 def test_a_file_that_is_cut_short_is_not_kept(builder: Builder, server: Served) -> None:
     url = server.url + PATH
     server.files[PATH] = FIRST[:-1]
-    with pytest.raises(PackageError, match="no safetensors file"):
+    with pytest.raises(PackageError, match="not a safetensors file"):
         builder.obtain(url)
     assert os.listdir(builder.folder / "weights") == []
     assert builder.known(url) == ""

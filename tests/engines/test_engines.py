@@ -104,7 +104,7 @@ def test_the_summary_says_who_took_what(build: Build) -> None:
         backends = [backend for backend, _ in parts]
         for backend in set(backends):
             count = backends.count(backend)
-            stem, end = f"lower engines/{recipe} lower", f"s {backend}: {count} partition{'s' * (count > 1)}"
+            stem, end = f"lower engines/{recipe} compile", f"s {backend}: {count} partition{'s' * (count > 1)}"
             assert [line for line in lines if line.startswith(stem) and end in line], (recipe, backend)
         assert [line for line in lines if line.startswith(f"engines forward {recipe} 11 11 {len(parts)} ")], recipe
 

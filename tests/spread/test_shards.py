@@ -108,7 +108,7 @@ def test_a_shard_that_is_missing_is_named_and_is_all_that_is_made_then(
     failed = team.machine("last").build(environment={**team.taking, **FROZEN})
     assert failed.status != 0
     assert "the cache is frozen and lacks a result that this build needs" in failed.output
-    assert "not made: `two_methods/default`" in failed.output
+    assert "missing: `two_methods/default`" in failed.output
     assert "`hatch-lower lower --only two_methods/default`" in failed.output
     assert not list(team.machine("last").dist.glob("*.whl"))
 

@@ -274,8 +274,9 @@ def test_other_check_inputs_are_told_and_errors_of_them_not_compared(wheels: Map
 @pytest.mark.processes
 def test_modules_that_the_project_names_are_imported(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     root = project(tmp_path / "project", "")
-    text = (root / "pyproject.toml").read_text().replace("backends = []", 'backends = []\nimports = ["colorsys"]')
-    (root / "pyproject.toml").write_text(text)
+    hook = "[tool.hatch.build.targets.wheel.hooks.lower"
+    text = (root / "pyproject.toml").read_text()
+    (root / "pyproject.toml").write_text(text.replace(f"{hook}.rec", f'{hook}]\nimports = ["colorsys"]\n{hook}.rec', 1))
     options = ("--budget", "0", "--json", "b.json")
     refused = bench(wheels["importing"], *options)
     assert refused.exit_code == 2

@@ -73,12 +73,12 @@ def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> 
     assert rows_of(copied.build(), "tiny") == ["unchanged"]
     assert report(copied, "tiny")["last"]["models"]["tiny"]["level"] == 1
 
-    scenario.edit("pyproject.toml", "verify = false", "verify = false\nseed = 1\n#")
-    assert report(scenario, "tiny")["next"]["tiny"]["settings"] == ["seed 0 → 1"]
+    scenario.edit("pyproject.toml", "verify = false", "verify = false\nstrict = true\n#")
+    assert report(scenario, "tiny")["next"]["tiny"]["settings"] == ["strict false → true"]
 
     text = hatch_lower(scenario, "explain", code=WITHOUT_TORCH)
     text.check()
-    assert text.stdout.endswith("next build\n  tiny: will be exported again, for 1 reason\n    seed 0 → 1\n")
+    assert text.stdout.endswith("next build\n  tiny: will be exported again, for 1 reason\n    strict false → true\n")
 
 
 def test_an_audit_of_a_sound_project_passes(project: Callable[[str], Project]) -> None:

@@ -204,7 +204,7 @@ def test_a_subprocess_that_cannot_be_watched_and_a_clock_that_was_read_are_said(
         done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
         said = [line for line in done.stderr.splitlines() if "not reusable without an export" in line]
         assert ["/true" in line for line in said] == [True]
-        (said,) = [line for line in done.stderr.splitlines() if "stays until something else changes" in line]
+        (said,) = [line for line in done.stderr.splitlines() if "stay until another input changes" in line]
         assert said.endswith("tiny/model.py:8 time.time"), said
         assert tiny.log.read_text().split().count("worker") > 0
         tiny.log.unlink()
