@@ -82,6 +82,7 @@ def test_an_engine_of_another_version_is_refused_before_it_is_asked(
     from hatch_lower.pipeline import recipes
     from hatch_lower.runtime import requirements
 
+    pytest.importorskip(backend)
     choice = BackendChoice(backend)
     recipe = Recipe("fast", (choice,))
     (needed,) = find_backend(backend).requirements({})
