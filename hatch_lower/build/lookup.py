@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
 SCHEMA = 5
+SHARED = "shared"  # the component that a shared entry has beside the components of its key here
 # kept results of a model: the number of project states to switch between without an export
 MOST_ENTRIES = 16
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
@@ -250,7 +251,12 @@ def unit_components(key: ManifestKey, unit: str) -> dict[str, object]:
 
 def shared_components(key: Mapping[str, object]) -> dict[str, object]:
     # a shared cache checks that a key is the digest of its components
-    return {**key, "shared": True}
+    return {**key, SHARED: True}
+
+
+def own_components(components: Mapping[str, object]) -> dict[str, object]:
+    """Return the components of the key here, from the components of a shared entry."""
+    return {name: value for name, value in components.items() if name != SHARED}
 
 
 def shared_key(key: Mapping[str, object]) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hatch_lower.build.inputs.record import RecordedInputs
+from hatch_lower.build.lookup import add_entry, readable_entries, shared_key
 from hatch_lower.build.spread.answers import CONTENTS, HEAD, MAC, code, read_answer, write_answer
 from hatch_lower.build.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
 from hatch_lower.build.spread.protocol import (
@@ -18,6 +22,7 @@ from hatch_lower.build.spread.protocol import (
     read_request,
     write_request,
 )
+from hatch_lower.build.spread.requests import remember_read
 from hatch_lower.cache.entry import HASHED
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
 from hatch_lower.cache.store import Store
@@ -80,6 +85,20 @@ def test_an_answer_brings_entries_that_a_store_takes(tmp_path: Path) -> None:
     assert [store.read_blob(sha256_bytes(blob)) for blob in BLOBS] == list(BLOBS)
     assert store.find(KEY) is None
     assert entries.refused == {}
+
+
+def test_the_recorded_inputs_of_a_unit_are_kept_as_if_the_export_had_run_here(tmp_path: Path) -> None:
+    components = {"kind": "unit", "subject": "digits/default", "model": "digits", "export": "digits.model:export"}
+    inputs = RecordedInputs({}, (), {}, {}, {}, {}, {}, {}, {}, {}, {}, ())
+    store = store_at(tmp_path)
+    add_entry(store, components, inputs, OTHER, elsewhere=True)
+    unit = digest_of(components)
+    assert store.find(unit) is None
+    context: Any = SimpleNamespace(store=store, environment={})
+    remember_read(context, KEY, shared_key(components))
+    assert store.find(unit) is None, "the entry is another unit's"
+    remember_read(context, unit, shared_key(components))
+    assert [made for _, made in readable_entries(store.find(unit))] == [OTHER]
 
 
 def test_blobs_that_entries_share_travel_once(tmp_path: Path) -> None:

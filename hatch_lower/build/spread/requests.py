@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.record import received
 from hatch_lower.build.inputs.variables import secret
-from hatch_lower.build.lookup import add_entry, open_stats, readable_entries, shared_key
+from hatch_lower.build.lookup import add_entry, open_stats, own_components, readable_entries, shared_key
 from hatch_lower.build.spread.entries import Entries
 from hatch_lower.build.spread.facts import facts_here, facts_wanted
 from hatch_lower.build.spread.protocol import Facts, UnitAnswer, UnitBody, UnitRequest, WrongAnswerError, new_secret
@@ -103,7 +103,7 @@ def remember_read(context: BuildContext, unit: str, key: str) -> None:
     record = store.find_record(key)
     if record is None or record["components"].get("kind") != UNIT:
         return
-    components: Mapping[str, object] = record["components"]
+    components = own_components(record["components"])
     if (digest_of(components), shared_key(components)) != (unit, key):
         return
     own = secret(store.directory, keeps=store.writes)
