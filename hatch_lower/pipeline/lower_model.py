@@ -90,7 +90,8 @@ def start_build(
     }
     refuse_unmet(settings, recipes)
     verified = any(recipe.verify for recipe in recipes)
-    compared = bool(settings.check_bytes) or verified
+    # all recipes of the project decide: a recipe that is lowered alone gets the same graph as among the others
+    compared = bool(settings.check_bytes) or any(recipe.verify for recipe in settings.recipes)
     layouts: dict[str, Layouts] = {}
     with process_restored():  # the model is called
         examples = example_tensors(source, partial(note_layouts, layouts)) if compared else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,16 @@ def test_the_key_says_which_outputs_are_copied() -> None:
 
 
 # Builds.
+
+
+def test_a_recipe_that_is_lowered_alone_has_the_order_that_it_has_among_others(tmp_path: Path) -> None:
+    whole = settings_of(Recipe("plain", verify=False), Recipe("checked"), check=False)
+    alone = replace(whole, models=(replace(whole.models[0], recipes=("plain",)),))
+    source = captured(Tokens(), torch.randn(1, 24, 8))
+    shop = Workshop(tmp_path)
+    plans = [files_of(shop.build(source, settings)[0])["net/plain.json"] for settings in (whole, alone)]
+    assert plans[0] == plans[1]
+    assert b"aten.clone.default" in plans[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
