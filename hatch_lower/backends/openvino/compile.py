@@ -30,7 +30,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.surgery import graph_modules
 
-VERSION = "8"
+VERSION = "9"
 ALIGNMENT = 64  # of literals, in bytes
 
 
