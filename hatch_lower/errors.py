@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 # failures of the machine, not of the code that meets the failure
@@ -21,6 +22,14 @@ REFUSALS = frozenset(
 
 # the dynamic linker's words for lack of memory: its error has no number
 NO_ROOM_TO_MAP = "failed to map segment from shared object"
+# messages for lack of memory: of Python, torch, C++, C, the dynamic linker, Rust, OpenBLAS, ONNX Runtime
+NO_MEMORY = re.compile(
+    r"\bMemoryError\b|\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b|\bDefaultCPUAllocator: "
+    r"|\bcan't start new thread\b|\bmemory allocation\b.*\bfailed\b"
+    r"|\b(?:failed to|can't|cannot) allocate (?:\d+ bytes of )?memory\b|"
+    + NO_ROOM_TO_MAP,
+    re.I,
+)
 MORE_MEMORY = "give the process more memory, or a higher limit (`ulimit -v`): this file is not at fault"
 
 

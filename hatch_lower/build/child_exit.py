@@ -8,22 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hatch_lower.build.protocol import UNANSWERED, Answer, out_of_memory_error, read_answer
-from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.errors import NO_MEMORY, LowerError, ProcessError
 from hatch_lower.frozen import Frozen
 
 SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
-# The last words of a process without memory, in lower case: of Python, C++, torch, C, OpenBLAS and Rust
-NO_MEMORY = (
-    "memoryerror",
-    "std::bad_alloc",
-    "defaultcpuallocator: ",
-    "cannot allocate memory",
-    "memory allocation",
-    "out of memory",
-)
 
 
 class KilledError(ProcessError):
@@ -59,11 +50,11 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
             "make room for the folder of temporary files, which `TMPDIR` names",
         )
     memory = out_of_memory_error(exited.place, tail)
-    output = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
+    output = "\n".join(exited.output[-SEARCHED_LINES:])
     if status == -signal.SIGKILL:
         what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
         return KilledError(what, where=exited.place, found=tail, hint=memory.hint)
-    if any(words in output for words in NO_MEMORY):
+    if NO_MEMORY.search(output):
         return memory
     if status < 0:
         return failure(

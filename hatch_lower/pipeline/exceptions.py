@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hatch_lower
+from hatch_lower.errors import NO_MEMORY
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
 # messages of exhausted memory, beside `MemoryError`: torch's allocator, the system, Python without room for a stack
-NO_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "can't start new thread")
 
 
 def user_line(error: BaseException, roots: Sequence[Path]) -> str:
@@ -62,7 +62,7 @@ def message_of(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(words in message_of(error) for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or NO_MEMORY.search(message_of(error)) is not None
 
 
 def refuse_out_of_memory(error: BaseException) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from hatch_lower.errors import CallError, InputError, LowerError, ProgramError
+from hatch_lower.errors import NO_MEMORY, CallError, InputError, LowerError, ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, range_texts
@@ -20,11 +20,6 @@ from hatch_lower.runtime.arrays import Arrays, same_layout
 # messages of torch, its native code and ONNX Runtime; not Python's message for lists, which is no fault of the caller
 BAD_INDEX = re.compile(
     r"(?<!list )(?<!tuple )\bindex(?: \S+)? (?:is )?out of (?:range|bounds)|\bindices element out of data bounds", re.I
-)
-NO_MEMORY = re.compile(
-    r"\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b"
-    r"|\b(?:failed to|can't|cannot) allocate (?:\d+ bytes of )?memory\b",
-    re.I,
 )
 FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 

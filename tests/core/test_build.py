@@ -375,6 +375,10 @@ class SpeechlessError(Exception):
         raise self
 
 
+def test_a_library_that_memory_does_not_suffice_for_is_no_fault_of_a_backend() -> None:
+    assert is_out_of_memory(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
+
+
 def test_an_exception_that_cannot_say_anything_has_a_name() -> None:
     assert describe_exception(SpeechlessError()) == "SpeechlessError"
     assert describe_exception(ValueError()) == "ValueError"
@@ -557,6 +561,7 @@ def test_a_child_that_gave_no_answer(tmp_path: Path, status: int, stages: tuple[
         "cannot allocate memory for thread-local data: ABORT",
         "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.",
         "terminate called after throwing an instance of 'std::bad_alloc'",
+        "ImportError: libtorch_cpu.so: failed to map segment from shared object",
         "ImportError: libtorch_cpu.so: failed to map segment: Cannot allocate memory",
     ],
 )

@@ -61,6 +61,6 @@ def test_a_file_that_there_is_no_memory_for_is_not_at_fault(text: str, monkeypat
         raise ImportError(text)
 
     monkeypatch.setattr(click.Group, "invoke", fail)
-    done = CliRunner().invoke(main, ["list"])
+    done = CliRunner().invoke(main, ["inspect"])
     assert done.exit_code == 1
     assert done.output == f"error: a library cannot be loaded\n  found: {text}\n  to do: {MORE_MEMORY}\n"

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, empty
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.errors import ProgramError, reading_hint
+from hatch_lower.errors import NO_MEMORY, ProgramError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.runtime.refusals import NO_MEMORY
 
 OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # other modules that load programs
