@@ -26,8 +26,7 @@ NO_ROOM_TO_MAP = "failed to map segment from shared object"
 NO_MEMORY = re.compile(
     r"\bMemoryError\b|\bout of memory\b|\bnot enough memory\b|\bbad_alloc\b|\bDefaultCPUAllocator: "
     r"|\bcan't start new thread\b|\bmemory allocation\b.*\bfailed\b"
-    r"|\b(?:failed to|can't|cannot) allocate (?:\d+ bytes of )?memory\b|"
-    + NO_ROOM_TO_MAP,
+    r"|\b(?:failed to|can't|cannot) allocate (?:\d+ bytes of )?memory\b|" + NO_ROOM_TO_MAP,
     re.I,
 )
 MORE_MEMORY = "give the process more memory, or a higher limit (`ulimit -v`): this file is not at fault"

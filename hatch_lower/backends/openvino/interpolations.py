@@ -39,7 +39,7 @@ def write_nearest(node: Node, opset: Opset, image: Value, *sizes: Value) -> Valu
 
 
 def axes_of(node: Node, sizes: Sequence[Value]) -> list[tuple[int | None, Any, float | None]]:
-    """Return of each axis the sizes before, if known, and after, as a number, a value or `None`, and the factor."""
+    """Return, for each axis, the size before if known, the size after (a number, a value or `None`) and the factor."""
     given = arguments_of(node)
     before = [size if isinstance(size, int) else None for size in given["input"].meta["val"].shape[2:]]
     steps: Sequence[float | None] = given["scale_factors"] or [None] * len(before)
