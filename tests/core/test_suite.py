@@ -1,7 +1,9 @@
-"""The suite itself: what its runs do not inherit from the shell that started them."""
+"""The suite itself: runs inherit nothing from the shell that started them, and `tests/run` leaves out what passed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,3 +28,41 @@ def test_interrupts_reach_tests_of_a_run_in_the_background(jobs: str) -> None:
     done = subprocess.run(ignoring, cwd=HERE.parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+PYTHON = """#!/bin/sh
+case "$2" in pip | compileall) exit 0 ;; esac
+exec {} "$@"
+"""
+TESTS = """import pytest
+def test_always(): pass
+@pytest.mark.rest
+def test_of_the_rest(): pass
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a checkout with two tests of its own, and an environment that installs nothing."""
+    for name in ("pyproject.toml", "tests/run", "tests/conftest.py", "tests/support"):
+        source, copy = HERE.parents[2] / name, tmp_path / name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+    python = tmp_path / "environment" / "bin" / "python"
+    for path, text in ((python, PYTHON.format(sys.executable)), (tmp_path / "tests/core/test_own.py", TESTS)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def test_the_rest_of_the_tests_leaves_out_what_passed(checkout: Path) -> None:
+    settings = {"PYTHON": sys.executable, "TESTS_VENV": str(checkout / "environment"), "TESTS_JOBS": "0"}
+    said = []
+    for arguments in ([], ["--rest"], [], ["--all"]):
+        command = ["bash", str(checkout / "tests" / "run"), *arguments]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout.splitlines()[-1].strip("= ").rpartition(" in ")[0])
+    first = "1 passed, 1 deselected"
+    assert said == [first, first, first, "2 passed"]
