@@ -21,7 +21,7 @@ def localize(context: BuildContext, model: str, wanted: Localization) -> Finding
             "the project has no such model",
             where=str(context.settings.root),
             found=nearest(model, models),
-            hint="run this in the project that the model comes from, or name it with `--project`",
+            hint="run this in the project that the model comes from",
         )
     chosen = [models[model]]
     urls = urls_of(chosen)

@@ -22,7 +22,7 @@ pytestmark = [
 
 class Functions(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.expm1(x), torch.atanh(x), torch.acosh(x)
+        return torch.expm1(x), torch.atanh(x), torch.acosh(x), torch.pow(x, -0.5)
 
 
 class Dtypes(nn.Module):

@@ -113,3 +113,16 @@ def test_a_wheel_without_its_project_is_refused(
     assert done.exit_code == 1
     assert "error: the model's project is unknown" in done.stderr
     assert "run this in the project's folder" in done.stderr
+
+
+def test_a_wheel_whose_model_its_project_no_longer_declares_is_refused(
+    right_wheel: Path, faulty: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = Project(Path(shutil.copytree(faulty.root, tmp_path / "renamed")), tmp_path / "dist", tmp_path / "cache")
+    renamed.edit("pyproject.toml", 'tiny = "tiny.model:export"', 'renamed = "tiny.model:export"')
+    monkeypatch.setattr("hatch_lower.cli.measure.project.editable_project", lambda distribution: renamed.root)
+    monkeypatch.chdir(tmp_path)
+    done = localize(renamed, str(right_wheel))
+    assert done.exit_code == 1
+    assert "the project has no such model" in done.stderr
+    assert "run this in the project that the model comes from\n" in done.stderr

@@ -43,7 +43,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.codec import encode
 
-VERSION = "20"
+VERSION = "21"
 
 
 class AotiBackend(BackendDetails):

@@ -3,7 +3,8 @@
 Inductor writes `expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0 for
 numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on. Its standard deviation is the
 root of a variance of the same dtype, infinite from 2e19 on and 0 below 3e-23, where eager computes with float64.
-The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around.
+The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around. The power -0.5 of
+-0.0 and of minus infinity is the power of C++, where eager computes the reciprocal of a root.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 Call = Callable[..., Any]  # writes an operation
 
 STD = torch.ops.aten.std.correction
+POW = torch.ops.aten.pow.Tensor_Scalar
+RSQRT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # eager's power -0.5 of other dtypes is C++'s
 LARGE = 2.0**28  # from here on `x * x - 1` is `x * x`, in float64 too
 
 
@@ -28,6 +31,8 @@ def is_inexact(node: Node) -> bool:
     op = torch_operator(node.target)
     if op is torch.ops.aten.abs.default:
         return node.meta["val"].dtype in (torch.int8, torch.int16)
+    if op is POW:
+        return node.args[1] == -0.5 and node.meta["val"].dtype in RSQRT_DTYPES
     return op in FORMULAS or op is STD
 
 
@@ -38,6 +43,8 @@ def write_exactly(call: Call, node: Node, x: Any, *rest: Any, **kwargs: Any) -> 
     if torch_operator(node.target) is STD:
         return call(convert, call(STD, call(convert, x, torch.float64), *rest, **kwargs), dtype)
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    if torch_operator(node.target) is POW:
+        return call(convert, call(torch.ops.aten.rsqrt.default, call(convert, x, wide)), dtype)
     result = FORMULAS[torch_operator(node.target)](call, call(convert, x, wide))
     return call(convert, result, dtype)
 
