@@ -1,4 +1,4 @@
-"""Print CycloneDX's schema of a model's card, which is `hatch_lower/build/sbom/model-card.json`."""
+"""Print CycloneDX's schema of a model's card, which is `hatch_lower/driver/sbom/model-card.json`."""
 
 from __future__ import annotations
 

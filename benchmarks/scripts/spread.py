@@ -33,9 +33,9 @@ from support.simulated import (  # noqa: E402
     shortest_makespan,
 )
 
-from hatch_lower.build.spread.executors.choose import opener  # noqa: E402
-from hatch_lower.build.spread.pool import Pool, Reply, Work  # noqa: E402
-from hatch_lower.build.spread.scheduler import Clock, Scheduler  # noqa: E402
+from hatch_lower.driver.spread.executors.choose import opener  # noqa: E402
+from hatch_lower.driver.spread.pool import Pool, Reply, Work  # noqa: E402
+from hatch_lower.driver.spread.scheduler import Clock, Scheduler  # noqa: E402
 
 UNITS, WORKERS = 32, 8
 NO_OPS = 500

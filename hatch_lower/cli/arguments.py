@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.build.contents import Contents
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show
 from hatch_lower.cli.wheels import newest, wheels_in
+from hatch_lower.driver.contents import Contents
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.outside import find_project, open_project

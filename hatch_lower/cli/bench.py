@@ -80,11 +80,11 @@ def bench(
     """
     if against is not None and against_rev is not None:
         raise click.UsageError("`--against` and `--against-rev` exclude each other.")
-    from hatch_lower.build.signals import ending_on_signals
     from hatch_lower.cli.bench_text import report_lines
     from hatch_lower.cli.measure import statistics
     from hatch_lower.cli.measure.gate import Task, run
     from hatch_lower.cli.measure.project import built_revision
+    from hatch_lower.driver.signals import ending_on_signals
 
     try:
         check_folders(json_file, markdown_file)
@@ -164,9 +164,9 @@ def required(project: Project | None) -> Project:
 
 def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
     """Return the task with the project's limits and eager modules."""
-    from hatch_lower.build.project_view import write_site
     from hatch_lower.cli.measure.temporary import work_folder
     from hatch_lower.cli.measure.timed import Eager
+    from hatch_lower.driver.project_view import write_site
 
     settings = project.settings
     paths = write_site(settings, project.view, stack.enter_context(work_folder()))
@@ -200,8 +200,8 @@ def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
 
 def difference_lines(task: Task) -> list[str]:
     """Return the lines of `hatch-lower diff B A`."""
-    from hatch_lower.build.diff.models import compare_models, side_of
     from hatch_lower.cli.diff import report_lines
+    from hatch_lower.driver.diff.models import compare_models, side_of
 
     if task.second is None:
         return []

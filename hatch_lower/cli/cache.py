@@ -26,9 +26,9 @@ from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.build.audit import Audit
     from hatch_lower.cache.contents import Entry, Survey
     from hatch_lower.cache.trim import Limits
+    from hatch_lower.driver.audit import Audit
 
 VERSION_FOLDER = re.compile(r"v\d+")  # each version of the cache's format has a folder
 DAY = 24 * 3600.0
@@ -174,8 +174,8 @@ def audit(root: Path, rate: float) -> None:
     Fails if an export differs from the stored result. Run the command in the environment of the project's builds. A
     rate below 1 takes a random sample.
     """
-    from hatch_lower.build.audit import audit as run_audit
-    from hatch_lower.build.context import build_context
+    from hatch_lower.driver.audit import audit as run_audit
+    from hatch_lower.driver.context import build_context
     from hatch_lower.events import LineReporter
 
     def say(line: str) -> None:

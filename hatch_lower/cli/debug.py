@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from hatch_lower.build.contents import Contents
 from hatch_lower.cli.arguments import choose_model, choose_recipe
 from hatch_lower.cli.output import Report
+from hatch_lower.driver.contents import Contents
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 from hatch_lower.hatch.terminal import table_lines

@@ -13,7 +13,7 @@ from hatch_lower.cli.output import show_error, show_report
 from hatch_lower.errors import LowerError, size_text
 
 if TYPE_CHECKING:
-    from hatch_lower.build.diff.changes import Change
+    from hatch_lower.driver.diff.changes import Change
 
 NOUNS = {"models": "model", "recipes": "recipe", "methods": "method", "tensors": "tensor", "files": "file"}
 NOUNS |= {"tools": "tool", "requirements": "requirement", "components": "component", "operations": "operation"}
@@ -31,7 +31,7 @@ def diff(context: click.Context, first: str, second: str, as_json: bool) -> None
     A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
     Ends with status 0 if the models are equal, 1 if they differ, 2 if a side cannot be read.
     """
-    from hatch_lower.build.diff.models import compare_models, read_side
+    from hatch_lower.driver.diff.models import compare_models, read_side
 
     try:
         sides = [read_side(target_of(name)) for name in (first, second)]

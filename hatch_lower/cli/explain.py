@@ -17,8 +17,8 @@ from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.build.explain import BuildHistory, ModelHistory
-    from hatch_lower.build.lookup import LookupResult
+    from hatch_lower.driver.explain import BuildHistory, ModelHistory
+    from hatch_lower.driver.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
 # Reported columns of the build summary
@@ -50,9 +50,9 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 
 
 def explain_report(project: Project, models: Sequence[str]) -> Report:
-    from hatch_lower.build.build import look_up
-    from hatch_lower.build.context import build_context
-    from hatch_lower.build.explain import in_last_environment, read_history
+    from hatch_lower.driver.build import look_up
+    from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.explain import in_last_environment, read_history
     from hatch_lower.events import NullReporter
 
     settings = project.settings
@@ -91,7 +91,7 @@ def model_report(model: ModelHistory) -> Report:
 
 
 def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report:
-    from hatch_lower.build.diff.settings import key_changes
+    from hatch_lower.driver.diff.settings import key_changes
 
     if known is None:  # the cache is off
         return {"unchanged": False, "changes": [], "settings": [], "unknown": []}

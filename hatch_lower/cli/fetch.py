@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import Report, count, show_report
+from hatch_lower.driver.contents import Contents, find_contents
 from hatch_lower.errors import ProgramError, nearest, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.hatch.terminal import table_lines

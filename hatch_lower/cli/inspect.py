@@ -8,8 +8,6 @@ from dataclasses import asdict
 
 import click
 
-from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
-from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, model_option, recipe_option, target_of
 from hatch_lower.cli.debug import debug_lines, method_report
 from hatch_lower.cli.installed import installed_report, list_lines
@@ -21,6 +19,8 @@ from hatch_lower.cli.page.facts import (
     outside_reports,
     undelegated_reports,
 )
+from hatch_lower.driver.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
+from hatch_lower.driver.installation import Sizes, installed_sizes
 from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
 

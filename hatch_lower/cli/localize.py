@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.build.contents import Contents, find_contents
 from hatch_lower.cli.arguments import (
     FILE,
     choose_model,
@@ -23,6 +22,7 @@ from hatch_lower.cli.arguments import (
     target_of,
 )
 from hatch_lower.cli.output import Report, show, show_report
+from hatch_lower.driver.contents import Contents, find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.hatch.outside import open_project
 
@@ -94,8 +94,8 @@ def localize(
 
 
 def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
-    from hatch_lower.build.context import build_context
-    from hatch_lower.build.localize import localize as look
+    from hatch_lower.driver.context import build_context
+    from hatch_lower.driver.localize import localize as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))

@@ -37,7 +37,7 @@ def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
     made again. No wheel is built: `hatch build` joins the units in the cache. The machines of the shards 1/N to N/N
     make everything once.
     """
-    from hatch_lower.build.units import find_units, read_shard, select_units, shard_of
+    from hatch_lower.driver.units import find_units, read_shard, select_units, shard_of
 
     numbers = None if shard is None else read_shard(shard)
     names = [name for text in only for name in text.split()]
@@ -50,7 +50,7 @@ def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
         missing = [unit.name for unit in chosen if not unit.cached]
         rows: Sequence[MethodRow] = ()
         if missing:
-            from hatch_lower.build.make_units import make_missing
+            from hatch_lower.driver.make_units import make_missing
 
             rows = make_missing(context, missing, shared=shared)
         place = place_line(context.settings, context.store.directory)

@@ -15,7 +15,7 @@ from hatch_lower.cli.units import is_sent, opened_context
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.build.units import Unit
+    from hatch_lower.driver.units import Unit
 
 SCHEMA = 1
 
@@ -36,8 +36,8 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
     `hatch build` joins the recipes. The table shows whether a unit is cached, and the seconds of the last time.
     With `--shards` the JSON is a single line, the matrix of a workflow's jobs.
     """
-    from hatch_lower.build.explain import in_last_environment, read_history
-    from hatch_lower.build.units import divide_units, find_units, recipe_units
+    from hatch_lower.driver.explain import in_last_environment, read_history
+    from hatch_lower.driver.units import divide_units, find_units, recipe_units
 
     with opened_context(root) as context:
         settings, directory = context.settings, context.store.directory

@@ -24,8 +24,8 @@ from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.build.contents import Contents
     from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
+    from hatch_lower.driver.contents import Contents
     from hatch_lower.format.manifest import ModelEntry
 
 HOUR = 60 * 60
@@ -64,10 +64,10 @@ def profile(
     built. In each recipe METHOD (default: `forward`) is called with and without the timers of its engines. The project
     in this folder is built again for engines that need timers in their code (`aoti`).
     """
-    from hatch_lower.build.signals import ending_on_signals
     from hatch_lower.cli.measure.profile.exports import export_text
     from hatch_lower.cli.measure.profile.instrumented import find_sources, needs_timers
     from hatch_lower.cli.measure.profile.profile import ProfileTask, make_profile
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.runtime.processor import physical_cores
 
     check_folders(export)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 
-from hatch_lower.build.contents import Contents, find_contents
-from hatch_lower.build.unpack import places_of
 from hatch_lower.cli.arguments import FILE, FOLDER, target_of
 from hatch_lower.cli.check import check_all, choose, row_json
 from hatch_lower.cli.diff import change_line, titles
@@ -20,6 +18,8 @@ from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_jso
 from hatch_lower.cli.page.facts import Facts
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
+from hatch_lower.driver.contents import Contents, find_contents
+from hatch_lower.driver.unpack import places_of
 from hatch_lower.errors import ProgramError, nearest, size_text
 
 FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.dot"}
@@ -118,7 +118,7 @@ def check_rows(target: str | Path, name: str) -> list[Facts]:
 
 
 def changes_between(first: str | Path, second: str | Path) -> Facts:
-    from hatch_lower.build.diff.models import compare_models, read_side
+    from hatch_lower.driver.diff.models import compare_models, read_side
 
     sides = [read_side(first), read_side(second)]
     names = [target if isinstance(target, str) else target.resolve().name for target in (first, second)]

@@ -19,8 +19,8 @@ from hatch_lower.cli.output import count, show, show_report
 from hatch_lower.errors import PackageError
 
 if TYPE_CHECKING:
-    from hatch_lower.build.diff.difference import Difference
-    from hatch_lower.build.reproduce.rebuild import Rebuilt
+    from hatch_lower.driver.diff.difference import Difference
+    from hatch_lower.driver.reproduce.rebuild import Rebuilt
 
 LOG = "build.log"
 DIFFOSCOPE = "diffoscope.txt"
@@ -50,8 +50,8 @@ def reproduce(
     """
     if project is not None and sdist is not None:
         raise click.UsageError("`--project` and `--sdist` exclude each other.")
-    from hatch_lower.build.diff.wheels import compare_wheels
-    from hatch_lower.build.reproduce.rebuild import rebuilt
+    from hatch_lower.driver.diff.wheels import compare_wheels
+    from hatch_lower.driver.reproduce.rebuild import rebuilt
 
     digest = sha256_file(wheel)
     target = None if keep is None else prepare(keep, wheel)

@@ -13,9 +13,9 @@ from hatch_lower.errors import CacheError
 from hatch_lower.hatch.outside import open_project
 
 if TYPE_CHECKING:
-    from hatch_lower.build.context import BuildContext
     from hatch_lower.cache.remote.policy import RemotePolicy
     from hatch_lower.config.settings import Settings
+    from hatch_lower.driver.context import BuildContext
 
 
 def shared_cache(settings: Settings) -> RemotePolicy | None:
@@ -32,9 +32,9 @@ def is_sent(settings: Settings) -> bool:
 @contextmanager
 def opened_context(root: Path) -> Iterator[BuildContext]:
     """Yield the context of a build of the project; refuse a cache that is off."""
-    from hatch_lower.build.context import CacheNotes, build_context, open_cache
     from hatch_lower.cache.directory import history_path
     from hatch_lower.cache.locks import held_folder
+    from hatch_lower.driver.context import CacheNotes, build_context, open_cache
     from hatch_lower.events import SaidOnce
     from hatch_lower.hatch.plugin import WORK_PREFIX
     from hatch_lower.hatch.terminal import reporter_for

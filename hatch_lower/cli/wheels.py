@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from hatch_lower.build.contents import MANIFEST
+from hatch_lower.driver.contents import MANIFEST
 
 
 def wheels_in(folder: Path) -> list[Path]:

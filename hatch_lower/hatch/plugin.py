@@ -16,9 +16,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatch_lower.errors import LowerError, printable, refused_error
 
 if TYPE_CHECKING:
-    from hatch_lower.build.context import BuildContext
-    from hatch_lower.build.sbom import Cards
     from hatch_lower.cache.store import Store
+    from hatch_lower.driver.context import BuildContext
+    from hatch_lower.driver.sbom import Cards
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import BuildData, Project
 
@@ -135,11 +135,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
     def _lower(self, project: Project, work: Path, build_data: BuildData, editable: bool) -> Sequence[PayloadFile]:
         from dataclasses import replace
 
-        from hatch_lower.build.build import build
-        from hatch_lower.build.context import CacheNotes, build_context, open_cache
-        from hatch_lower.build.sbom.card import read_cards
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
+        from hatch_lower.driver.build import build
+        from hatch_lower.driver.context import CacheNotes, build_context, open_cache
+        from hatch_lower.driver.sbom.card import read_cards
         from hatch_lower.events import SaidOnce
         from hatch_lower.hatch.sbom import check_hatchling
         from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.build.project_view import (
+from hatch_lower.config.reader import read_table
+from hatch_lower.config.settings import Settings, is_sample_file, read_settings
+from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
+from hatch_lower.driver.project_view import (
     DistributedFile,
     ProjectView,
     find_import_roots,
@@ -18,9 +21,6 @@ from hatch_lower.build.project_view import (
     find_regular_packages,
     plan_links,
 )
-from hatch_lower.config.reader import read_table
-from hatch_lower.config.settings import Settings, is_sample_file, read_settings
-from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.results import payload_folder
 from hatch_lower.frozen import Frozen
@@ -170,7 +170,7 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 def input_files(hook: Hook) -> list[Path]:
     """Return the files of `inputs`, `assets`, `card` and `verify-inputs`, even files that version control ignores."""
-    from hatch_lower.build.inputs.present import files_matching
+    from hatch_lower.driver.inputs.present import files_matching
 
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []

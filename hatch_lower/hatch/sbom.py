@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from hatchling.__about__ import __version__ as hatchling_version
 
-from hatch_lower.build.inputs.distributions import find_distributions
-from hatch_lower.build.sbom import Cards, Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
+from hatch_lower.driver.inputs.distributions import find_distributions
+from hatch_lower.driver.sbom import Cards, Subject
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import SBOM_FILE, BuildResult
 from hatch_lower.hatch.times import fixed_time
@@ -52,7 +52,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
     known = store.find(key)
     if known is not None and "document" in known:
         return str(known["document"])
-    from hatch_lower.build.sbom.document import document_text  # a slow import, explained there
+    from hatch_lower.driver.sbom.document import document_text  # a slow import, explained there
 
     text = document_text(subject)
     store.put(key, {"kind": "sbom", "subject": subject.settings.name}, {"document": text})

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
-from hatch_lower.build.build import build
-from hatch_lower.build.context import BuildContext, build_context
-from hatch_lower.build.environment import child_environment
-from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.cli.cache import audit_text
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.driver.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
+from hatch_lower.driver.build import build
+from hatch_lower.driver.context import BuildContext, build_context
+from hatch_lower.driver.environment import child_environment
+from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry

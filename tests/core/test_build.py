@@ -23,20 +23,20 @@ from typing import Any
 import pytest
 from support.processes import is_running, wait_for
 
-import hatch_lower.build.process
-from hatch_lower.build.build import build
-from hatch_lower.build.child_exit import ChildExit, answer_of, output_tail, without_errors
-from hatch_lower.build.child_guards import shorten_sockets
-from hatch_lower.build.context import BuildContext, CacheNotes, build_context, open_cache
-from hatch_lower.build.environment import child_environment
-from hatch_lower.build.lookup import LookupResult
-from hatch_lower.build.process import Child, tell_of_long_stage
-from hatch_lower.build.project_view import ProjectView, write_site
-from hatch_lower.build.protocol import Answer, Request, write_answer
-from hatch_lower.build.worker import enter_folder, unexpected_error
+import hatch_lower.driver.process
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.bench_tables import BenchTable, ModelLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.driver.build import build
+from hatch_lower.driver.child_exit import ChildExit, answer_of, output_tail, without_errors
+from hatch_lower.driver.child_guards import shorten_sockets
+from hatch_lower.driver.context import BuildContext, CacheNotes, build_context, open_cache
+from hatch_lower.driver.environment import child_environment
+from hatch_lower.driver.lookup import LookupResult
+from hatch_lower.driver.process import Child, tell_of_long_stage
+from hatch_lower.driver.project_view import ProjectView, write_site
+from hatch_lower.driver.protocol import Answer, Request, write_answer
+from hatch_lower.driver.worker import enter_folder, unexpected_error
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter, SaidOnce
 from hatch_lower.format.codec import decode, encode, read_record, write_record
@@ -266,9 +266,9 @@ def test_a_model_is_lowered_with_all_of_its_sources(shop: Shop, monkeypatch: pyt
         lowered.append(([model.name for model in models], list(named["sources"])))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hatch_lower.build.build.look_up", look_up)
-    monkeypatch.setattr("hatch_lower.build.weight_sources.obtain_sources", obtain)
-    monkeypatch.setattr("hatch_lower.build.executor.export_models", export)
+    monkeypatch.setattr("hatch_lower.driver.build.look_up", look_up)
+    monkeypatch.setattr("hatch_lower.driver.weight_sources.obtain_sources", obtain)
+    monkeypatch.setattr("hatch_lower.driver.executor.export_models", export)
     with pytest.raises(KeyboardInterrupt):
         shop.build(settings)
     assert obtained == [[one], [two]]
@@ -433,8 +433,8 @@ def test_a_build_that_fails_at_once_leaves_no_trim_in_its_midst(shop: Shop, monk
         time.sleep(0.5)
         trimmed.set()
 
-    monkeypatch.setattr("hatch_lower.build.executor.run_children", fail)
-    monkeypatch.setattr("hatch_lower.build.executor.maybe_trim", trim)
+    monkeypatch.setattr("hatch_lower.driver.executor.run_children", fail)
+    monkeypatch.setattr("hatch_lower.driver.executor.maybe_trim", trim)
     with pytest.raises(LowerError):
         shop.build(shop.settings("small"))
     assert trimmed.is_set()
@@ -446,7 +446,7 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
     reporter = Recorder()
     # an hour passes as soon as the helper runs
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * len(reporter.lines()), sleep=time.sleep)
-    monkeypatch.setattr(hatch_lower.build.process, "time", clock)
+    monkeypatch.setattr(hatch_lower.driver.process, "time", clock)
     with pytest.raises(ProcessError) as caught:
         shop.build(shop.settings("sleeping", timeout=1800), reporter)
     assert str(caught.value) == (
@@ -461,7 +461,7 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
 def test_a_stage_that_takes_long_is_spoken_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Recorder()
     now = 100.0
-    monkeypatch.setattr(hatch_lower.build.process, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(hatch_lower.driver.process, "time", SimpleNamespace(monotonic=lambda: now))
     nothing: Any = None
     child = Child(nothing, nothing, nothing, 0.0, [Event("lower", "start", "digits", "default")], heard=now)
     for now in (109.0, 110.0, 111.0, 119.0, 121.0):  # noqa: B007

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.cache.directory import PARTS, reason_to_distrust
 from hatch_lower.cache.store import Store, open_store
+from hatch_lower.driver.inputs.preload import built_library
 from hatch_lower.errors import CacheError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and permissions are POSIX's")

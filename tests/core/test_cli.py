@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from support.installed import update_entries
 
 from hatch_lower import __version__
-from hatch_lower.build.installation import installed_sizes
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import schema_text
+from hatch_lower.driver.installation import installed_sizes
 from hatch_lower.errors import size_text
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
@@ -172,7 +172,7 @@ def test_the_list_of_commands_says_what_each_does_in_whole_sentences() -> None:
 
 def test_inspect_shows_what_a_wheel_holds(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hatch-lower": 500, "torch": 600 << 20, "numpy": 50 << 20}
-    monkeypatch.setattr("hatch_lower.build.installation.installed_size", lambda name: sizes.get(name, 1 << 20))
+    monkeypatch.setattr("hatch_lower.driver.installation.installed_size", lambda name: sizes.get(name, 1 << 20))
     monkeypatch.setattr(
         "hatch_lower.config.requirements.importlib.metadata.requires",
         lambda name: ["numpy", "sympy", "jinja2"] if name == "torch" else [],

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.recorded import Project
 
-from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.driver.inputs.preload import built_library
 
 pytestmark = pytest.mark.processes
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.distributions import (
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.driver.inputs.distributions import (
     distribution_in,
     find_distributions,
     installed_files,
     mark_of_distribution,
 )
-from hatch_lower.cache.stats import StatCache
-from hatch_lower.canonical import sha256_bytes
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import wheels
 
-from hatch_lower.build.project_view import DistributedFile
+from hatch_lower.driver.project_view import DistributedFile
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
 from hatch_lower.pipeline.emit.data_map import data_map_head

@@ -13,13 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from hatch_lower.build.context import build_context
-from hatch_lower.build.diff.align import MOST_EDITS, align, gaps
-from hatch_lower.build.diff.forms import Form, differences, read_form
-from hatch_lower.build.diff.settings import consequences, key_changes
-from hatch_lower.build.diff.words import literal_text, operator_text
-from hatch_lower.build.executor import summary_note
-from hatch_lower.build.explain import (
+from hatch_lower.cache.directory import history_path
+from hatch_lower.cache.store import open_store
+from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.cli.explain import explain_lines, last_report
+from hatch_lower.config.settings import Settings
+from hatch_lower.driver.context import build_context
+from hatch_lower.driver.diff.align import MOST_EDITS, align, gaps
+from hatch_lower.driver.diff.forms import Form, differences, read_form
+from hatch_lower.driver.diff.settings import consequences, key_changes
+from hatch_lower.driver.diff.words import literal_text, operator_text
+from hatch_lower.driver.executor import summary_note
+from hatch_lower.driver.explain import (
     FIRST_BUILD,
     NOTHING,
     BuildHistory,
@@ -30,14 +35,9 @@ from hatch_lower.build.explain import (
     read_history,
     write_history,
 )
-from hatch_lower.build.inputs.distributions import Distribution
-from hatch_lower.build.lookup import backend_distributions
-from hatch_lower.build.project_view import ProjectView
-from hatch_lower.cache.directory import history_path
-from hatch_lower.cache.store import open_store
-from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.cli.explain import explain_lines, last_report
-from hatch_lower.config.settings import Settings
+from hatch_lower.driver.inputs.distributions import Distribution
+from hatch_lower.driver.lookup import backend_distributions
+from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.graph.canonical import canonical_form
 from hatch_lower.format.record import MethodRecord
@@ -493,7 +493,7 @@ def test_a_history_that_cannot_be_written_is_left(tmp_path: Path) -> None:
 
 
 def test_few_projects_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.build.explain.MOST_FILES", 3)
+    monkeypatch.setattr("hatch_lower.driver.explain.MOST_FILES", 3)
     for number in range(5):
         write_history(tmp_path, tmp_path / str(number), history(str(number)))
     kept = [number for number in range(5) if read_history(tmp_path, tmp_path / str(number))]

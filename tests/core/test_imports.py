@@ -14,7 +14,7 @@ from support.without_torch import run_without_torch, save_engine
 
 Modules = Callable[[str], set[str]]
 BLOB = "net/delegates/blob.bin"
-COMPILE_HALVES = ("exir", "pipeline", "build", "hatch", "cli")
+COMPILE_HALVES = ("exir", "pipeline", "driver", "hatch", "cli")
 
 
 def test_importing_the_package_imports_nothing_else(modules_after: Modules) -> None:
@@ -34,7 +34,7 @@ def test_registering_the_hook_is_light(modules_after: Modules) -> None:
     assert not modules & {
         "torch",
         "click",
-        "hatch_lower.build.build",
+        "hatch_lower.driver.build",
         "hatch_lower.config.settings",
         "importlib.metadata",
     }
@@ -47,15 +47,15 @@ def test_the_hook_itself_does_not_import_torch(modules_after: Modules) -> None:
 
 
 def test_a_local_build_imports_no_engine_and_nothing_that_spreads_units(modules_after: Modules) -> None:
-    modules = modules_after("import hatch_lower.build.build, hatch_lower.build.executor, hatch_lower.hatch.plugin")
-    assert "hatch_lower.build.build" in modules
-    assert not {name for name in modules if name.startswith("hatch_lower.build.spread")}
+    modules = modules_after("import hatch_lower.driver.build, hatch_lower.driver.executor, hatch_lower.hatch.plugin")
+    assert "hatch_lower.driver.build" in modules
+    assert not {name for name in modules if name.startswith("hatch_lower.driver.spread")}
     assert not modules & {"dask", "distributed", "ray", "concurrent.futures.process", "multiprocessing"}
 
 
 def test_the_scheduler_and_the_choice_of_an_executor_import_no_engine_and_no_torch(modules_after: Modules) -> None:
     modules = modules_after(
-        "import hatch_lower.build.spread.spread; from hatch_lower.build.spread.executors.choose import opener"
+        "import hatch_lower.driver.spread.spread; from hatch_lower.driver.spread.executors.choose import opener"
     )
     assert not modules & {"dask", "distributed", "ray", "torch"}
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.canonical import canonical_json
+from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
 

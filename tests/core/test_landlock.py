@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.preload import built_library, preload_environment
-from hatch_lower.build.inputs.strict import denied_paths, is_available
+from hatch_lower.driver.inputs.preload import built_library, preload_environment
+from hatch_lower.driver.inputs.strict import denied_paths, is_available
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="this kernel has no Landlock, or it may not be used here")
 
 RESTRICTED = """
 import os, sys
 from pathlib import Path
-from hatch_lower.build.inputs.strict import READABLE_SYSTEM, denied_paths, restrict_reads
+from hatch_lower.driver.inputs.strict import READABLE_SYSTEM, denied_paths, restrict_reads
 searched = [Path(entry) for entry in sys.path if entry]
 prefixes = [Path(sys.prefix), Path(sys.base_prefix)]
 allowed = [*READABLE_SYSTEM, *searched, *prefixes, Path("declared"), Path("own"), Path("absent")]

@@ -30,7 +30,7 @@ WORDS = LAYERS[0]
 """Modules that every room uses; they may use each other."""
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "canonical", "format", "runtime"}
-NO_TORCH = WORDS | {"config", "format", "cache", "build", "hatch", "cli"}
+NO_TORCH = WORDS | {"config", "format", "cache", "driver", "hatch", "cli"}
 
 
 def module_name(path: Path) -> str:

@@ -4,7 +4,7 @@ import platform
 import sys
 from pathlib import Path
 
-from hatch_lower.build.inputs.machine import cpu_capability, machine_facts
+from hatch_lower.driver.inputs.machine import cpu_capability, machine_facts
 
 
 def test_the_facts_name_system_machine_libc_processor_and_interpreter() -> None:

@@ -44,8 +44,8 @@ ALLOWED = {
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,
     # the executor that the settings name; what workers of Dask evaluate is a constant that imports our own module
-    "build/spread/executors/any.py": NAMED,
-    "build/spread/executors/dask.py": {"builtins.eval", *NAMED},
+    "driver/spread/executors/any.py": NAMED,
+    "driver/spread/executors/dask.py": {"builtins.eval", *NAMED},
     # a URL that has been looked at, and whether a file system is one of folders
     "urls.py": {"fsspec"},
     "cache/remote/transport.py": {"fsspec"},
@@ -66,11 +66,11 @@ ALLOWED = {
     "backends/aoti/openmp.py": LIBRARIES,
     "backends/aoti/timed.py": LIBRARIES,
     "exir/graph/tensors.py": LIBRARIES,
-    "build/inputs/audit.py": LIBRARIES,
-    "build/inputs/strict.py": LIBRARIES,
-    "build/inputs/preload.py": LIBRARIES,
+    "driver/inputs/audit.py": LIBRARIES,
+    "driver/inputs/strict.py": LIBRARIES,
+    "driver/inputs/preload.py": LIBRARIES,
     # watches how torch's modules search for a library
-    "build/inputs/stand_ins.py": LIBRARIES,
+    "driver/inputs/stand_ins.py": LIBRARIES,
 }
 """What may be where, and why."""
 

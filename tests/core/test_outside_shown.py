@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from support.lowered import floats
 from support.weights import checkpoint, write_outside
 
-from hatch_lower.build.contents import find_contents
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.main import main
 from hatch_lower.cli.measure.exact import model_figures
 from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.driver.contents import find_contents
 
 FIRST, SECOND = "https://example.org/1.safetensors", "https://example.org/2.safetensors"
 EVEN = checkpoint({"a": floats(1.0, 2.0), "b": floats(3.0, 4.0)})

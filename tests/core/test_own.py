@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hatch_lower import __version__
-from hatch_lower.build.inputs.machine import own_digest
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.driver.inputs.machine import own_digest
 
 
 @pytest.fixture

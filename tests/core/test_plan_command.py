@@ -131,5 +131,5 @@ def test_a_plan_imports_no_torch(scenario: Project, modules_after: Callable[[str
         f"from hatch_lower.cli.entry import main; main({arguments!r}, standalone_mode=False)",
     ]
     modules = modules_after("\n".join(lines))
-    assert "hatch_lower.build.units" in modules
+    assert "hatch_lower.driver.units" in modules
     assert "torch" not in modules

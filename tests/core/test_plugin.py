@@ -27,10 +27,10 @@ from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
 from support import wheels
 
-from hatch_lower.build.context import BuildContext
-from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
+from hatch_lower.driver.context import BuildContext
+from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event
 from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile
@@ -61,7 +61,7 @@ def safetensors(**tensors: bytes) -> bytes:
 
 @dataclass
 class Lowering:
-    """Stands in for `hatch_lower.build.build.build`: notes how it was called and gives a small payload."""
+    """Stands in for `hatch_lower.driver.build.build`: notes how it was called and gives a small payload."""
 
     files: dict[str, bytes] = field(
         default_factory=lambda: {
@@ -115,7 +115,7 @@ class Lowering:
 @pytest.fixture
 def lowering(monkeypatch: pytest.MonkeyPatch) -> Lowering:
     stand_in = Lowering()
-    monkeypatch.setattr("hatch_lower.build.build.build", stand_in)
+    monkeypatch.setattr("hatch_lower.driver.build.build", stand_in)
     monkeypatch.setattr("hatch_lower.hatch.sbom.remembered_text", lambda subject, store: '{"about": "nothing"}\n')
     return stand_in
 
@@ -787,7 +787,7 @@ def test_a_module_that_the_export_removes_fails_the_build(
         (root / "src/digits/model.py").unlink()
         return lowering(*arguments, **others)
 
-    monkeypatch.setattr("hatch_lower.build.build.build", build)
+    monkeypatch.setattr("hatch_lower.driver.build.build", build)
     with pytest.raises(SystemExit):
         build_wheel(root)
     assert capfd.readouterr().err.endswith(
@@ -1024,7 +1024,7 @@ def test_registering_the_hook_imports_next_to_nothing() -> None:
 def test_the_hooks_process_imports_no_torch() -> None:
     modules = ("editable", "project", "tags", "terminal", "wheel")
     imports = ", ".join(f"hatch_lower.hatch.{name}" for name in modules)
-    code = f"import sys, hatch_lower.build.build, {imports}\nprint('torch' in sys.modules)"
+    code = f"import sys, hatch_lower.driver.build, {imports}\nprint('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert found.strip() == "False"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.log import Observed, is_static, read_log, unrecorded_programs
-from hatch_lower.build.inputs.preload import (
+from hatch_lower.driver.inputs.log import Observed, is_static, read_log, unrecorded_programs
+from hatch_lower.driver.inputs.preload import (
     SOURCE,
     UNFINISHED,
     RecordingSwitch,
@@ -459,7 +459,7 @@ def test_a_repeated_look_is_recorded_once(watch: Watch, tmp_path: Path) -> None:
     assert (tmp_path / "record.log").read_bytes().count(b"never there") == 1
 
 
-SWITCH = "import os; from hatch_lower.build.inputs.preload import RecordingSwitch; switch = RecordingSwitch()\n"
+SWITCH = "import os; from hatch_lower.driver.inputs.preload import RecordingSwitch; switch = RecordingSwitch()\n"
 
 
 def test_what_the_recorder_looks_at_is_not_noted_until_the_program_does(watch: Watch, work: Path) -> None:
@@ -621,7 +621,7 @@ def test_a_cache_folder_that_cannot_be_listed_fails_no_build(tmp_path: Path, mon
     def refuse(folder: Path, pattern: str) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("hatch_lower.build.inputs.preload.remove_abandoned", refuse)
+    monkeypatch.setattr("hatch_lower.driver.inputs.preload.remove_abandoned", refuse)
     assert built_library(tmp_path, PLAIN) is None
 
 

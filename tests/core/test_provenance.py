@@ -16,11 +16,11 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from hatch_lower.build.sbom import Subject
-from hatch_lower.build.sbom.card import read_cards
-from hatch_lower.build.sbom.document import document_text
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.driver.sbom import Subject
+from hatch_lower.driver.sbom.card import read_cards
+from hatch_lower.driver.sbom.document import document_text
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.codec import encode
@@ -417,13 +417,13 @@ def test_the_schema_of_a_card_is_that_of_cyclonedx() -> None:
     done = subprocess.run(
         [sys.executable, root / "tools" / "model_card.py"], check=True, capture_output=True, text=True
     )
-    assert (root / "hatch_lower" / "build" / "sbom" / "model-card.json").read_text() == done.stdout
+    assert (root / "hatch_lower" / "driver" / "sbom" / "model-card.json").read_text() == done.stdout
 
 
 def test_what_a_build_of_the_known_imports_is_light(modules_after: Callable[[str], set[str]]) -> None:
     modules = modules_after("import hatch_lower.hatch.sbom")
     assert "hatchling" in modules
-    assert not modules & {"cyclonedx", "packageurl", "torch", "hatch_lower.build.sbom.document"}
+    assert not modules & {"cyclonedx", "packageurl", "torch", "hatch_lower.driver.sbom.document"}
 
 
 def test_an_old_hatchling_is_refused_before_anything_is_lowered() -> None:

@@ -360,8 +360,8 @@ def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Works
 
 
 def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop, plain: CapturedModel) -> None:
-    from hatch_lower.build.diff.forms import read_form
     from hatch_lower.cache.store import open_store
+    from hatch_lower.driver.diff.forms import read_form
 
     report, _ = shop.build(plain)
     store = open_store({"HATCH_LOWER_CACHE_DIR": str(shop.folder / "cache")}, pytest.fail)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hatch_lower
-from hatch_lower.build.inputs.roots import Roots, standard_library
+from hatch_lower.driver.inputs.roots import Roots, standard_library
 
 
 class Places:
@@ -76,7 +76,7 @@ def test_the_standard_library_this_package_and_what_the_system_makes_up_are_no_i
     none = [
         json.__file__,
         Path(json.__file__).parents[1] / "lib-dynload" / "_x.so",
-        Path(hatch_lower.__file__).parent / "build" / "inputs" / "roots.py",
+        Path(hatch_lower.__file__).parent / "driver" / "inputs" / "roots.py",
         "/proc/cpuinfo",
         "/sys/devices/system/cpu/online",
         "/dev/urandom",

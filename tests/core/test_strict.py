@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.strict import holds_project, is_available, undeclared_read
-from hatch_lower.build.protocol import Request
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.driver.inputs.strict import holds_project, is_available, undeclared_read
+from hatch_lower.driver.protocol import Request
 from hatch_lower.format.codec import write_record
 
 CODE = """
 import json, sys
 from pathlib import Path
 from hatch_lower.format.codec import read_record
-from hatch_lower.build.protocol import Request
-from hatch_lower.build.inputs.strict import refuse_undeclared
+from hatch_lower.driver.protocol import Request
+from hatch_lower.driver.inputs.strict import refuse_undeclared
 request = read_record(Request, Path(sys.argv[1]))
 refuse_undeclared(request, Path(sys.argv[2]))
 root = request.settings.root

@@ -11,13 +11,13 @@ import torch
 from support.exports import Workshop, settings_of
 from support.plans import method, op, plan_value, tensor_input, v
 
-from hatch_lower.build import worker
-from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises
-from hatch_lower.build.protocol import Request
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
+from hatch_lower.driver import worker
+from hatch_lower.driver.lookup import LookupResult, ResultLookup, keeps_promises
+from hatch_lower.driver.protocol import Request
 from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult

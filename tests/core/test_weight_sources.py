@@ -11,12 +11,12 @@ import pytest
 from support.lowered import floats
 from support.weights import COMMIT, Served, checkpoint, served
 
-from hatch_lower.build.sources import file_path, known_digest, known_source, record_key, urls_of
-from hatch_lower.build.weight_sources import obtain
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings
+from hatch_lower.driver.sources import file_path, known_digest, known_source, record_key, urls_of
+from hatch_lower.driver.weight_sources import obtain
 from hatch_lower.errors import CacheError, FetchError, PackageError
 from hatch_lower.pipeline.checkpoint import LocalSource, named_in_wheel
 from hatch_lower.runtime.download import private_part

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hatch_lower import load
-from hatch_lower.build.opened_wheel import open_wheel
+from hatch_lower.driver.opened_wheel import open_wheel
 from hatch_lower.errors import LowerError, ProgramError, reading_hint
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program

@@ -54,8 +54,6 @@ from torch._dynamo import aot_compile, convert_frame
 from torch.distributed.elastic.multiprocessing import errors as elastic_errors
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
-from hatch_lower.build.explain import BuildHistory, ModelHistory, read_history, write_history
-from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.cache import reports
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
@@ -65,6 +63,8 @@ from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.reports import read_report, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.driver.explain import BuildHistory, ModelHistory, read_history, write_history
+from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.lowering.preprocess import wrong_field
@@ -354,8 +354,8 @@ def test_the_commands_show_a_changed_document_or_one_error(
 ) -> None:
     from click.testing import CliRunner
 
-    from hatch_lower.build import installation
     from hatch_lower.cli.entry import main
+    from hatch_lower.driver import installation
 
     # once, and not half a second for each recipe that a command shows: torch has ten thousand files
     monkeypatch.setattr(installation, "installed_size", cache(installation.installed_size))

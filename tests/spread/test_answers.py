@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.build.inputs.record import RecordedInputs
-from hatch_lower.build.lookup import add_entry, readable_entries, shared_key
-from hatch_lower.build.spread.answers import CONTENTS, HEAD, MAC, code, read_answer, write_answer
-from hatch_lower.build.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
-from hatch_lower.build.spread.protocol import (
+from hatch_lower.cache.entry import HASHED
+from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.driver.inputs.record import RecordedInputs
+from hatch_lower.driver.lookup import add_entry, readable_entries, shared_key
+from hatch_lower.driver.spread.answers import CONTENTS, HEAD, MAC, code, read_answer, write_answer
+from hatch_lower.driver.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
+from hatch_lower.driver.spread.protocol import (
     Lack,
     UnitAnswer,
     UnitRequest,
@@ -22,11 +26,7 @@ from hatch_lower.build.spread.protocol import (
     read_request,
     write_request,
 )
-from hatch_lower.build.spread.requests import remember_read
-from hatch_lower.cache.entry import HASHED
-from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
-from hatch_lower.cache.store import Store
-from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.driver.spread.requests import remember_read
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 BLOBS = (b"native code" * 99, b"", b"tensors")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.pool_units import run_unit
 
-from hatch_lower.build.spread.executors.any import JobExecutor
-from hatch_lower.build.spread.executors.choose import opener
+from hatch_lower.driver.spread.executors.any import JobExecutor
+from hatch_lower.driver.spread.executors.choose import opener
 from hatch_lower.errors import ExecutorError
 
 
@@ -34,7 +34,7 @@ def test_an_executor_that_there_is_not(name: str) -> None:
 @pytest.mark.parametrize(("engine", "library"), [("dask", "distributed"), ("ray", "ray")])
 def test_an_engine_that_is_not_installed(engine: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"hatch_lower.build.spread.executors.{engine}", raising=False)
+    monkeypatch.delitem(sys.modules, f"hatch_lower.driver.spread.executors.{engine}", raising=False)
     assert refusal(engine) == (
         f"the executor `{engine}` is not installed\n"
         "  where: `executor`\n"

@@ -17,8 +17,8 @@ import pytest
 from support.pool_units import RAISED, RETURNED, make_request, run_unit
 from support.processes import is_running
 
-from hatch_lower.build.spread.executors.choose import opener
-from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool
+from hatch_lower.driver.spread.executors.choose import opener
+from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool
 from hatch_lower.errors import ExecutorError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -49,7 +49,7 @@ def dask_cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
-    from hatch_lower.build.spread.executors.ray import remember_process
+    from hatch_lower.driver.spread.executors.ray import remember_process
 
     restore = remember_process()
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_is_lost_and_the_unit_can_be_made_again(
 def test_what_a_worker_raises_arrives(pool: Pool) -> None:
     error = pool.submit(make_request(missing=True), b"", NOBODY).exception(SECONDS)
     assert isinstance(error, ModuleNotFoundError)
-    assert str(error) == "No module named 'hatch_lower.build.spread'"
+    assert str(error) == "No module named 'hatch_lower.driver.spread'"
 
 
 @pytest.mark.parametrize("returned", RETURNED)
@@ -185,7 +185,7 @@ def test_an_address_that_is_not_there_ends_no_connection_of_others(ray_cluster: 
 
 def test_what_ray_changes_in_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from hatch_lower.build.spread.executors.ray import remember_process
+    from hatch_lower.driver.spread.executors.ray import remember_process
 
     handler = signal.getsignal(signal.SIGTERM)
     for value in ({}, {"PYTHONBREAKPOINT": "0"}):
@@ -260,7 +260,7 @@ def test_jobs_of_submitit_are_units_and_end_with_the_build(tmp_path: Path, monke
     killed = pool.submit(make_request(note=str(note), seconds=SECONDS), b"", NOBODY)
     os.kill(int(await_text(note)), signal.SIGKILL)
     assert json.loads(made.result(SECONDS).data) == ["made", 3]
-    assert str(raising.exception(SECONDS)) == "ModuleNotFoundError: No module named 'hatch_lower.build.spread'"
+    assert str(raising.exception(SECONDS)) == "ModuleNotFoundError: No module named 'hatch_lower.driver.spread'"
     assert isinstance(killed.exception(SECONDS), LostWorkerError)
     note.unlink()
     pool.submit(make_request(note=str(note), seconds=SECONDS), b"", NOBODY)
@@ -280,7 +280,7 @@ def test_a_scheduler_of_dask_that_goes_is_a_lost_connection(tmp_path: Path, monk
     with pytest.raises(LostConnectionError):
         pool.submit(make_request(), b"", NOBODY)
     pool.close(cancel=False)
-    monkeypatch.setattr("hatch_lower.build.spread.executors.dask.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("hatch_lower.driver.spread.executors.dask.CONNECT_SECONDS", 1.0)
     with pytest.raises(ExecutorError, match="the scheduler of Dask cannot be reached"):
         open_pool()
 
@@ -290,7 +290,7 @@ def test_a_scheduler_that_is_not_there_is_an_error(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed" if engine == "dask" else "ray")
-    monkeypatch.setattr(f"hatch_lower.build.spread.executors.{engine}.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(f"hatch_lower.driver.spread.executors.{engine}.CONNECT_SECONDS", 1.0)
     with pytest.raises(ExecutorError) as caught:
         executor(f"{engine}:127.0.0.1:1", tmp_path)()
     assert "cannot be reached" in caught.value.what

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.spread.facts import COMPILER, LINKER, compare_facts, facts_here, facts_wanted
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.driver.spread.facts import COMPILER, LINKER, compare_facts, facts_here, facts_wanted
 
 
 def test_facts_are_those_on_which_a_recipe_s_results_depend(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_processors_that_a_build_uses_alike_are_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: str, told: str
 ) -> None:
     machine = {"system": "", "machine": "", "libc": "", "cpu": sets, "python": ""}
-    monkeypatch.setattr("hatch_lower.build.spread.facts.machine_facts", lambda: machine)
+    monkeypatch.setattr("hatch_lower.driver.spread.facts.machine_facts", lambda: machine)
     stats = StatCache(tmp_path / "stats.json")
     assert facts_here(["instruction sets", "system"], {}, stats) == {"instruction sets": told}
 
@@ -76,8 +76,8 @@ def test_facts_import_no_torch(modules_after: Callable[[str], set[str]]) -> None
     code = """
 import os
 from pathlib import Path
-import hatch_lower.build.spread.run_unit
-from hatch_lower.build.spread.facts import facts_here, facts_wanted
+import hatch_lower.driver.spread.run_unit
+from hatch_lower.driver.spread.facts import facts_here, facts_wanted
 from hatch_lower.cache.stats import StatCache
 facts_here(facts_wanted(["aoti", "openvino"]), os.environ, StatCache(Path(os.devnull)))
 """

@@ -19,22 +19,22 @@ from typing import NamedTuple
 import pytest
 from support.processes import is_running, wait_for
 
-from hatch_lower.build.context import BuildContext, build_context
-from hatch_lower.build.protocol import Answer
-from hatch_lower.build.spread import requests
-from hatch_lower.build.spread.answers import read_answer, write_answer
-from hatch_lower.build.spread.entries import Entries, entry_of, read_entries, write_entries
-from hatch_lower.build.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, write_request
-from hatch_lower.build.spread.requests import error_of, requests_of, take_answer
-from hatch_lower.build.spread.run_unit import run_unit
-from hatch_lower.build.spread.snapshot import Snapshot, take_snapshot
-from hatch_lower.build.spread.workplace import PREFIX, Workplace, open_workplace
-from hatch_lower.build.units import Unit, find_units, recipe_units
 from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.cache.locks import held_folder
 from hatch_lower.cache.remote.signing import new_key_pair
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.driver.context import BuildContext, build_context
+from hatch_lower.driver.protocol import Answer
+from hatch_lower.driver.spread import requests
+from hatch_lower.driver.spread.answers import read_answer, write_answer
+from hatch_lower.driver.spread.entries import Entries, entry_of, read_entries, write_entries
+from hatch_lower.driver.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, write_request
+from hatch_lower.driver.spread.requests import error_of, requests_of, take_answer
+from hatch_lower.driver.spread.run_unit import run_unit
+from hatch_lower.driver.spread.snapshot import Snapshot, take_snapshot
+from hatch_lower.driver.spread.workplace import PREFIX, Workplace, open_workplace
+from hatch_lower.driver.units import Unit, find_units, recipe_units
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry
@@ -201,7 +201,7 @@ def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pyte
     own = new_key_pair()
     cache = replace(shop.settings.cache, public_keys=(own.public,))
     context = replace(shop, settings=replace(shop.settings, cache=cache))
-    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
+    monkeypatch.setattr("hatch_lower.driver.spread.run_unit.make_recipe", make_recipe)
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
     asked = asked_of(context, "broken")
     answer, entries = read_answer(run_unit(write_request(asked.request), asked.snapshot.data), asked.request)
@@ -269,7 +269,7 @@ def test_an_answer_brings_what_the_build_cannot_get_elsewhere(
             place.store.put(key, {}, "made", [key.encode()])
         place.outbox.write_text(f"{KEY} made\n{sent} sent\n")
 
-    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_recipe", make_recipe)
+    monkeypatch.setattr("hatch_lower.driver.spread.run_unit.make_recipe", make_recipe)
     asked = asked_of(shop, "broken")
     for bring_all, brought in ((True, {KEY, sent}), (False, {KEY})):
         request = replace(asked.request, bring_all=bring_all)
@@ -284,7 +284,7 @@ def test_a_unit_that_could_not_be_kept_is_not_made(shop: BuildContext, monkeypat
     def make_units(context: BuildContext, *arguments: object) -> list[Answer]:
         return [Answer(report, recipes={"default": KEY})]
 
-    monkeypatch.setattr("hatch_lower.build.spread.run_unit.make_units", make_units)
+    monkeypatch.setattr("hatch_lower.driver.spread.run_unit.make_units", make_units)
     answer = run(asked_of(shop, "broken"))
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for the results: the unit's store could not be written"

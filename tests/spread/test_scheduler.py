@@ -19,7 +19,7 @@ from support.simulated import (
     shortest_makespan,
 )
 
-from hatch_lower.build.spread.pool import LostConnectionError, Work
+from hatch_lower.driver.spread.pool import LostConnectionError, Work
 from hatch_lower.errors import CaptureError, ExecutorError
 
 EQUAL = [Work(str(number), f"unit {number}", seconds=10.0) for number in range(32)]

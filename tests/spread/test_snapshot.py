@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.project_view import ProjectView
-from hatch_lower.build.spread.snapshot import (
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.spread.snapshot import (
     HostileArchiveError,
     Relocated,
     relocated,
     take_snapshot,
     unpack,
 )
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.hatch.outside import open_project

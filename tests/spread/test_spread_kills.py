@@ -26,8 +26,8 @@ from support.processes import start, wait_for, with_variable
 from support.proxy import proxy
 from support.scenarios import Project, only, sha256
 
-from hatch_lower.build.inputs.preload import UNFINISHED
 from hatch_lower.cache.remote.signing import new_key_pair
+from hatch_lower.driver.inputs.preload import UNFINISHED
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow, pytest.mark.long]
 

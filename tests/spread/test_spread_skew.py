@@ -97,7 +97,7 @@ def test_workers_that_know_nothing_of_units_are_told_from_a_fault(
     with workers(scheduler, tmp_path / "workers", {"PYTHONPATH": str(old.parent)}):
         said = build(project("two_methods"), scheduler)
     assert said.startswith("the executor's workers cannot run units")
-    assert "No module named 'hatch_lower.build'" in said
+    assert "No module named 'hatch_lower.driver'" in said
     assert "install hatch-lower on the workers, in the version that is installed here" in said
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hatch_lower.build.units import Unit, divide_units, read_shard, select_units, shard_of
+from hatch_lower.driver.units import Unit, divide_units, read_shard, select_units, shard_of
 from hatch_lower.errors import ConfigError
 
 

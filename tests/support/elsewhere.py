@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.build.context import BuildContext, build_context
 from hatch_lower.cache.store import open_store
+from hatch_lower.driver.context import BuildContext, build_context
 from hatch_lower.events import NullReporter
 from hatch_lower.hatch.outside import open_project
 from support.scenarios import Project

@@ -44,7 +44,7 @@ class Point:
         call: `write`, `truncate`, `allocate`, `open` (of a new file, or to empty one), `mkdir`, `rename`, `link`,
             `symlink`, `unlink`.
         path: what was changed.
-        program: `hatchling`, `hatch_lower.build.worker`, or the name of the executable.
+        program: `hatchling`, `hatch_lower.driver.worker`, or the name of the executable.
     """
 
     call: str

@@ -31,8 +31,8 @@ import email.headerregistry, logging, packaging.requirements, packaging.tags, pa
 import hatchling.builders.hooks.custom, hatchling.builders.hooks.version, hatchling.builders.wheel
 import hatchling.bridge.app, hatchling.metadata.core, hatchling.plugin.manager, hatchling.plugin.specs
 import hatchling.version.core
-import hatch_lower.build.build, hatch_lower.cli.explain
-import hatch_lower.build.explain, hatch_lower.build.diff.settings
+import hatch_lower.driver.build, hatch_lower.cli.explain
+import hatch_lower.driver.explain, hatch_lower.driver.diff.settings
 import hatch_lower.hatch.hooks, hatch_lower.hatch.outside, hatch_lower.hatch.plugin, hatch_lower.hatch.project
 plain = [entry for entry in sys.path if entry]
 for line in sys.stdin:

@@ -65,7 +65,7 @@ def run_unit(
             note.write_text("cancelled")
         raise
     if "missing" in asked:
-        raise ModuleNotFoundError("No module named 'hatch_lower.build.spread'")
+        raise ModuleNotFoundError("No module named 'hatch_lower.driver.spread'")
     if "exit" in asked:
         os._exit(1)
     if "raises" in asked:

@@ -68,6 +68,6 @@ def workers(processes: list[int]) -> list[int]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"hatch_lower.build.worker" in words:
+        if b"hatch_lower.driver.worker" in words:
             found.append(pid)
     return found

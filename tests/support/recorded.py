@@ -11,24 +11,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.build.environment import child_environment
-from hatch_lower.build.inputs.check import changes
-from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.inputs.preload import preload_environment
-from hatch_lower.build.inputs.present import Present
-from hatch_lower.build.inputs.record import RecordedInputs
-from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.driver.environment import child_environment
+from hatch_lower.driver.inputs.check import changes
+from hatch_lower.driver.inputs.distributions import marks_of_project
+from hatch_lower.driver.inputs.preload import preload_environment
+from hatch_lower.driver.inputs.present import Present
+from hatch_lower.driver.inputs.record import RecordedInputs
+from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.format.codec import decode
 
 CHILD = """
 import json, sys
 from pathlib import Path
-from hatch_lower.build.inputs.collect import collect
-from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.inputs.roots import Roots
+from hatch_lower.driver.inputs.collect import collect
+from hatch_lower.driver.inputs.distributions import marks_of_project
+from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.build.inputs.recorder import Recorder
+from hatch_lower.driver.inputs.recorder import Recorder
 from hatch_lower.format.codec import encode
 
 project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])

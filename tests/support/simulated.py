@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from hatch_lower.build.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Work
-from hatch_lower.build.spread.protocol import Lack, LacksError, WrongAnswerError
-from hatch_lower.build.spread.scheduler import Scheduler
-from hatch_lower.build.spread.view import Progress
+from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Work
+from hatch_lower.driver.spread.protocol import Lack, LacksError, WrongAnswerError
+from hatch_lower.driver.spread.scheduler import Scheduler
+from hatch_lower.driver.spread.view import Progress
 from hatch_lower.errors import CaptureError
 
 # Seconds that a unit takes on a worker, and what comes back

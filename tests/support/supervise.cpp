@@ -206,7 +206,7 @@ std::string program_of(unsigned pid) {
         for (int each = getc(file); each != EOF; each = getc(file)) name += each == 0 ? ' ' : char(each);
         fclose(file);
     }
-    for (const char *part : {"hatch_lower.build.worker", "hatchling"})
+    for (const char *part : {"hatch_lower.driver.worker", "hatchling"})
         if (name.find(part) != std::string::npos) return part;
     name = name.substr(0, name.find(' '));
     return name.substr(name.rfind('/') + 1);

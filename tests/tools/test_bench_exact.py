@@ -18,10 +18,10 @@ from support.scenarios import built_scenario, only, unpack
 from support.shared import Shared
 from support.venv import run
 
-from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.measure.exact import exact_figures, kernels_in
 from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
 from hatch_lower.cli.measure.side import Side
+from hatch_lower.driver.contents import find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
@@ -35,7 +35,7 @@ from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.json_report import report_text
 from hatch_lower.cli.measure.side import Side
-from hatch_lower.build.contents import find_contents
+from hatch_lower.driver.contents import find_contents
 from hatch_lower.runtime.files import open_folder
 
 wheel, folder, cores = Path(sys.argv[1]), open_folder(Path(sys.argv[2])), int(sys.argv[3])

@@ -17,12 +17,12 @@ from support.sides import commit, git, worktrees
 from support.venv import child_environment
 from support.workplaces import TABLE, WHEEL, Workplace, workplace
 
-from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cli.measure import project
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.project import is_project
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.driver.explain import BuildHistory, ModelHistory, write_history
 from hatch_lower.errors import ConfigError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 

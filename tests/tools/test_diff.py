@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from support.installed import update_entries
 from support.wheels import tensors
 
-from hatch_lower.build.diff.tensors import compare_numbers
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
+from hatch_lower.driver.diff.tensors import compare_numbers
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, write_debug

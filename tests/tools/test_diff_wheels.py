@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from support.wheels import METADATA, Contents, lowered, make_wheel, sha256, tensors
 
-from hatch_lower.build.diff.difference import Difference
-from hatch_lower.build.diff.wheels import compare_wheels
+from hatch_lower.driver.diff.difference import Difference
+from hatch_lower.driver.diff.wheels import compare_wheels
 from hatch_lower.errors import PackageError
 from hatch_lower.pipeline.emit.data_map import data_map_head
 

@@ -22,8 +22,8 @@ from support.processes import wait_for
 from support.scenarios import only, tree
 from support.venv import child_environment, run
 
-from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.cli.entry import main
+from hatch_lower.driver.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.errors import ConfigError, PackageError
 
 PROJECT = """\

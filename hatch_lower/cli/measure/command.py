@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hatch_lower.build.process import is_over
-from hatch_lower.build.signals import undisturbed
+from hatch_lower.driver.process import is_over
+from hatch_lower.driver.signals import undisturbed
 from hatch_lower.errors import ProcessError
 
 Tell = Callable[[str], None]  # receives progress, a line at a time

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.cli.measure.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, REQUEST
 from hatch_lower.cli.measure.opened import open_model
+from hatch_lower.driver.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen

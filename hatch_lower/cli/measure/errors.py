@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.cli.measure.command import run_limited
 from hatch_lower.cli.measure.figures import Found, Subject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.driver.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 

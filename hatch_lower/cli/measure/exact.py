@@ -12,10 +12,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
-from hatch_lower.build.contents import Contents
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.config.requirements import read_requirement
+from hatch_lower.driver.contents import Contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, walk

@@ -16,9 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hatch_lower.build.explain import read_history
-from hatch_lower.build.inputs.present import files_matching
-from hatch_lower.build.reproduce.rebuild import only_wheel
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.measure.command import Tell, last_lines, run_command
@@ -36,6 +33,9 @@ from hatch_lower.cli.measure.repository import (
 from hatch_lower.cli.measure.side import Side, open_wheel
 from hatch_lower.cli.measure.submodules import fill_submodules
 from hatch_lower.cli.measure.temporary import work_folder
+from hatch_lower.driver.explain import read_history
+from hatch_lower.driver.inputs.present import files_matching
+from hatch_lower.driver.reproduce.rebuild import only_wheel
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder

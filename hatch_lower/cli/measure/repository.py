@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from hatch_lower.build.signals import undisturbed
 from hatch_lower.cli.measure.temporary import PREFIX
+from hatch_lower.driver.signals import undisturbed
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 from hatch_lower.frozen import Frozen
 

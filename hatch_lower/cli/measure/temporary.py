@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hatch_lower.build.signals import ending_on_signals, undisturbed
 from hatch_lower.cache.locks import held_folder, remove_abandoned
+from hatch_lower.driver.signals import ending_on_signals, undisturbed
 from hatch_lower.errors import ProgramError
 
 PREFIX = "hatch-lower-bench-"

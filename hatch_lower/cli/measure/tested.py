@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.build.contents import find_contents
-from hatch_lower.build.unpack import unpack
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.figures import Figures, Found, Subject
@@ -28,6 +26,8 @@ from hatch_lower.cli.measure.verdict import breach_text, exact_row
 from hatch_lower.cli.wheels import newest, wheels_in
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
+from hatch_lower.driver.contents import find_contents
+from hatch_lower.driver.unpack import unpack
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import find_project, open_project

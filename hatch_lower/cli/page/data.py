@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hatch_lower.build.contents import SBOM, Contents, LoweredModel, metadata_text
-from hatch_lower.build.diff.tensors import NAMES, read_tensor_file
 from hatch_lower.cli.page.facts import Facts, delegate_reports, method_facts, outside_reports
 from hatch_lower.cli.page.operations import Operations, operations_of
 from hatch_lower.cli.page.sources import looks_for, texts_of
+from hatch_lower.driver.contents import SBOM, Contents, LoweredModel, metadata_text
+from hatch_lower.driver.diff.tensors import NAMES, read_tensor_file
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hatch_lower.build.contents import Contents
 from hatch_lower.cli.page.facts import Facts
 from hatch_lower.cli.page.operations import Operation, Operations, operations_of
+from hatch_lower.driver.contents import Contents
 from hatch_lower.format.debug_map import input_number
 
 # the light colours of the page

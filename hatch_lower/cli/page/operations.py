@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hatch_lower.build.contents import LoweredRecipe
+from hatch_lower.driver.contents import LoweredRecipe
 from hatch_lower.format.debug_map import NO_REASON, Detail, MethodDebug, Origin, input_number
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall, arguments_of, walk
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from hatch_lower.build.contents import Contents
-from hatch_lower.build.opened_wheel import open_wheel
+from hatch_lower.driver.contents import Contents
+from hatch_lower.driver.opened_wheel import open_wheel
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import read_path

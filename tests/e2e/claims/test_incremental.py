@@ -15,7 +15,7 @@ import pytest
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.shared import Shared
 
-from hatch_lower.build.inputs.strict import is_available
+from hatch_lower.driver.inputs.strict import is_available
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -25,8 +25,8 @@ import atexit, sys
 def write(word):
     with open({log!r}, "a") as file:
         file.write(word + "\\n")
-write("worker" if "hatch_lower.build.worker" in sys.orig_argv else "other")
-heavy = ("torch", "hatch_lower.build.process", "hatch_lower.format.manifest", "elftools", "concurrent.futures")
+write("worker" if "hatch_lower.driver.worker" in sys.orig_argv else "other")
+heavy = ("torch", "hatch_lower.driver.process", "hatch_lower.format.manifest", "elftools", "concurrent.futures")
 atexit.register(lambda: [write(name) for name in heavy if name in sys.modules])
 """
 READING = """

@@ -42,7 +42,7 @@ RECIPES = ["default", "portable"]
 EXAMPLE = pytest.param("example", marks=pytest.mark.long)
 """`examples/run`, a part of `.ci/run`, builds, installs and runs it."""
 # Neither builders nor the command line nor a compiler may be imported to run a model.
-NEVER_AT_RUN_TIME = {"hatchling", "click", "torch._inductor", "hatch_lower.build.build", "hatch_lower.exir.lowering"}
+NEVER_AT_RUN_TIME = {"hatchling", "click", "torch._inductor", "hatch_lower.driver.build", "hatch_lower.exir.lowering"}
 
 
 def compare(

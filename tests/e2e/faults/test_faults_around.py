@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 CALL = "import sys; from hatch_lower.cli.entry import main; main(sys.argv[1:])"
 FORMS = (
-    *("build/lookup.py", "cache/reports.py", "cache/stats.py", "build/explain.py", "pipeline/package.py"),
+    *("driver/lookup.py", "cache/reports.py", "cache/stats.py", "driver/explain.py", "pipeline/package.py"),
     *("exir/lowering/stored_results.py", "hatch/tags.py"),
 )
 """Modules with the versions of the forms in which things are stored."""

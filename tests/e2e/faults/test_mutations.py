@@ -27,8 +27,8 @@ from support.mutations import (
     write_table,
 )
 
-from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.config.tables import HookTable, toml_key
+from hatch_lower.driver.inputs.preload import built_library
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

@@ -51,9 +51,9 @@ import os, sys
 from pathlib import Path
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.build.explain import BuildHistory, write_history
+from hatch_lower.driver.explain import BuildHistory, write_history
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.build.inputs.variables import secret
+from hatch_lower.driver.inputs.variables import secret
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])
 store = Store(directory, "on", sys.exit)
 store.put("ab" * 32, {}, 1, [b"blob"])
@@ -97,7 +97,7 @@ def test_a_first_build_that_is_killed_anywhere(supervisor: Supervisor, tiny: Kno
         place.start_over()
         action = ("kill", "kill-all")[number % 2]
         struck = supervisor.build(place, action, str(number))
-        if action == "kill" and struck.points[number - 1].program not in ("hatchling", "hatch_lower.build.worker"):
+        if action == "kill" and struck.points[number - 1].program not in ("hatchling", "hatch_lower.driver.worker"):
             struck.finished.check()  # it was a compiler, of a library that a build can do without
         else:
             has_been_killed(place, tiny, struck, f"point {number}")

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from hatch_lower.build.build import result_of
-from hatch_lower.build.contents import find_contents
-from hatch_lower.build.context import build_context, open_cache
-from hatch_lower.build.executor import export_models, record_results
-from hatch_lower.build.sources import urls_of
-from hatch_lower.build.unpack import places_in
-from hatch_lower.build.weight_sources import obtain_sources
 from hatch_lower.cli.measure.command import Tell
 from hatch_lower.cli.measure.project import editable_project, is_project
 from hatch_lower.cli.measure.side import Side, side_of
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
+from hatch_lower.driver.build import result_of
+from hatch_lower.driver.contents import find_contents
+from hatch_lower.driver.context import build_context, open_cache
+from hatch_lower.driver.executor import export_models, record_results
+from hatch_lower.driver.sources import urls_of
+from hatch_lower.driver.unpack import places_in
+from hatch_lower.driver.weight_sources import obtain_sources
 from hatch_lower.errors import ConfigError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.debug_map import MethodDebug

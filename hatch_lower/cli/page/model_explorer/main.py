@@ -8,8 +8,8 @@ from typing import Any
 from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs
 from model_explorer.graph_builder import Graph, GraphNode, GraphNodeStyle, IncomingEdge, KeyValue
 
-from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.page.exports import graphs_of, model_explorer_graph
+from hatch_lower.driver.contents import find_contents
 
 
 class HatchLowerAdapter(Adapter):  # type: ignore[misc]

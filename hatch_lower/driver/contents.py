@@ -1,0 +1,223 @@
+"""Lowered models in a wheel, in a folder, or installed; read without unpacking and without torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import TypeVar
+
+from packaging.utils import canonicalize_name
+
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.driver.opened_wheel import OpenedWheel, map_part, open_wheel, unreadable
+from hatch_lower.driver.sbom import FOLDER
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
+from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
+from hatch_lower.format.plan import Plan, check_agreement, read_plan
+from hatch_lower.format.results import SBOM_FILE
+from hatch_lower.format.weights import Weights, read_weights
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.files import PackagedFolder, Recorded, open_folder
+from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
+
+MANIFEST = "_lowered/manifest.json"
+SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`
+
+
+class Contents(Frozen):
+    """The contents of a `_lowered` folder."""
+
+    place: str  # the folder, and its wheel
+    manifest: Manifest
+    models: tuple[str, ...]  # the names of the models that were asked for
+    # returns a file's bytes; raises `ProgramError` if the manifest lists other bytes
+    read: Callable[[FileEntry], bytes]
+    map: Callable[[FileEntry], memoryview]  # the same for a file of any size: mapped, not held in memory
+    recorded: Recorded | None = None  # the digests in the RECORD of an installed distribution
+
+    def model(self, name: str) -> LoweredModel:
+        entry = self.manifest.models[name]
+        listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
+        recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
+        return LoweredModel(name, self, entry, recipes)
+
+    def weights(self, name: str) -> Weights | None:
+        """Return the places of a model's weights outside of the wheel; `None` if the wheel holds all weights."""
+        entry = self.manifest.models[name].weights
+        return None if entry is None else read_weights(self.read(entry), f"{self.place}/{entry.path}")
+
+    def plan(self, recipe: RecipeEntry) -> Plan:
+        where = f"{self.place}/{recipe.plan.path}"
+        plan = read_plan(self.read(recipe.plan), where)
+        check_agreement(plan, recipe, where)
+        return plan
+
+    def debug(self, recipe: RecipeEntry) -> DebugMap:
+        return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
+
+
+class LoweredRecipe(Frozen):
+    entry: RecipeEntry
+    plan: Plan
+    debug: Mapping[str, MethodDebug]
+
+    def method_debug(self, name: str) -> MethodDebug:
+        return self.debug.get(name, NO_DEBUG)
+
+    def files(self) -> dict[str, FileEntry]:
+        """Return the files by role. Delegates are named by digests, and so are numbered here."""
+        delegates = self.plan.delegates
+        labels = {file.file: f"data {name}" for delegate in delegates for name, file in delegate.data.items()}
+        labels |= {delegate.file: f"delegate {at} ({delegate.backend})" for at, delegate in enumerate(delegates)}
+        named = {labels.get(file.path, file.path): file for file in self.entry.delegates}
+        return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
+
+    def facts(self) -> dict[str, object]:
+        """Return the facts of every recipe that are shown and compared, as JSON; `size` counts its own files."""
+        return {
+            "backends": list(self.entry.backends),
+            "target": self.entry.target and asdict(self.entry.target),
+            "size": sum(file.size for file in self.files().values()),
+        }
+
+
+class LoweredModel(Frozen):
+    name: str
+    contents: Contents
+    entry: ModelEntry
+    recipes: Mapping[str, LoweredRecipe]
+
+
+def find_contents(target: str | Path) -> list[Contents]:
+    """Return the lowered models in the wheel or folder at a path, or the installed ones of a name."""
+    if isinstance(target, str):
+        return installed_contents(target)
+    contents = list(folders_below(target) if target.is_dir() else folders_in_wheel(target))
+    if not contents:
+        raise ProgramError(
+            "there are no lowered models here",
+            where=str(target),
+            found=f"no `{MANIFEST}`",
+            hint="build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
+        )
+    return contents
+
+
+def folders_below(path: Path) -> Iterator[Contents]:
+    manifests = [path / "manifest.json"] if (path / "manifest.json").is_file() else sorted(path.rglob(MANIFEST))
+    return (contents_of(open_folder(manifest.parent)) for manifest in manifests)
+
+
+def folders_in_wheel(path: Path) -> Iterator[Contents]:
+    wheel = open_wheel(path)
+    for member in sorted(member for member in wheel.members() if member.endswith(f"/{MANIFEST}")):
+        folder = member.removesuffix("/manifest.json")
+        place = f"{path.name}: {folder}"
+        manifest = read_manifest(wheel.read(member), f"{place}/manifest.json")
+        read = functools.partial(read_checked, wheel, folder)
+        map_file = functools.partial(map_checked, wheel, folder)
+        yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)
+
+
+def read_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> bytes:
+    member = f"{folder}/{entry.path}"
+    return checked(wheel.read(member), entry, f"{wheel.path.name}: {member}")
+
+
+def map_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> memoryview:
+    member = f"{folder}/{entry.path}"
+    return checked(wheel.map(member), entry, f"{wheel.path.name}: {member}")
+
+
+def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
+    path = folder.locate(entry)
+    try:
+        return checked(map_part(path, 0, entry.size), entry, str(path))
+    except (OSError, ValueError) as error:
+        raise unreadable(str(path), error) from error
+
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+def checked(data: Data, entry: FileEntry, where: str) -> Data:
+    if sha256_bytes(data) != entry.sha256:
+        raise ProgramError(
+            "a packaged program file is not the one that the manifest lists",
+            where=where,
+            found="another sha256 than the manifest says",
+            hint="build the wheel again",
+        )
+    return data
+
+
+def installed_contents(name: str) -> list[Contents]:
+    """Return the installed models called `model` or `distribution:model`, or all of a `distribution`."""
+    for owner, distribution in recording().items():
+        if canonicalize_name(owner) == canonicalize_name(name):
+            sources = {id(model.source): model.source for model in models_of(owner, distribution).values()}
+            folders = [contents_of(source) for source in sources.values() if isinstance(source, PackagedFolder)]
+            if folders:
+                return folders
+    try:
+        model = find_model(name)
+    except ProgramError as error:
+        if os.path.lexists(name):
+            hint = f"to open the file or folder of this name, write `{os.path.join(os.curdir, name)}`"
+            raise ProgramError(error.what, where=error.where, found=error.found, hint=hint) from error
+        raise
+    if isinstance(model.source, EagerEntry):
+        raise ProgramError(
+            f"the model `{model.model}` is installed to run eagerly and is not lowered",
+            where=f"the editable install of `{model.distribution}`",
+            hint='install the project editable with `editable = "lower"`, or not editable',
+        )
+    return [contents_of(model.source, model.model)]
+
+
+def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
+    models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
+    map_file = functools.partial(map_folder, folder)
+    return Contents(str(folder.path), folder.manifest, models, folder.read, map_file, folder.recorded)
+
+
+def sbom_text(target: str | Path) -> str:
+    """Return the stored SBOM of a wheel, or of an installed distribution or model."""
+    if isinstance(target, Path) and target.is_dir():
+        raise ProgramError(
+            "a folder has no SBOM: it is in the metadata of a wheel",
+            where=str(target),
+            hint="name the wheel, or the installed distribution",
+        )
+    text = metadata_text(target, SBOM)
+    if text is not None:
+        return text
+    if isinstance(target, Path):
+        where, hint = target.name, "build the wheel again with a newer hatch-lower"
+        find_contents(target)  # raises if there are no lowered models
+    else:
+        where = f"the distribution `{find_distribution(target).name}`"
+        origin = "".join((metadata_text(target, "direct_url.json") or "").split())
+        hint = "build its wheel again with a newer hatch-lower, and install that"
+        if '"editable":true' in origin:
+            hint = "an editable install has none: install its wheel"
+    raise ProgramError("there is no SBOM of lowered models", where=where, found=f"no `.dist-info/{SBOM}`", hint=hint)
+
+
+def metadata_text(target: str | Path, name: str) -> str | None:
+    """Return a metadata file of a wheel or an installed distribution; `None` if missing."""
+    if isinstance(target, str):
+        return find_distribution(target).read_text(name)
+    return open_wheel(target).metadata(name)
+
+
+def find_distribution(name: str) -> Distribution:
+    try:
+        return Distribution.from_name(name)
+    except (PackageNotFoundError, ValueError):
+        return Distribution.from_name(find_model(name).distribution)

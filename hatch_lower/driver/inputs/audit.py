@@ -1,0 +1,217 @@
+"""Notes from Python's audit events: files, folders, modules, processes and the network.
+
+`CLibrary` covers functions of the C library that `ctypes` can reach past the preloaded library. The preloaded library
+comes first when a program looks a name up among all loaded libraries, but a look-up in the C library itself finds the
+original function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import urllib.parse
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from hatch_lower.driver.inputs import log as events
+from hatch_lower.driver.inputs.notes import PATHS, Notes
+
+IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
+ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+NO_FOLDER = -1  # the place of a folder's descriptor in an event without a folder
+NAME = "libc.so.6"
+# functions that the preloaded library does not wrap, and that can read
+NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
+# Functions about loaded libraries, which are inputs already: torch with CUDA calls them at import
+OF_LOADED = frozenset({"dlerror", "dlinfo"})
+
+
+class AuditEvents:
+    """Takes notes of audit events while active."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.active = False
+        self._notes = notes
+        self._c_library = CLibrary(notes.log is not None)
+        self._handlers: dict[str, Callable[..., None]] = {
+            "open": self._on_open,
+            "os.listdir": self._on_list,
+            "os.scandir": self._on_list,
+            "os.mkdir": self._on_mkdir,
+            "os.remove": self._on_remove,
+            "os.rename": self._on_rename,
+            "os.link": self._on_link,
+            "import": lambda name, *_: notes.modules.add(name.partition(".")[0]),
+            "ctypes.dlopen": self._on_dlopen,
+            "ctypes.dlsym": self._on_dlsym,
+            "ctypes.dlsym/handle": self._on_dlsym,
+            "sqlite3.connect": self._on_sqlite,
+            "subprocess.Popen": self._on_start,
+            "os.posix_spawn": self._on_start,
+            "os.exec": self._on_exec,
+            "os.system": lambda *_: self._on_start("/bin/sh"),
+            "os.fork": self._on_fork,
+            "os.forkpty": self._on_fork,
+            "socket.bind": self._on_bind,
+            "socket.connect": self._on_connect,
+            "socket.sendto": self._on_connect,
+            "socket.getaddrinfo": self._on_host,
+            "socket.gethostbyname": self._on_host,
+            "socket.gethostbyaddr": self._on_host,
+            "socket.gethostname": lambda *_: notes.doubt("the machine's name was asked for"),
+            "urllib.Request": self._on_request,
+        }
+
+    def hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.active and event in self._handlers:
+            self._handlers[event](*arguments)
+
+    def _on_open(self, path: object, mode: object, flags: int, *_: object) -> None:
+        access = flags & ACCESS
+        # `os.open` can take a folder to which its path is relative, but the event does not name the folder
+        doubtful = mode is None and isinstance(path, str | bytes | os.PathLike) and not os.path.isabs(path)
+        # The library's own note comes after the call, and cannot say that a new file for appending was empty. This note
+        # comes first.
+        creates = flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path)
+        if creates or (flags & os.O_TRUNC and not doubtful):
+            self._notes.note_written(path)
+        elif access != os.O_WRONLY:
+            self._notes.note(events.READ, path)
+
+    def _on_list(self, path: object, *_: object) -> None:
+        lister = outside(sys._getframe(1)).f_code.co_filename
+        if lister == IMPORT_SYSTEM:
+            kind = events.LISTED_BY_IMPORT
+        elif any(reader in lister for reader in METADATA_READERS):
+            kind = events.LISTED_BY_METADATA
+        else:
+            kind = events.LISTED_BY_CODE
+        self._notes.note(kind, "." if path is None else path)
+
+    def _on_mkdir(self, path: object, mode: object, folder: int = NO_FOLDER) -> None:
+        if folder == NO_FOLDER and not self._notes.is_there(path):
+            self._notes.note_change(events.FOLDER_MADE, path)
+
+    def _on_remove(self, path: object, folder: int = NO_FOLDER) -> None:
+        if folder == NO_FOLDER and self._notes.is_there(path):
+            self._notes.note_change(events.REMOVED, path)
+
+    def _on_rename(self, source: object, target: object, *folders: int) -> None:
+        if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # otherwise the call fails
+            self._notes.note(events.READ, source)
+            self._notes.note_change(events.REMOVED, source)
+            self._notes.note_written(target)
+
+    def _on_link(self, source: object, target: object, *folders: int) -> None:
+        if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # otherwise the call fails
+            self._notes.note(events.READ, source)
+            self._notes.note_change(events.WRITTEN, target)
+            if self._notes.log is None:  # otherwise the library takes the note
+                self._notes.note_change(events.HARD_LINKED, source)
+
+    def _on_dlopen(self, name: object, *_: object) -> None:
+        if "/" in text_of(name):  # the list of mapped libraries has libraries without a path
+            self._notes.note(events.READ, name)
+
+    def _on_dlsym(self, library: object, name: object) -> None:
+        if self._c_library.is_unseen(library, name):
+            self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
+
+    def _on_sqlite(self, database: object, *_: object) -> None:
+        text = os.fsdecode(database) if isinstance(database, PATHS) else ""
+        if text.startswith("file:"):
+            text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
+        if text and text != ":memory:":
+            for path in (text, f"{text}-wal", f"{text}-journal"):
+                if self._notes.is_there(path):
+                    self._notes.note(events.READ, path)
+                elif path == text:
+                    self._notes.note_change(events.WRITTEN, path)
+
+    def _on_exec(self, path: object, *_: object) -> None:
+        self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")
+
+    def _on_fork(self, *_: object) -> None:
+        if self._notes.log is None:
+            self._notes.doubt("a subprocess ran: a fork of the build's process")
+        self._notes.handed_on = self._notes.handed_on or not self._notes.paused
+
+    def on_fork_exec(self, arguments: object) -> None:
+        """Take notes of a process that is started without an event."""
+        if isinstance(arguments, Sequence):
+            self._on_start(arguments[0])
+
+    def _on_start(self, executable: object, *_: object) -> None:
+        if not self._notes.paused:
+            self._notes.handed_on = True
+            if self._notes.log is None:
+                self._notes.doubt(f"a subprocess ran: {os.path.basename(text_of(executable))}")
+
+    def _on_bind(self, socket: object, address: object) -> None:
+        if not isinstance(address, tuple):
+            self._notes.sockets.add(text_of(address))
+
+    def _on_connect(self, socket: object, address: object) -> None:
+        is_local = isinstance(address, (str, bytes))
+        # which process has opened the other end, the preloaded library knows
+        if is_local and (self._notes.log is not None or text_of(address) in self._notes.sockets):
+            return
+        if isinstance(address, tuple) and len(address) > 1:
+            host = text_of(address[0])
+            address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+        self._notes.doubt(f"the network was used: {text_of(address)}")
+
+    def _on_host(self, host: object, *_: object) -> None:
+        self._notes.doubt(f"the network was used: {text_of(host)}")
+
+    def _on_request(self, url: object, *_: object) -> None:
+        parts = urllib.parse.urlsplit(text_of(url))
+        if parts.scheme != "file":
+            self._notes.doubt(f"the network was used: {parts.hostname or url}")
+
+
+def text_of(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def outside(frame: FrameType) -> FrameType:
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+class CLibrary:
+    """Tells which functions of the C library are called without a note."""
+
+    def __init__(self, preloaded: bool) -> None:
+        self._preloaded = preloaded
+        loaded = ctypes.PyDLL(None)
+        self._everything = loaded._handle
+        self._own = handle_of(NAME) or self._everything
+        self._find = loaded.dlsym  # not `_ctypes.dlsym`, which raises an audit event
+        self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+
+    def is_unseen(self, library: object, name: object) -> bool:
+        """Return whether the function may read without a note."""
+        symbol = name.encode() if isinstance(name, str) else name
+        handle = library if isinstance(library, int) else getattr(library, "_handle", None)
+        if not isinstance(symbol, bytes) or not handle or symbol.startswith((b"Py", b"_Py")):
+            return False
+        if symbol.decode() in OF_LOADED:
+            return False
+        address, own_address = self._find(handle, symbol), self._find(self._own, symbol)
+        if address is None or address != own_address:
+            return False
+        return (
+            not self._preloaded or symbol.decode() in NEVER_SEEN or self._find(self._everything, symbol) != own_address
+        )
+
+
+def handle_of(name: str) -> int:
+    """Return the handle of a library; 0 if the library is missing."""
+    try:
+        return int(ctypes.PyDLL(name)._handle)
+    except OSError:
+        return 0

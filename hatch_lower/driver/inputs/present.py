@@ -1,0 +1,183 @@
+"""The present state, in the terms of `RecordedInputs`: the recording and the comparison ask the same questions here.
+
+Every answer is found once. The same object checks all stored results of a build.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+from hatch_lower.cache.stats import StatCache, State
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.driver.inputs.distributions import Distribution, find_distributions, mark_of_distribution
+from hatch_lower.driver.inputs.modules import (
+    Listing,
+    importable_kinds,
+    is_built_in,
+    list_archive,
+    list_folder,
+    places_of,
+)
+from hatch_lower.driver.inputs.record import ABSENT
+from hatch_lower.driver.inputs.roots import Roots, spellings, standard_library
+from hatch_lower.driver.inputs.variables import mark_of, new_variables
+
+PORTIONS = " + "  # between the places of a namespace package
+LINK = " through "  # between the state of a link's path and the link's target
+# the place of modules that this package gives to the export: its own modules, and modules made for the build
+PROVIDED = "hatch-lower"
+Subject = ParamSpec("Subject")
+
+
+def remembered(method: Callable[Concatenate[Present, Subject], str]) -> Callable[Concatenate[Present, Subject], str]:
+    """Let a method of `Present` find each answer once: all stored results of a build ask about the same files."""
+
+    def answer(self: Present, /, *subject: Subject.args, **named: Subject.kwargs) -> str:
+        key = (method.__name__, *subject, *named.items())
+        if key not in self._answers:
+            self._answers[key] = method(self, *subject, **named)
+        return self._answers[key]
+
+    return answer
+
+
+@dataclass(eq=False, repr=False)
+class Present:
+    """The present inputs of an export."""
+
+    roots: Roots
+    environment: Mapping[str, str]
+    secret: bytes
+    stats: StatCache
+    project: Mapping[str, str] = field(default_factory=dict)  # the result of `marks_of_project`
+    hidden: frozenset[str] = frozenset()  # variables of the user that are not passed on
+
+    def __post_init__(self) -> None:
+        self._entries = tuple(map(str, self.roots.search_path))
+        self._import_folders = frozenset(map(os.path.realpath, self._entries))
+        self._library = frozenset(prefix for folder in standard_library() for prefix in spellings(folder))
+        self._list = cache(list_entry)
+        self._answers: dict[tuple[object, ...], str] = {}
+
+    @cached_property
+    def distributions(self) -> Mapping[str, Distribution]:
+        listings = ((entry, self._list(entry)) for entry in self._entries)
+        return find_distributions((entry, listing.names) for entry, listing in listings if listing)
+
+    @remembered
+    def file(self, located: str) -> str:
+        return self._digest(self.roots.find(located))
+
+    @remembered
+    def look(self, located: str) -> str:
+        """Return `file 123`, `folder` or `other`, with a link's target; empty if the path is missing."""
+        path, status = self.roots.find(located), self._ask(located, os.lstat)
+        if path is None or status is None:
+            return ABSENT
+        if not stat.S_ISLNK(status.st_mode):
+            return State.of(status).kind()
+        target = os.readlink(path)
+        named = (self.roots.locate(target) or "") if os.path.isabs(target) else target
+        try:
+            return f"{State.of(os.stat(path)).kind()}{LINK}{named}"
+        except OSError:
+            return f"other{LINK}{named}"
+
+    @remembered
+    def time(self, located: str) -> str:
+        status = self._ask(located, os.stat)
+        return ABSENT if status is None else f"{status.st_mtime_ns} {status.st_ctime_ns}"
+
+    @remembered
+    def listing(self, located: str) -> str:
+        path = self.roots.find(located)
+        if path is None or (listing := self._list(str(path))) is None:
+            return ABSENT
+        return digest_of_names(f"{name}/" if name in listing.folders else name for name in listing.names)
+
+    @remembered
+    def importable(self, located: str) -> str:
+        path = self.roots.find(located)
+        if path is None or (listing := self._list(str(path))) is None:
+            return ABSENT
+        namespaces = os.path.realpath(path) not in self._import_folders
+        return digest_of_names(importable_kinds(str(path), listing, namespaces=namespaces))
+
+    @remembered
+    def module(self, name: str, owners: tuple[str, ...] = ()) -> str:
+        """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`."""
+        if is_built_in(name):
+            return "python"
+        places = places_of(name, self._entries, self._list)
+        return PORTIONS.join(self._place(entry, path, owners) for entry, path in places)
+
+    @remembered
+    def distribution(self, name: str) -> str:
+        """Return `<version> <digest of RECORD>`; for the project itself, the recorded mark of its metadata first."""
+        installed = mark_of_distribution(self.distributions.get(name), self.stats)
+        return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
+
+    def variable(self, name: str) -> str:
+        return mark_of(self.secret, name, self.environment.get(name))
+
+    def asked_variables(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the recorded variables without globs, and the set variables that match a glob."""
+        return {
+            **{name: mark for name, mark in recorded.items() if "*" not in name},
+            **dict.fromkeys(new_variables(recorded, self.environment), ABSENT),
+        }
+
+    @remembered
+    def tool(self, name: str) -> str:
+        return self._digest(shutil.which(name, path=self.environment.get("PATH", "")))
+
+    @remembered
+    def glob(self, pattern: str) -> str:
+        located = {self.roots.locate(path) for path in files_matching(self.roots.project, pattern)}
+        return digest_of_names(sorted(path for path in located if path is not None))
+
+    def _digest(self, path: str | Path | None) -> str:
+        try:
+            return self.stats.digest(path) if path is not None else ABSENT
+        except (OSError, ValueError):
+            return ABSENT
+
+    def _ask(self, located: str, ask: Callable[[Path], os.stat_result]) -> os.stat_result | None:
+        path = self.roots.find(located)
+        try:
+            return ask(path) if path is not None else None
+        except (OSError, ValueError):  # a name with a zero byte
+            return None
+
+    def _place(self, entry: str, path: str, owners: tuple[str, ...]) -> str:
+        if entry in self._library:
+            return "python"
+        # a distribution counts as a whole, by its RECORD: the folder adds no information
+        for owner in owners:
+            distribution = self.distributions.get(owner)
+            if distribution is not None and distribution.entry == entry:
+                return f"dist {owner}"
+        if not os.path.isdir(entry):
+            return f"archive {self.stats.digest(entry)}"
+        return self.roots.locate(path) or PROVIDED
+
+
+def list_entry(path: str) -> Listing | None:
+    listing = list_folder(path)
+    return list_archive(path) if listing is None and os.path.isfile(path) else listing
+
+
+def files_matching(root: Path, glob: str) -> set[Path]:
+    # a folder that matches stands for all files below
+    return {below for match in root.glob(glob) for below in (match, *match.rglob("*")) if below.is_file()}
+
+
+def digest_of_names(names: Iterable[str]) -> str:
+    return sha256_bytes("\0".join(names).encode("utf-8", "surrogateescape"))

@@ -1,0 +1,170 @@
+"""`strict = true`: the files that the code of an export may read, and the error of another read.
+
+| may be read | |
+|---|---|
+| the system, the interpreter, installed distributions | whole folders |
+| folders of this build and of the cache | whole folders |
+| the import roots | source files and native modules; all folders can be listed |
+| declared `inputs` | the files that match |
+| the model's `verify-inputs` | its files |
+
+So other data in the project has to be declared, also inside a package of the project.
+
+The kernel refuses all other reads. With Landlock (Linux 5.13) a process without privileges gives up rights for good,
+for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the places
+above. Writing, executing and `stat` are not restricted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from hatch_lower.config.settings import is_sample_file
+from hatch_lower.driver.inputs.log import read_log
+from hatch_lower.driver.protocol import Request
+from hatch_lower.errors import EntryPointError, ProcessError
+
+MODULES = (".py", *EXTENSION_SUFFIXES)
+LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
+SYSTEM_NAMES = ("bin", "dev", "etc", "gnu/store", "lib", "lib32", "lib64", "nix/store", "proc", "sbin", "sys", "usr")
+# folders without which no program starts; their files are no model's inputs
+READABLE_SYSTEM = tuple(Path("/", name) for name in SYSTEM_NAMES)
+# the same numbers on every architecture
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH = 1
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+# The option of `prctl` that the kernel requires before a process without privileges restricts itself
+SET_NO_NEW_PRIVS = 38
+
+
+def refuse_undeclared(request: Request, cache: Path) -> None:
+    settings = request.settings
+    project = (settings.root, *request.import_roots)
+    whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
+    whole += [Path(entry) for entry in sys.path if entry]
+    allowed = [folder for folder in whole if not holds_project(folder, project)]
+    files = [*source_files(request), *sample_files(request), *(source.path for source in request.sources)]
+    # a folder that matches stands for all files below
+    files += (path for pattern in settings.inputs for path in settings.root.glob(pattern))
+    if not restrict_reads([*allowed, *files], listable=project):
+        raise ProcessError(
+            "undeclared reads cannot be refused here",
+            where="`strict` of the build hook `lower`",
+            found="the kernel has no Landlock, or does not let this process use it",
+            hint="build on Linux 5.13 or newer, or set `strict = false`",
+        )
+
+
+def undeclared_read(request: Request, error: BaseException) -> EntryPointError | None:
+    """Return the error that names the undeclared file that the code could not read; `None` for other errors."""
+    denied = [path for path in denied_paths(error, request.log) if not LEFT_OUT & set(Path(path).parts)]
+    if not denied:
+        return None
+    path = Path(denied[0])
+    hint = "let the export read files of the project only, or set `strict = false`"
+    if path.is_relative_to(request.settings.root):
+        inputs = [*request.settings.inputs, path.relative_to(request.settings.root).as_posix()]
+        listed = ", ".join(f'"{pattern}"' for pattern in inputs)
+        hint = f"declare it in the table of the build hook `lower`: inputs = [{listed}]"
+    return EntryPointError(
+        "the export read a file that is not declared, and `strict` is set",
+        where=f"model `{request.model}`",
+        found=str(path),
+        hint=hint,
+    )
+
+
+def holds_project(folder: Path, project: tuple[Path, ...]) -> bool:
+    """Return whether all that is in a folder being readable would make the project's own files so."""
+    related = any(root.is_relative_to(folder) or folder.is_relative_to(root) for root in project)
+    return related and not LEFT_OUT & set(folder.parts)
+
+
+def source_files(request: Request) -> Iterator[Path]:
+    for root in request.import_roots:
+        for folder, folders, names in os.walk(root, followlinks=request.work in root.parents):
+            folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(".")]
+            yield from (Path(folder, name) for name in names if name.endswith(MODULES))
+
+
+def sample_files(request: Request) -> Iterator[Path]:
+    (model,) = (model for model in request.settings.models if model.name == request.model)
+    if is_sample_file(model.verify_inputs):
+        yield request.settings.root / model.verify_inputs
+
+
+def is_available() -> bool:
+    """Return whether this kernel has Landlock and permits its use."""
+    return sys.platform == "linux" and system_call(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION) >= 1
+
+
+def restrict_reads(allowed: Sequence[Path], listable: Sequence[Path] = ()) -> bool:
+    """Restrict the reads of this thread and of its later threads and processes; return `False` without Landlock."""
+    # Existing threads are not restricted, so this call comes before torch is imported. The restriction cannot be
+    # undone.
+    handled = struct.pack("=Q", READ_FILE | READ_DIR)
+    rules = system_call(CREATE_RULESET, handled, len(handled), 0) if is_available() else -1
+    if rules < 0:
+        return False
+    try:
+        for path in allowed:
+            allow(rules, path, READ_FILE | READ_DIR)
+        for path in listable:
+            allow(rules, path, READ_DIR)
+        library = ctypes.CDLL(None, use_errno=True)
+        return library.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and system_call(RESTRICT_SELF, rules, 0) == 0
+    finally:
+        os.close(rules)
+
+
+def allow(rules: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # a missing path stays forbidden if it appears later
+    try:
+        # a file has no right to be listed, and the kernel refuses a rule with the right
+        rights &= READ_FILE | (READ_DIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0)
+        system_call(ADD_RULE, rules, RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+    finally:
+        os.close(descriptor)
+
+
+def system_call(number: int, *arguments: int | bytes | None) -> int:
+    """Call the kernel; the result is negative if the kernel refuses."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    converted = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return int(library.syscall(ctypes.c_long(number), *converted))
+
+
+def denied_paths(error: BaseException, log: Path | None) -> tuple[str, ...]:
+    """Return the paths that could not be read, as far as an error or the preloaded library's log names them."""
+    named = dict.fromkeys(os.fsdecode(path) for cause in chain(error) for path in refused(cause))
+    if not named and log is not None:  # the log also has refused reads of native code that did no harm
+        named = dict.fromkeys(read_log(log).denied)
+    return tuple(named)
+
+
+def chain(first: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    left = [first]
+    while left:
+        error = left.pop()
+        if id(error) not in seen:
+            seen.add(id(error))
+            yield error
+            left += [cause for cause in (error.__context__, error.__cause__) if cause is not None]
+
+
+def refused(error: BaseException) -> Iterator[str | bytes]:
+    if isinstance(error, PermissionError):
+        yield from (path for path in (error.filename, error.filename2) if isinstance(path, str | bytes))

@@ -1,0 +1,290 @@
+"""A loop over the futures of an engine: submit units, read answers, retry. The loop knows no engine, no model, no
+torch.
+
+A unit whose worker is lost, or whose answer is wrong, is made again on another worker. After several failures the unit
+is given up, and left to the local build. A unit that fails ends the build, and so does a unit that all workers refuse.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Reply, Work
+from hatch_lower.driver.spread.protocol import LacksError, WrongAnswerError
+from hatch_lower.driver.spread.view import Progress, UnitView
+from hatch_lower.errors import ExecutorError
+
+MOST_FAILED = 4  # lost workers and wrong answers of a unit, which may be the cause itself; or exceptions
+MOST_REFUSED_AGAIN = 8  # refusals of a unit by workers that were to be avoided: the engine cannot choose
+MOST_CONNECTIONS = 3  # connections to an engine without a unit made between
+PATIENCE_SECONDS = 5.0  # the wait for a worker that does not refuse: a worker may be about to start
+LONGEST_TEXT = 400  # characters of a worker's exception
+TICK_SECONDS = 0.5  # between two looks at the number of workers
+
+
+class Desk(Protocol):
+    """Writes the requests for units, and reads the answers."""
+
+    def request(self, work: Work) -> tuple[bytes, bytes]:
+        """Return the request for a unit, and the snapshot beside it."""
+
+    def read(self, work: Work, reply: Reply) -> None:
+        """Keep the results of an answer.
+
+        Raises a `LacksError` if the worker refuses the unit, a `LostWorkerError` if the unit was killed there, a
+        `WrongAnswerError`, or the error with which the unit failed.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    work: Work
+    seconds: float
+    number: int
+    began: float = 0.0
+    failed: int = 0  # lost workers and wrong answers
+    raised: int = 0
+    refused_again: int = 0
+    avoid: frozenset[str] = frozenset()  # workers that were lost with the unit, or answered wrongly
+
+
+class Clock:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, finished: queue.SimpleQueue[Future[Reply]], seconds: float) -> Future[Reply] | None:
+        """Return the next finished future, or `None` after some seconds."""
+        with suppress(queue.Empty):
+            return finished.get(timeout=seconds)
+        return None
+
+
+class Scheduler:
+    def __init__(self, open_pool: Callable[[], Pool], desk: Desk, view: UnitView, clock: Clock) -> None:
+        self._open_pool = open_pool
+        self._desk = desk
+        self._view = view
+        self._clock = clock
+        self._ready: list[tuple[float, int, State]] = []  # a heap: the longest unit first
+        self._running: dict[Future[Reply], State] = {}
+        self._finished: queue.SimpleQueue[Future[Reply]] = queue.SimpleQueue()
+        self._refused: dict[str, dict[str, str]] = {}  # by group and worker: the lacks
+        self._unserved: dict[str, float] = {}  # by group without a worker: the time since when
+        self._given_up: dict[str, str] = {}
+        self._made = self._total = 0
+        self._left = 0.0  # seconds of the units that are neither made nor given up
+        self._estimated = False
+        self._connections = 0
+        self._lost = False
+        self._size: int | None = None
+        self._looked = float("-inf")
+
+    def run(self, works: Sequence[Work]) -> dict[str, str]:
+        """Have units made; return the keys of the units that were given up, with the reasons."""
+        known = [work.seconds for work in works if work.seconds is not None]
+        usual = sum(known) / len(known) if known else 1.0  # unknown lengths count as the average
+        self._total, self._estimated = len(works), bool(known)
+        for number, work in enumerate(works):
+            self._push(State(work, usual if work.seconds is None else work.seconds, number))
+        self._left = sum(state.seconds for _, _, state in self._ready)
+        pool: Pool | None = None
+        finished = False
+        try:
+            while self._ready or self._running:
+                if pool is None:
+                    pool = self._connect()
+                    continue
+                try:
+                    self._turn(pool)
+                except LostConnectionError as error:
+                    lost, pool = pool, None
+                    lost.close(cancel=False)
+                    self._forget_running(str(error))
+            finished = True
+        finally:
+            if pool is not None:
+                pool.close(cancel=not finished)
+        return self._given_up
+
+    def _connect(self) -> Pool | None:
+        """Open the engine. If a lost engine cannot be opened again, give up all units that are left."""
+        self._connections += 1
+        self._unserved.clear()  # other workers may have come
+        self._looked = float("-inf")
+        try:
+            return self._open_pool()
+        except ExecutorError as error:
+            if not self._lost:
+                raise
+            self._give_up_all(f"{error.what}: {error.found}")
+            return None
+
+    def _turn(self, pool: Pool) -> None:
+        now = self._clock.now()
+        if is_tick := now - self._looked >= TICK_SECONDS:
+            self._looked, self._size = now, pool.size()
+        self._submit(pool)
+        if is_tick:
+            self._show(now)
+        future = self._clock.wait(self._finished, TICK_SECONDS)
+        while future is not None:
+            if (state := self._running.get(future)) is not None:  # else a future of a lost connection
+                self._settle(future, state)
+            future = None if self._finished.empty() else self._finished.get()
+
+    def _show(self, now: float) -> None:
+        running = [(state.work, now - state.began) for state in self._running.values()]
+        left = [max(state.seconds - now + state.began, 0.0) for state in self._running.values()]
+        done = sum(state.seconds for state in self._running.values()) - sum(left)
+        rest = max((self._left - done) / max(len(running), 1), *left, 0.0) if self._estimated else None
+        self._view.show(Progress(self._made, len(self._given_up), self._total, running, rest, self._size))
+
+    # submitting
+
+    def _submit(self, pool: Pool) -> None:
+        """Submit twice as many units as there are workers: no worker waits, and a growing cluster sees the demand."""
+        size = self._size
+        while self._ready and (size is None or len(self._running) < 2 * max(size, 1)):
+            state = heapq.heappop(self._ready)[-1]
+            group = state.work.group
+            try:
+                future = self._submit_one(pool, state)
+            except LostConnectionError:
+                self._push(state)
+                raise
+            except NoWorkerError:
+                now = self._clock.now()
+                if now - self._unserved.setdefault(group, now) < PATIENCE_SECONDS:
+                    self._push(state)
+                    return
+                self._refuse(state)
+                self._give_up(state, "every worker refused the unit or answered wrongly")
+                continue
+            state.began = self._clock.now()
+            self._unserved.pop(group, None)
+            self._running[future] = state
+            future.add_done_callback(self._finished.put)
+
+    def _submit_one(self, pool: Pool, state: State) -> Future[Reply]:
+        request, snapshot = self._desk.request(state.work)
+        refused = frozenset(self._refused.get(state.work.group, ()))
+        try:
+            return pool.submit(request, snapshot, refused | state.avoid)
+        except NoWorkerError:
+            if state.avoid <= refused:
+                raise
+            # a worker that was lost, or has answered wrongly, is better than no worker
+            return pool.submit(request, snapshot, refused)
+
+    # answers
+
+    def _settle(self, future: Future[Reply], state: State) -> None:
+        error = future.exception()
+        if isinstance(error, LostConnectionError):
+            raise error
+        del self._running[future]
+        if error is None:
+            self._take(state, future.result())
+        elif isinstance(error, LostWorkerError):
+            self._take_failure(state, f"its worker was lost: {error}", error.worker, error.times)
+        else:
+            self._take_exception(state, error)
+
+    def _take_failure(self, state: State, reason: str, worker: str, times: int = 1) -> None:
+        state.failed += times
+        state.avoid |= {worker} - {""}
+        self._try_again(state, reason, enough=state.failed >= MOST_FAILED)
+
+    def _take(self, state: State, reply: Reply) -> None:
+        try:
+            self._desk.read(state.work, reply)
+        except LacksError as error:
+            self._take_refusal(state, reply.worker, str(error))
+        except WrongAnswerError as error:
+            self._take_failure(state, f"{reply.worker} answered wrongly: {error}", reply.worker)
+        except LostWorkerError as error:
+            self._take_failure(state, f"{reply.worker}: {error}", reply.worker)
+        else:
+            self._connections = 0
+            self._made += 1
+            self._left -= state.seconds
+            self._view.made(state.work, reply.worker, self._clock.now() - state.began)
+
+    def _take_refusal(self, state: State, worker: str, lacks: str) -> None:
+        refused = self._refused.setdefault(state.work.group, {})
+        state.refused_again += worker in refused
+        refused[worker] = lacks
+        enough = state.refused_again >= MOST_REFUSED_AGAIN
+        if enough:
+            self._refuse(state)
+        self._try_again(state, f"{worker} refused: {lacks}", enough=enough)
+
+    def _refuse(self, state: State) -> None:
+        """Raise the error of a unit that all workers refuse, except after a lost worker or a wrong answer."""
+        if state.avoid or not (refused := self._refused.get(state.work.group)):
+            return
+        raise ExecutorError(
+            "no worker can make a unit of this build",
+            where=f"`{state.work.name}`",
+            found="\n".join(f"{worker}: {lacks}" for worker, lacks in sorted(refused.items())),
+            hint='install the same on the workers as here, or build with `executor = "local"`',
+        )
+
+    def _take_exception(self, state: State, error: BaseException) -> None:
+        # a failing unit is an answer: an exception comes from the worker's environment
+        state.raised += 1
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if state.raised >= MOST_FAILED:
+            raise ExecutorError(
+                "the executor's workers cannot run units",
+                where=f"`{state.work.name}`",
+                found=reason,
+                hint="install hatch-lower on the workers, in the version that is installed here",
+            ) from error
+        self._try_again(state, f"the worker raised {reason}", enough=False)
+
+    def _try_again(self, state: State, reason: str, *, enough: bool) -> None:
+        if enough:
+            self._give_up(state, reason)
+        else:
+            self._view.again(state.work, reason)
+            self._push(state)
+
+    def _push(self, state: State) -> None:
+        heapq.heappush(self._ready, (-state.seconds, state.number, state))
+
+    def _give_up(self, state: State, reason: str) -> None:
+        """Leave a unit to the local build."""
+        self._given_up[state.work.key] = reason
+        self._left -= state.seconds
+        self._view.given_up(state.work, reason)
+
+    def _give_up_all(self, reason: str) -> None:
+        while self._ready:
+            self._give_up(heapq.heappop(self._ready)[-1], reason)
+
+    def _forget_running(self, reason: str) -> None:
+        """Submit again the units that ran when the connection was lost, or give up all units that are left."""
+        self._lost = True
+        self._view.said(f"the executor was lost: {reason}")
+        running, self._running = self._running, {}
+        for state in running.values():
+            self._take_failure(state, reason, "")
+        if self._connections >= MOST_CONNECTIONS:
+            self._give_up_all(f"the executor was lost: {reason}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an exception's text: some engines append the worker's stack."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # of an unknown class
+        return "its text cannot be read"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
