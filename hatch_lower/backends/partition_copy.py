@@ -7,7 +7,8 @@ give equal bytes. Subclasses rewrite operators, layouts and constants for their 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from torch.fx import Graph, Node
 from hatch_lower.backends.call_map import call_facts
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, input_pairs, output_pairs
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class PartitionCopy(ABC):
@@ -110,3 +112,25 @@ def memory_order(value: object) -> list[int] | None:
     order = sorted(range(len(sizes)), key=lambda dim: (-dense[dim], dim))
     long = [dim for dim in order if sizes[dim] != 1]
     return None if long == sorted(long) else order
+
+
+aten = torch.ops.aten
+# operators that take no negative index, and the position of their indices
+INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
+    {
+        aten.embedding.default: 1,
+        aten.gather.default: 2,
+        aten.index_select.default: 2,
+        aten.scatter.src: 2,
+        aten.scatter.value: 2,
+        aten.scatter_add.default: 2,
+        aten.scatter_reduce.two: 2,
+    }
+)
+
+
+def without_negatives(index: Node) -> tuple[tuple[OpOverload, int], ...]:
+    """Return the operators, each with its scalar argument, that turn a negative index into an index beyond any size."""
+    # engines count negative indices from the end, but eager raises: an index beyond any size raises in engines too
+    value: torch.Tensor = index.meta["val"]
+    return (aten.clamp.default, -1), (aten.bitwise_and.Scalar, torch.iinfo(value.dtype).max)

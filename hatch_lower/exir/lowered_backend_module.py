@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.graph.surgery import all_nodes, copy_program, flat_signature
+from hatch_lower.exir.graph.surgery import all_nodes, copy_program, flat_signature, graph_modules
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowering.submodules import arrange_graph_outputs as arrange_graph_outputs
 from hatch_lower.exir.lowering.submodules import arrange_graph_placeholders as arrange_graph_placeholders
@@ -128,3 +129,8 @@ def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, Lowered
 
 def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:
     return [module for _, module, _ in get_lowered_submodules(graph_module)]
+
+
+def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
+    for module in graph_modules(program.graph_module):
+        yield from get_lowered_backend_modules(module)

@@ -40,7 +40,7 @@ from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuil
 
 MOST_TIMES = 8  # healings of a recipe; `docs/engines.md` and `on-mismatch` name the number
 MOST_TOGETHER = 8  # operations that are wrong only when lowered together; a single operation is left out
-MOST_LOWERINGS = 48  # lowered parts in a search
+HEALING_LOWERINGS = 48  # lowered parts in a search
 
 WRONG = "left out: the backend computed wrong numbers in this build"
 REFUSED = "left out: the backend refused the operation in this build"
@@ -75,7 +75,7 @@ class Healing:
         try:
             with process_restored():  # a partitioner that has failed may fail again
                 cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
-            refusal = find_refusal(cut, turn.partitioners, build.store, MOST_LOWERINGS)
+            refusal = find_refusal(cut, turn.partitioners, build.store, HEALING_LOWERINGS)
         except BaseException as other:  # the turn's error counts, not an error of the search
             refuse_out_of_memory(other)
         if refusal is None or refusal.backend != turn.name:
@@ -102,10 +102,10 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
         raise plain
     lowering = lowered.lowering
     heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates) and lowering.healed < MOST_TIMES
-    finding, lines = search_wrong(build, lowered, error, MOST_LOWERINGS if heals else 0)
+    finding, lines = search_wrong(build, lowered, error, HEALING_LOWERINGS if heals else 0)
     step = None
     # a search that reached its limit may not have found the fewest operations
-    is_whole = finding is not None and finding.lowerings < MOST_LOWERINGS
+    is_whole = finding is not None and finding.lowerings < HEALING_LOWERINGS
     if heals and is_whole and finding is not None and finding.verdict in ("operation", "together", "refused"):
         reason = FAILED if finding.verdict == "refused" else WRONG
         program = lowering.methods.edge[finding.method]

@@ -27,8 +27,8 @@ from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
 from hatch_lower.exir.backend.registry import tools_named
 from hatch_lower.exir.graph.surgery import count_operations
+from hatch_lower.exir.lowered_backend_module import lowered_modules
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.record import ModelReport, WeightsRecord

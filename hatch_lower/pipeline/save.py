@@ -11,8 +11,9 @@ from hatch_lower import __version__
 from hatch_lower.cache.store import open_store
 from hatch_lower.errors import PackageError
 from hatch_lower.exir.graph.surgery import count_operations
+from hatch_lower.exir.lowered_backend_module import lowered_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
+from hatch_lower.exir.program._program import LoweredProgram
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.pipeline.capture import capture_program
 from hatch_lower.pipeline.emit.delegates import names_in_constants

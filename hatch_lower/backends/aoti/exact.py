@@ -32,7 +32,7 @@ def is_inexact(node: Node) -> bool:
     if op is torch.ops.aten.abs.default:
         return node.meta["val"].dtype in (torch.int8, torch.int16)
     if op is POW:
-        return node.args[1] == -0.5 and node.meta["val"].dtype in RSQRT_DTYPES
+        return bool(node.args[1] == -0.5) and node.meta["val"].dtype in RSQRT_DTYPES
     return op in FORMULAS or op is STD
 
 

@@ -34,8 +34,8 @@ from hatch_lower.backends.aoti.quantized import (
 )
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.floored import is_floored, write_floored
-from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
+from hatch_lower.backends.partition_copy import PartitionCopy, memory_order, without_negatives
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
 from hatch_lower.runtime.torch_private.programs import FakeTensorMode
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, source_of_size

@@ -13,13 +13,11 @@ from torch.fx import Graph, Node
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.floored import is_floored, write_floored
 from hatch_lower.backends.interpolation import is_nearest, regular_factors
-from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.backends.partition_copy import INDEX_POSITIONS, PartitionCopy, memory_order, without_negatives
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.backend.canonical_partitioners.operators import (
-    INDEX_POSITIONS,
     named_arguments,
     torch_operator,
-    without_negatives,
 )
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.surgery import reach

@@ -27,7 +27,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name
 
 EXACT = 2**24  # whole numbers that float32 holds
-LARGEST = 2**14  # largest product of two signed 8-bit integers
+LARGEST_PRODUCT = 2**14  # largest product of two signed 8-bit integers
 ROUNDERS = frozenset(overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
 FILLING = frozenset(overloads("full full_like"))
@@ -73,7 +73,7 @@ def chooser_of(node: Node) -> Node | None:
 def why_not_product(node: Node) -> str:
     """Return why a product of 8-bit integers, which have a sign, is not taken."""
     count = named_arguments(node)["self"].meta["val"].shape[-1]
-    if isinstance(count, int) and count * LARGEST <= EXACT:
+    if isinstance(count, int) and count * LARGEST_PRODUCT <= EXACT:
         return ""
     if all(operator_name(user.target) == "aten._to_copy.default" and of_floats(user) for user in node.users):
         return ""

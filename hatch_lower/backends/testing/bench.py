@@ -21,13 +21,13 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, lowered_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.partition import plan_partitions
 from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, overrides, preprocess_all
 from hatch_lower.exir.lowering.wishes import Wishes
-from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
+from hatch_lower.exir.program._program import LoweredProgram
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder

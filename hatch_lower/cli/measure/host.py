@@ -17,7 +17,7 @@ from hatch_lower.cli.measure.command import started
 from hatch_lower.cli.measure.figures import thread_variables
 from hatch_lower.errors import ProcessError, error_from_json
 
-LAST_LINES = 20
+CHILD_ERROR_LINES = 20
 
 
 class RefusedError(Exception):
@@ -90,5 +90,5 @@ class Host(AbstractContextManager["Host"]):
             else f"exit status {code}"
         )
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        lines = self._errors.read().decode(errors="replace").splitlines()[-CHILD_ERROR_LINES:]
         return "\n".join([ended, *lines])

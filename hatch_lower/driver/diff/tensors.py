@@ -20,7 +20,7 @@ from hatch_lower.frozen import Frozen
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Safetensors' name of a dtype to torch's name; a complex number is a pair of real numbers
 NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
-PIECE = 1 << 20
+COMPARED_PIECE = 1 << 20
 SHOWN = 3
 
 
@@ -151,8 +151,8 @@ def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> Number
     size = DTYPES[name].size
     end = min(len(first), len(second)) // size * size
     change.total = end // size
-    for start in range(0, end, PIECE):
-        left, right = (bytearray(side[start : min(start + PIECE, end)]) for side in (first, second))
+    for start in range(0, end, COMPARED_PIECE):
+        left, right = (bytearray(side[start : min(start + COMPARED_PIECE, end)]) for side in (first, second))
         if left != right:
             compare_piece(name, left, right, change)
     return change

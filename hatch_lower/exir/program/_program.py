@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,7 @@ from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBackendConfig
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError, verify_edge
-from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
+from hatch_lower.exir.lowered_backend_module import lowered_modules
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
 from hatch_lower.exir.pass_base import AnyPass, transform_program
@@ -241,11 +240,6 @@ def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverl
     except EdgeViolationError as error:  # the error knows the node and not the method
         where = f"method `{name}`, {error.where}"
         raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
-
-
-def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
-    for module in graph_modules(program.graph_module):
-        yield from get_lowered_backend_modules(module)
 
 
 def refuse_etrecord(wanted: bool) -> None:

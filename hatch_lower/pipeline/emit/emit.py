@@ -22,8 +22,7 @@ from hatch_lower.exir.graph.state import (
     output_pairs,
 )
 from hatch_lower.exir.graph.surgery import tensor_attributes
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.program._program import lowered_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, lowered_modules
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan

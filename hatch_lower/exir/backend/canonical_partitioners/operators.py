@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from hatch_lower.exir.dialects.edge._ops import dotted_name
@@ -69,25 +67,3 @@ class OperatorSet:
     def overloads(self) -> list[OpOverload]:
         targets = (torch_operator(operator) for operator in self.operators)
         return [target for target in targets if isinstance(target, OpOverload)]
-
-
-aten = torch.ops.aten
-# operators that take no negative index, and the position of their indices
-INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
-    {
-        aten.embedding.default: 1,
-        aten.gather.default: 2,
-        aten.index_select.default: 2,
-        aten.scatter.src: 2,
-        aten.scatter.value: 2,
-        aten.scatter_add.default: 2,
-        aten.scatter_reduce.two: 2,
-    }
-)
-
-
-def without_negatives(index: Node) -> tuple[tuple[OpOverload, int], ...]:
-    """Return the operators, each with its scalar argument, that turn a negative index into an index beyond any size."""
-    # engines count negative indices from the end, but eager raises: an index beyond any size raises in engines too
-    value: torch.Tensor = index.meta["val"]
-    return (aten.clamp.default, -1), (aten.bitwise_and.Scalar, torch.iinfo(value.dtype).max)
