@@ -42,8 +42,8 @@ def owner_of(node: Node) -> Node:
 def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
     """Yield the arguments that an operation mutates (`is_write`) or that its result may alias (`not is_write`)."""
     target = torch_operator(node.target)
-    if target is operator.getitem:
-        yield from node.all_input_nodes[: not is_write]
+    if target is operator.getitem and not is_write:
+        yield from node.all_input_nodes[:1]
     elif isinstance(target, OpOverload):
         given = named_arguments(node)
         for argument in schema_of(target).arguments:
