@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from hatch_lower.errors import size_text
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
-from hatch_lower.pipeline.eager import eager_tensors
+from hatch_lower.pipeline.eager import eager_outputs, random_operators
 from hatch_lower.pipeline.input_sizes import MethodSizes
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case
+from hatch_lower.pipeline.rounding import rounding_of
+from hatch_lower.runtime.check import mark_name
+from hatch_lower.runtime.torch_private import trees
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+def example_tensors(
+    model: CapturedModel, tell: Callable[[str, object], object] = lambda method, outputs: None
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors among the example inputs and eager's outputs, and a note if eager fails."""
+    # `tell` receives each method's name and eager's unchanged outputs.
+    # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not only tensors; the
+    # tensors are contiguous and share no memory. An output that was rounded on the way, to a half or to integers, has
+    # a mark for each kind of rounding: `hatch-lower check` allows that output a larger difference.
+    found: dict[str, torch.Tensor] = {}
+    for method in model.methods:
+        if not method.has_examples or random_operators(method.program):
+            continue
+        try:
+            case = example_case(method)
+            outputs = eager_outputs(model, method, case)
+            tell(method.name, outputs)
+            found |= named_tensors(method, case, outputs)
+        except Exception as error:
+            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
+    return found, ""
+
+
+def named_tensors(method: CapturedMethod, case: InputCase, outputs: object) -> dict[str, torch.Tensor]:
+    # names as in `example_tensors`
+    found: dict[str, torch.Tensor] = {}
+    for i, marks in enumerate(rounding_of(method.program).outputs):
+        found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}
+    for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
+        for i, leaf in enumerate(trees.tree_leaves(tree)):
+            if isinstance(leaf, torch.Tensor):
+                found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
+    return found
 
 
 def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -53,7 +90,7 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
     count = min(rows - 1, rows * room // size)
     while count >= max(1, sizes.ranges[symbol][0]):
         case = first_rows(method, symbol, count)
-        tensors = eager_tensors(model, method, case)
+        tensors = named_tensors(method, case, eager_outputs(model, method, case))
         if bytes_of(tensors) <= room:
             yield f"{count} of {rows} rows", tensors
         count //= 2

@@ -15,9 +15,7 @@ from hatch_lower.exir.graph.tensors import is_plain, storage_key
 from hatch_lower.exir.graph.writes import written_into
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
-from hatch_lower.pipeline.random_inputs import InputCase, example_case
-from hatch_lower.pipeline.rounding import rounding_of
-from hatch_lower.runtime.check import mark_name
+from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import trees
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
@@ -89,45 +87,7 @@ def is_training(model: CapturedModel) -> bool:
     return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
 
 
-def example_tensors(
-    model: CapturedModel, tell: Callable[[str, object], object] = lambda method, outputs: None
-) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors among the example inputs and eager's outputs, and a note if eager fails."""
-    # `tell` receives each method's name and eager's unchanged outputs.
-    # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not only tensors; the
-    # tensors are contiguous and share no memory. An output that was rounded on the way, to a half or to integers, has
-    # a mark for each kind of rounding: `hatch-lower check` allows that output a larger difference.
-    found: dict[str, torch.Tensor] = {}
-    for method in model.methods:
-        if not method.has_examples or random_operators(method.program):
-            continue
-        try:
-            case = example_case(method)
-            outputs = eager_outputs(model, method, case)
-            tell(method.name, outputs)
-            found |= named_tensors(method, case, outputs)
-        except Exception as error:
-            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
-    return found, ""
-
-
 def eager_outputs(model: CapturedModel, method: CapturedMethod, case: InputCase) -> object:
     args, kwargs = case.copied()
     with torch.no_grad():
         return eager_factory(model, method)()(*args, **kwargs)
-
-
-def eager_tensors(model: CapturedModel, method: CapturedMethod, case: InputCase) -> dict[str, torch.Tensor]:
-    """Return the tensors among the inputs of a call and eager's outputs, by the names of `example_tensors`."""
-    return named_tensors(method, case, eager_outputs(model, method, case))
-
-
-def named_tensors(method: CapturedMethod, case: InputCase, outputs: object) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for i, marks in enumerate(rounding_of(method.program).outputs):
-        found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}
-    for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
-        for i, leaf in enumerate(trees.tree_leaves(tree)):
-            if isinstance(leaf, torch.Tensor):
-                found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
-    return found

@@ -35,9 +35,9 @@ from hatch_lower.format.record import ModelReport, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.check_data import limited
+from hatch_lower.pipeline.check_data import example_tensors, limited
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.pipeline.eager import eager_factory, example_tensors
+from hatch_lower.pipeline.eager import eager_factory
 from hatch_lower.pipeline.emit.anchors import anchors_of
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
 from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes

@@ -15,8 +15,8 @@ from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.comparison import Verification, verify_method
-from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.runtime.check import mark_name
 from hatch_lower.runtime.numbers import Tolerance

@@ -20,9 +20,9 @@ from hatch_lower.events import NullReporter
 from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.check_data import limited
+from hatch_lower.pipeline.check_data import example_tensors, limited
 from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
-from hatch_lower.pipeline.eager import changed_parameters, example_tensors, random_operators
+from hatch_lower.pipeline.eager import changed_parameters, random_operators
 from hatch_lower.pipeline.generated_inputs import InputMaker
 from hatch_lower.pipeline.input_sizes import LARGEST_ELEMENTS
 from hatch_lower.pipeline.random_inputs import InputCase, example_case

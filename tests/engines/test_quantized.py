@@ -18,8 +18,8 @@ from hatch_lower.errors import VerificationError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plain_tensors
+from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.comparison import verify_method
-from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.graph_key import describe_method
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.pipeline.save import save_program

@@ -20,8 +20,8 @@ from hatch_lower.events import Event
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.check_data import example_tensors
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model, start_build
