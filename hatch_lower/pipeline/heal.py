@@ -13,7 +13,7 @@ operations, and a build that finds the record does not search.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torch.fx import Node
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import AnswerError, BackendError, VerificationError
 from hatch_lower.events import Event
-from hatch_lower.exir.backend.backend_api import cut_methods
+from hatch_lower.exir.backend.backend_api import cut_methods, merged_keys
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
 from hatch_lower.exir.lowering.leave_out import PLACE, Places, kind_of, nodes_by_place
 from hatch_lower.exir.lowering.lower import Turn
@@ -91,6 +91,22 @@ class Healing:
         build.reporter.report(Event("compile", "note", build.source.name, recipe.name, refusal.method, detail=line))
         self.left_out, self.times = step.left_out, self.times + 1
         return True
+
+
+def next_build(
+    build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError, renewed: Collection[str]
+) -> tuple[ModelBuild, bool]:
+    """Return the build to try after a failed comparison, and whether the records of recipes still hold.
+
+    `renewed` are the keys of partitions that this build has lowered. Without a remedy the error is raised.
+    """
+    keys = merged_keys(lowered.keys for lowered in recipes)
+    taken = [key for key, from_cache in keys.items() if from_cache and key not in renewed]
+    if not taken or not build.store.writes:
+        return healed(build, recipes, error), True
+    build.warn(f"partitions from the cache are lowered again: {error.what}")
+    build.store.forget(taken)
+    return replace(build, left_out={each.recipe.name: each.left_out for each in recipes}, kept={}), False
 
 
 def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError) -> ModelBuild:

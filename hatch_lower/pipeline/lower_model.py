@@ -2,8 +2,9 @@
 
 ```text
 start_build       options of the backends, example inputs, eager's results: the inputs of all functions below
-lower_model       known already? (`reuse`)  no: lower_recipes, verify_recipes, keep
+lower_model       find an earlier result (`reuse`) -> lower and verify -> keep the result (`reuse`)
 make_recipes      the same without files: a build elsewhere joins the recipes
+lower_verified    lower_recipes -> verify_recipes; a failed comparison leads to another attempt (`heal`)
 lower_recipes     each recipe, then the constants and the check data that all recipes share
 lower_recipe      decompose and compile (`lower`) -> emit_recipe -> summary rows
 ```
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
+from hatch_lower.errors import VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
 from hatch_lower.exir.backend.registry import tools_named
@@ -48,25 +51,63 @@ from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.traces import machine_words, traces_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
 from hatch_lower.pipeline.fresh_process import FreshProcess
+from hatch_lower.pipeline.heal import count_text, next_build
 from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
+from hatch_lower.pipeline.recipe_records import KnownRecipes
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
-from hatch_lower.pipeline.reuse import made_recipes, reused_or_lowered
+from hatch_lower.pipeline.reuse import find_export, find_recipes, keep_export, keep_made, share_recipes
 from hatch_lower.pipeline.verify import verify_recipes
 
 
 def lower_model(build: ModelBuild) -> ModelReport:
-    """Lower an exported model for each of its recipes, write the files, and verify the programs."""
-    # if this model fails, finished models stay in the cache
-    return reused_or_lowered(build, lower_recipes, verify_recipes)
+    """Return the report of an exported model, which an earlier build or this build has lowered and verified."""
+    with find_export(build) as found:
+        if found.report is not None:
+            return found.report
+        report, recipes = lower_verified(build, found.known)
+        return keep_export(build, found, report, recipes)
 
 
 def make_recipes(build: ModelBuild) -> tuple[ModelReport, Mapping[str, str]]:
     """Lower and verify a model's recipes for a build elsewhere that joins the recipes; return the records' keys."""
-    return made_recipes(build, lower_recipes, verify_recipes)
+    # the report has no files: the build that joins the recipes writes files
+    report = ModelReport(build.model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
+    made: list[str] = []
+    with find_recipes(build) as found:
+        missing = [recipe.name for recipe in build.recipes if recipe.name not in found.known.records]
+        if missing:
+            lowered, recipes = lower_verified(build.narrowed(missing), KnownRecipes())
+            made = keep_made(build, found, lowered, recipes)
+            report = replace(report, rows=lowered.rows, verified=lowered.verified)
+    return report, share_recipes(build.store, found.known, made)
+
+
+def lower_verified(build: ModelBuild, known: KnownRecipes) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
+    """Lower a model's recipes and compare with eager; after a failed comparison, lower what `next_build` returns."""
+    build = replace(build, left_out={name: record.left_out for name, record in known.records.items()})
+    for name, several in build.left_out.items():
+        if several:
+            build.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
+    keys: set[str] = set()  # of partitions that were lowered in this build
+    for number in count(1):
+        report, recipes = lower_recipes(build)
+        try:
+            verified = [*verify_recipes(build, [lowered for lowered in recipes if not known.is_known(lowered)])]
+            break
+        except VerificationError as error:
+            build, are_valid = next_build(build, recipes, error, keys)
+            known = known if are_valid else KnownRecipes()
+        keys.update(*(lowered.keys for lowered in recipes))
+        # a library that this process has loaded must not be written again
+        again = Packager(build.folder / f"again{number}", build.model.name, build.store)
+        build = replace(build, packager=again)
+    order = [lowered.recipe.name for lowered in recipes]
+    verified = sorted([*verified, *known.verified(recipes)], key=lambda method: order.index(method.recipe))
+    return replace(report, verified=tuple(verified)), recipes
 
 
 def start_build(

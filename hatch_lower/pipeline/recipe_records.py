@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
 
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.recipes import RecipeRecord, UsedVersions, find_recipe, has_partitions, put_recipe, recipe_key
@@ -16,8 +17,8 @@ Versions = Mapping[UsedBackend, UsedVersions]
 
 
 class KnownRecipes(Frozen):
-    exports: Mapping[str, ExportKey]  # of every recipe
-    records: Mapping[str, RecipeRecord]
+    exports: Mapping[str, ExportKey] = field(default_factory=dict)  # of every recipe
+    records: Mapping[str, RecipeRecord] = field(default_factory=dict)
 
     def key(self, recipe: str) -> str:
         return recipe_key(self.exports[recipe].components())
@@ -26,6 +27,11 @@ class KnownRecipes(Frozen):
         # whether the assembled files are the files that a record says were verified
         record = self.records.get(lowered.recipe.name)
         return record is not None and (record.plan, record.files, record.requirements) == contents_of(lowered)
+
+    def verified(self, recipes: Iterable[LoweredRecipe]) -> Iterator[VerifiedMethod]:
+        """Yield the results of earlier comparisons of the same files."""
+        for lowered in filter(self.is_known, recipes):
+            yield from self.records[lowered.recipe.name].verified
 
     def missing(self) -> list[str]:
         return [name for name in self.exports if name not in self.records]

@@ -9,29 +9,24 @@ Recipes with a record are not verified again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import field, replace
 from pathlib import PurePath
-
-import torch
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.recipes import UsedVersions, share_recipe
 from hatch_lower.cache.reports import read_report, report_blobs, report_value
 from hatch_lower.cache.store import Store
-from hatch_lower.errors import CacheError, ProgramError, VerificationError
+from hatch_lower.errors import CacheError, ProgramError
 from hatch_lower.events import stage
-from hatch_lower.exir.backend.backend_api import merged_keys
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
-from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, describe_export
-from hatch_lower.pipeline.heal import count_text, healed
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipe_records import (
@@ -45,66 +40,59 @@ from hatch_lower.pipeline.recipe_records import (
 )
 from hatch_lower.pipeline.recipes import refuse_torch
 
-Lowered = tuple[ModelReport, Sequence[LoweredRecipe]]
-Lower = Callable[[ModelBuild], Lowered]
-Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], tuple[VerifiedMethod, ...]]
+
+class Found(Frozen):
+    """Results of earlier builds for an export."""
+
+    export: Export | None = None  # `None` if the export has no key
+    report: ModelReport | None = None
+    known: KnownRecipes = field(default_factory=KnownRecipes)
 
 
-def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
-    """Return an earlier build's report of the same export; if there is none, lower, verify and store the result."""
+@contextmanager
+def find_export(build: ModelBuild) -> Iterator[Found]:
+    """Find an earlier report of the same export; if there is none, the block holds the lock of the export's key."""
     store, model = build.store, build.model.name
     try:
         with stage(build.reporter, "lookup", model) as describe:
             export = export_of(build)
             report = find_report(store, export, build.packager)
-            known = known_recipes(build, export.key) if report is None else KnownRecipes({}, {})
+            known = known_recipes(build, export.key) if report is None else KnownRecipes()
             describe("found" if report else "not found" if known.missing() else "each recipe found, to be joined")
+        found = Found(export, report, known)
     except NoKeyError as error:
         refuse_frozen(store, model, str(error))
         build.warn(f"only partitions are looked up in the cache: {error}")
-        return lowered_and_verified(build, lower, verify)[0]
-    if report is not None:
-        refuse_broken_promises(build, report)
-        return report
-    if known.missing():
-        refuse_frozen(store, model, "no result for the present export with these settings", known.missing())
-    with store.locked([export.key.digest()], "export"):
-        report = find_report(store, export, build.packager)  # another build may just have stored a report
-        if report is not None:
-            refuse_broken_promises(build, report)
-            return report
-        report, recipes = lowered_and_verified(build, lower, verify, known)
-        report = replace(report, methods=export.methods, key=encode(export.key.components()))
-        if store.writes and (reason := keep(build, known, export, report, recipes)):
-            build.warn(f"the model is not kept in the cache as a whole: {reason}")
-    return report
+        found = Found()
+    with ExitStack() as locks:
+        if found.export is not None and found.report is None:
+            if missing := found.known.missing():
+                refuse_frozen(store, model, "no result for the present export with these settings", missing)
+            locks.enter_context(store.locked([found.export.key.digest()], "export"))
+            # another build may just have stored a report
+            found = replace(found, report=find_report(store, found.export, build.packager))
+        if found.report is not None:
+            refuse_broken_promises(build, found.report)
+        yield found
 
 
-def made_recipes(build: ModelBuild, lower: Lower, verify: Verify) -> tuple[ModelReport, Mapping[str, str]]:
-    """Lower and verify a model's recipes without a record; return the keys of all records afterwards."""
-    # the report has no files: the build that joins the recipes writes files
-    store, model = build.store, build.model
-    report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
+@contextmanager
+def find_recipes(build: ModelBuild) -> Iterator[Found]:
+    """Find the records of a model's recipes; the block holds the locks of the recipes without a record."""
     try:
-        with stage(build.reporter, "lookup", model.name) as describe:
+        with stage(build.reporter, "lookup", build.model.name) as describe:
             export = export_of(build)
-            known = whole_recipes(build, export.key)
-            describe("not found" if known.missing() else "found")
+            found = Found(export, known=whole_recipes(build, export.key))
+            describe("not found" if found.known.missing() else "found")
     except NoKeyError as error:
         build.warn(f"only partitions are kept in the cache: {error}")
-        return replace(report, rows=lowered_and_verified(build, lower, verify)[0].rows), {}
-    made: list[str] = []
-    if known.missing():
-        with store.locked([known.key(name) for name in known.missing()], "export"):
-            known = whole_recipes(build, export.key)  # another build may just have stored records
-            if missing := known.missing():
-                lowered, recipes = lowered_and_verified(build.narrowed(missing), lower, verify)
-                report = replace(report, rows=lowered.rows, verified=lowered.verified)
-                made = keep_made(build, known, lowered, recipes)
-    there = {name: known.key(name) for name in (*known.records, *made)}
-    for key in there.values():  # partitions from before the first upload may not be in the shared cache yet
-        share_recipe(store, key)
-    return report, there
+        found = Found()
+    with ExitStack() as locks:
+        if found.export is not None and (missing := found.known.missing()):
+            locks.enter_context(build.store.locked([found.known.key(name) for name in missing], "export"))
+            # another build may just have stored records
+            found = replace(found, known=whole_recipes(build, found.export.key))
+        yield found
 
 
 def export_of(build: ModelBuild) -> Export:
@@ -113,32 +101,43 @@ def export_of(build: ModelBuild) -> Export:
     )
 
 
-def keep(
-    build: ModelBuild, known: KnownRecipes, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]
-) -> str:
-    """Store the result of lowering an export; return the reason if a later build could not use the result."""
-    try:
-        versions = versions_of(recipes)
-    except NoKeyError as error:
-        return str(error)
-    keep_recipes(build.store, known, report, recipes, versions)
-    return keep_report(build.store, export, report, recipes, versions)
+def keep_export(build: ModelBuild, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> ModelReport:
+    """Store the result of lowering an export; return the report with the export's digests."""
+    if found.export is None:
+        return report
+    report = replace(report, methods=found.export.methods, key=encode(found.export.key.components()))
+    if build.store.writes:
+        try:
+            versions = versions_of(recipes)
+            keep_recipes(build.store, found.known, report, recipes, versions)
+            reason = keep_report(build.store, found.export, report, recipes, versions)
+        except NoKeyError as error:
+            reason = str(error)
+        if reason:
+            build.warn(f"the model is not kept in the cache as a whole: {reason}")
+    return report
 
 
-def keep_made(
-    build: ModelBuild, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe]
-) -> list[str]:
+def keep_made(build: ModelBuild, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> list[str]:
     """Store the records of lowered and verified recipes; return the recipes that a later build finds."""
-    if not build.store.writes:
+    if found.export is None or not build.store.writes:
         return []
     try:
-        reasons = keep_recipes(build.store, known, report, recipes, versions_of(recipes))
+        reasons = keep_recipes(build.store, found.known, report, recipes, versions_of(recipes))
     except NoKeyError as error:
         reasons = dict.fromkeys((lowered.recipe.name for lowered in recipes), str(error))
     for name, reason in reasons.items():
         if reason:
             build.warn(f"the recipe `{name}` is not kept in the cache as a whole: {reason}")
     return [name for name, reason in reasons.items() if not reason]
+
+
+def share_recipes(store: Store, known: KnownRecipes, made: Iterable[str]) -> dict[str, str]:
+    """Upload the records of known and made recipes; return the records' keys by recipe."""
+    there = {name: known.key(name) for name in (*known.records, *made)}
+    for key in there.values():  # partitions from before the first upload may not be in the shared cache yet
+        share_recipe(store, key)
+    return there
 
 
 def keep_recipes(
@@ -150,40 +149,6 @@ def keep_recipes(
         for lowered in recipes
         if not known.is_known(lowered)
     }
-
-
-def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify, known: KnownRecipes | None = None) -> Lowered:
-    if known is not None:
-        build = replace(build, left_out={name: record.left_out for name, record in known.records.items()})
-        for name, several in build.left_out.items():
-            if several:
-                build.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
-    renewed: set[str] = set()  # keys of partitions that were lowered in this build
-    for number in count(1):
-        report, recipes = lower(build)
-        told = [] if known is None else [lowered.recipe.name for lowered in recipes if known.is_known(lowered)]
-        try:
-            verified = verify(build, [lowered for lowered in recipes if lowered.recipe.name not in told])
-            break
-        except VerificationError as error:
-            found = merged_keys(recipe.keys for recipe in recipes)
-            taken = [key for key, from_cache in found.items() if from_cache and key not in renewed]
-            renewed |= found.keys()
-            if taken and build.store.writes:
-                build.warn(f"partitions from the cache are lowered again: {error.what}")
-                build.store.forget(taken)
-                left_out = {recipe.recipe.name: recipe.left_out for recipe in recipes}
-                build, known = replace(build, left_out=left_out, kept={}), None
-            else:
-                build = healed(build, recipes, error)
-        # a library that this process has loaded must not be written again
-        again = Packager(build.folder / f"again{number}", build.model.name, build.store)
-        build = replace(build, packager=again)
-    if told and known is not None:
-        earlier = [method for name in told for method in known.records[name].verified]
-        order = [lowered.recipe.name for lowered in recipes]
-        verified = tuple(sorted((*verified, *earlier), key=lambda method: order.index(method.recipe)))
-    return replace(report, verified=verified), recipes
 
 
 def refuse_frozen(store: Store, model: str, found: str, missing: Sequence[str] = ()) -> None:
