@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from support.seeded import Fault, Place, seeded  # noqa: E402
 
 if TYPE_CHECKING:
-    from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+    from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services
 
 SECONDS = "120"
 LINEAR, CONVOLUTION = ("linear", "addmm", "mm"), ("conv2d", "convolution")
@@ -140,16 +140,17 @@ def watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def run_once(build: ModelBuild, lowered: LoweredRecipe) -> None:
+def run_once(inputs: BuildInputs, services: Services, lowered: LoweredRecipe) -> None:
     """Load and call what was lowered, as a build does that compares it with eager."""
     from hatch_lower.pipeline.emit.delegates import names_in_constants
+    from hatch_lower.pipeline.model_build import place_of
     from hatch_lower.pipeline.verify import load_program
 
-    build.packager.write_storages(
+    services.packager.write_storages(
         lowered.emitted.storages, names_in_constants([(lowered.emitted.plan, lowered.emitted.storages)])
     )
-    _, executor = load_program(build, lowered)
-    executor.methods["forward"](*build.source.methods[0].args)
+    _, executor = load_program(services.packager, lowered, place_of(inputs.model.name, lowered.recipe))
+    executor.methods["forward"](*inputs.source.methods[0].args)
 
 
 def processor_seconds() -> float:
@@ -167,6 +168,7 @@ def run(case: Case, limit: float) -> dict[str, Any]:
     from hatch_lower.events import NullReporter
     from hatch_lower.pipeline.capture import capture_model
     from hatch_lower.pipeline.emit.sources import SourceRoots
+    from hatch_lower.pipeline.heal import Attempt
     from hatch_lower.pipeline.localize.finding import Localization, finding_lines
     from hatch_lower.pipeline.localize.model import localize_model
     from hatch_lower.pipeline.lower_model import lower_recipe, start_build
@@ -180,7 +182,7 @@ def run(case: Case, limit: float) -> dict[str, Any]:
         store = open_store({"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(work / "cache")}, print)
         source = capture_model(case.model, MODELS[case.model](), NullReporter())
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
-        build = start_build(settings, model, source, work, NullReporter(), store)
+        inputs, services = start_build(settings, model, source, work, NullReporter(), store)
         origins = [
             sources.origin(node, str(node.target))
             for node in source.methods[0].program.graph.nodes
@@ -193,13 +195,13 @@ def run(case: Case, limit: float) -> dict[str, Any]:
         with seeded(case.fault) as changed:
             with watched() as lowering:
                 began = time.monotonic()
-                lowered = lower_recipe(build, recipe)
+                lowered = lower_recipe(inputs, services, recipe, Attempt())
                 lowered_seconds = time.monotonic() - began
-                run_once(build, lowered)
+                run_once(inputs, services, lowered)
             assert changed, f"{case}: the fault is in no partition"
             with watched() as looking:
                 began, busy = time.monotonic(), processor_seconds()
-                found = localize_model(build, Localization(limit), lambda build, recipe: lowered)
+                found = localize_model(inputs, services, lowered, Localization(limit))
                 seconds, busy = time.monotonic() - began, processor_seconds() - busy
     finding = found.findings[0]
     named = [(operation.op, operation.module, operation.source) for operation in finding.operations]

@@ -186,18 +186,16 @@ def run_pipeline(
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
-    build = pipeline.start_build(
+    inputs, services = pipeline.start_build(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
     if request.localization is not None:
-        from hatch_lower.pipeline.localize.model import localize_model
-
-        write_record(request.folder / FINDINGS, localize_model(build, request.localization, pipeline.lower_recipe))
+        write_record(request.folder / FINDINGS, pipeline.find_wrong(inputs, services, request.localization))
         return Answer(capture_report(request.settings, model, source, request.folder, reporter))
     if request.mode == "recipe":
-        report, records = pipeline.make_recipes(build)
+        report, records = pipeline.make_recipes(inputs, services)
         return Answer(report, recipes=records)
-    return Answer(pipeline.lower_model(build))
+    return Answer(pipeline.lower_model(inputs, services))
 
 
 def enter_project(request: Request) -> None:

@@ -2,7 +2,7 @@
 
 ```text
 turn fails             a backend refuses a partition            `Healing.leaves_out`, in the stage `compile`
-comparison fails       wrong numbers, or a delegate that fails  `healed`, after the stage `compare`
+comparison fails       wrong numbers, or a delegate that fails  `next_attempt`, after the stage `compare`
 ```
 
 The export, the recipe and the tools alone determine the operations to leave out: the limit of a search is a number of
@@ -13,13 +13,14 @@ operations, and a build that finds the record does not search.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import AnswerError, BackendError, VerificationError
 from hatch_lower.events import Event
@@ -36,7 +37,8 @@ from hatch_lower.pipeline.exceptions import refuse_out_of_memory
 from hatch_lower.pipeline.localize.finding import Finding, operation_text
 from hatch_lower.pipeline.localize.model import search_wrong
 from hatch_lower.pipeline.localize.refusal import find_refusal
-from hatch_lower.pipeline.model_build import LeftOutOf, LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, LeftOutOf, LoweredRecipe, Services
+from hatch_lower.pipeline.recipe_records import KnownRecipes
 
 MOST_TIMES = 8  # healings of a recipe; `docs/engines.md` and `on-mismatch` name the number
 MOST_TOGETHER = 8  # operations that are wrong only when lowered together; a single operation is left out
@@ -47,18 +49,28 @@ REFUSED = "left out: the backend refused the operation in this build"
 FAILED = "left out: the backend failed when the operation ran in this build"
 
 
-def may_heal(build: ModelBuild, recipe: Recipe) -> bool:
-    return recipe.on_mismatch == "leave-out" and bool(recipe.backends) and build.store.mode != "frozen"
+class Attempt(Frozen):
+    """An attempt to lower a model's recipes so that they agree with eager."""
+
+    number: int = 0
+    known: KnownRecipes = field(default_factory=KnownRecipes)  # recipes of the same files need no comparison
+    left_out: Mapping[str, LeftOutOf] = field(default_factory=dict)  # recipe to the operations that torch runs
+    kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to its lowering in an earlier attempt
+    renewed: frozenset[str] = frozenset()  # keys of the partitions of earlier attempts
+
+
+def may_heal(store: Store, recipe: Recipe) -> bool:
+    return recipe.on_mismatch == "leave-out" and bool(recipe.backends) and store.mode != "frozen"
 
 
 class Healing:
     """The operations that a recipe leaves out, extended while the recipe is lowered."""
 
-    def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
-        self._build = build
+    def __init__(self, services: Services, recipe: Recipe, attempt: Attempt) -> None:
+        self._services = services
         self._recipe = recipe
-        self.left_out: LeftOutOf = build.left_out.get(recipe.name, {})
-        self.times = build.kept[recipe.name].healed if recipe.name in build.kept else 0
+        self.left_out: LeftOutOf = attempt.left_out.get(recipe.name, {})
+        self.times = attempt.kept[recipe.name].healed if recipe.name in attempt.kept else 0
 
     def places(self, backend: str) -> Mapping[str, Places]:
         return {
@@ -68,14 +80,14 @@ class Healing:
 
     def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
         """Return whether a failed turn can be tried again, without an operation that the backend refuses."""
-        build, recipe = self._build, self._recipe
-        if isinstance(error, AnswerError) or not may_heal(build, recipe) or self.times == MOST_TIMES:
+        services, recipe = self._services, self._recipe
+        if isinstance(error, AnswerError) or not may_heal(services.store, recipe) or self.times == MOST_TIMES:
             return False
         refusal = None
         try:
             with process_restored():  # a partitioner that has failed may fail again
                 cut = cut_methods(programs, turn.partitioners, validate=False, left_out=self.places(turn.name))
-            refusal = find_refusal(cut, turn.partitioners, build.store, HEALING_LOWERINGS)
+            refusal = find_refusal(cut, turn.partitioners, services.store, HEALING_LOWERINGS)
         except BaseException as other:  # the turn's error counts, not an error of the search
             refuse_out_of_memory(other)
         if refusal is None or refusal.backend != turn.name:
@@ -88,37 +100,55 @@ class Healing:
         origin = sources.origin(step.node, str(step.node.target))
         why = f"`{turn.name}` refuses to lower the operation{together_text(places)}: {refusal.text}"
         line = left_out_line(origin, step.others, turn.name, why)
-        build.reporter.report(Event("compile", "note", build.source.name, recipe.name, refusal.method, detail=line))
+        event = Event("compile", "note", services.packager.model, recipe.name, refusal.method, detail=line)
+        services.reporter.report(event)
         self.left_out, self.times = step.left_out, self.times + 1
         return True
 
 
-def next_build(
-    build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError, renewed: Collection[str]
-) -> tuple[ModelBuild, bool]:
-    """Return the build to try after a failed comparison, and whether the records of recipes still hold.
+def first_attempt(services: Services, known: KnownRecipes) -> Attempt:
+    left_out = {name: record.left_out for name, record in known.records.items()}
+    for name, several in left_out.items():
+        if several:
+            services.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
+    return Attempt(known=known, left_out=left_out)
 
-    `renewed` are the keys of partitions that this build has lowered. Without a remedy the error is raised.
-    """
+
+def next_attempt(
+    inputs: BuildInputs,
+    services: Services,
+    attempt: Attempt,
+    recipes: Sequence[LoweredRecipe],
+    error: VerificationError,
+) -> Attempt:
+    """Return the attempt after a failed comparison; raise the error without a remedy."""
     keys = merged_keys(lowered.keys for lowered in recipes)
-    taken = [key for key, from_cache in keys.items() if from_cache and key not in renewed]
-    if not taken or not build.store.writes:
-        return healed(build, recipes, error), True
-    build.warn(f"partitions from the cache are lowered again: {error.what}")
-    build.store.forget(taken)
-    return replace(build, left_out={each.recipe.name: each.left_out for each in recipes}, kept={}), False
+    taken = [key for key, from_cache in keys.items() if from_cache and key not in attempt.renewed]
+    attempt = replace(attempt, number=attempt.number + 1, renewed=attempt.renewed | keys.keys())
+    left_out = {each.recipe.name: each.left_out for each in recipes}
+    if taken and services.store.writes:
+        services.warn(f"partitions from the cache are lowered again: {error.what}")
+        services.store.forget(taken)
+        return replace(attempt, known=KnownRecipes(), left_out=left_out, kept={})
+    name, more = healed(inputs, services, recipes, error)
+    kept = {each.recipe.name: each.lowering for each in recipes}
+    kept[name] = replace(kept[name], healed=kept[name].healed + 1)
+    return replace(attempt, left_out=left_out | {name: more}, kept=kept)
 
 
-def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: VerificationError) -> ModelBuild:
-    """Return a build that leaves out the operation behind a failed comparison; raise the error if none is found."""
+def healed(
+    inputs: BuildInputs, services: Services, recipes: Sequence[LoweredRecipe], error: VerificationError
+) -> tuple[str, LeftOutOf]:
+    """Return the recipe of a failed comparison, and its operations to leave out; raise the error if none is found."""
     plain = VerificationError(error.what, where=error.where, found=error.found, hint=error.hint)
     name = getattr(error, "recipe", "")
     lowered = next((each for each in recipes if each.recipe.name == name), None)
     if lowered is None:
         raise plain
     lowering = lowered.lowering
-    heals = may_heal(build, lowered.recipe) and bool(lowered.emitted.plan.delegates) and lowering.healed < MOST_TIMES
-    finding, lines = search_wrong(build, lowered, error, HEALING_LOWERINGS if heals else 0)
+    heals = may_heal(services.store, lowered.recipe) and lowering.healed < MOST_TIMES
+    heals = heals and bool(lowered.emitted.plan.delegates)
+    finding, lines = search_wrong(inputs, services, lowered, error, HEALING_LOWERINGS if heals else 0)
     step = None
     # a search that reached its limit may not have found the fewest operations
     is_whole = finding is not None and finding.lowerings < HEALING_LOWERINGS
@@ -133,11 +163,8 @@ def healed(build: ModelBuild, recipes: Sequence[LoweredRecipe], error: Verificat
         raise plain
     origin = finding.operations[finding.places.index(step.node.meta[PLACE])]
     line = left_out_line(origin, step.others, finding.backend, error_text(finding))
-    build.reporter.report(Event("compare", "note", build.source.name, name, finding.method, detail=line))
-    kept = {each.recipe.name: each.lowering for each in recipes}
-    kept[name] = replace(lowering, healed=lowering.healed + 1)
-    known = {each.recipe.name: each.left_out for each in recipes} | {name: step.left_out}
-    return replace(build, left_out=known, kept=kept)
+    services.reporter.report(Event("compare", "note", inputs.model.name, name, finding.method, detail=line))
+    return name, step.left_out
 
 
 class Step(Frozen):

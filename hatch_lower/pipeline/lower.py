@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError
-from hatch_lower.events import Event, stage
+from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
@@ -19,27 +19,26 @@ from hatch_lower.exir.lowering.lower import Steps, Turn, lower_exported
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.heal import Healing
-from hatch_lower.pipeline.model_build import KeptLowering, ModelBuild
+from hatch_lower.pipeline.heal import Attempt, Healing
+from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, Services, place_of
 from hatch_lower.pipeline.sandbox import backend_guard
 
 FINITE_ONLY = "finite-only"
 NAMED = 3  # number of operators in a line
 
 
-def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
+def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attempt: Attempt) -> KeptLowering:
     """Return the model's methods, lowered for a recipe."""
-    before = build.kept.get(recipe.name)
-    if before is not None and before.left_out == build.left_out.get(recipe.name, {}):
+    before = attempt.kept.get(recipe.name)
+    if before is not None and before.left_out == attempt.left_out.get(recipe.name, {}):
         return before
-    methods = {method.name: method.program for method in build.source.methods}
-    turns = [
-        Turn(dict.fromkeys(methods, partitioner), backend)
-        for backend, partitioner in build.partitioners[recipe.name].items()
-    ]
+    source, reporter, partitioners = inputs.source, services.reporter, inputs.partitioners[recipe.name]
+    methods = {method.name: method.program for method in source.methods}
+    turns = [Turn(dict.fromkeys(methods, partitioner), backend) for backend, partitioner in partitioners.items()]
     # without a backend no operation is decomposed: torch runs whole operations faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
-    steps = ReportedSteps(build, recipe)
+    healing = Healing(services, recipe, attempt)
+    steps = ReportedSteps(source.name, recipe, reporter, healing)
     if before is not None:
         steps.seconds.update(before.seconds)
     passes = {method: (FoldLiterals(),) for method in methods}
@@ -49,54 +48,55 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> KeptLowering:
         preserve=everything,
         preserve_nodes=UNLIKE_EAGER,
         passes=passes,
-        store=build.store,
+        store=services.store,
         steps=steps,
         before=None if before is None else before.methods,
     )
-    for method in build.source.methods:
+    for method in source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
-            build.reporter.report(Event("compile", "note", build.source.name, recipe.name, method.name, detail=line))
+            reporter.report(Event("compile", "note", source.name, recipe.name, method.name, detail=line))
     for backend in recipe.backends:
         line = line_on_finite(backend.name, steps.finite_only[backend.name])
         if line and FINITE_ONLY not in backend.options:
-            build.reporter.report(Event("compile", "note", build.source.name, recipe.name, detail=line))
-    return KeptLowering(lowered, steps.seconds, steps.healing.left_out, steps.healing.times)
+            reporter.report(Event("compile", "note", source.name, recipe.name, detail=line))
+    return KeptLowering(lowered, steps.seconds, healing.left_out, healing.times)
 
 
 class ReportedSteps(Steps):
     """Reports and times the steps, and names the backend whose code fails."""
 
-    def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
-        self._build = build
+    def __init__(self, model: str, recipe: Recipe, reporter: Reporter, healing: Healing) -> None:
+        self._model = model
         self._recipe = recipe
+        self._reporter = reporter
+        self._healing = healing
         self.seconds: dict[str, float] = {}
         self.finite_only: dict[str, frozenset[str]] = {}  # operators by backend, of all methods
-        self.healing = Healing(build, recipe)
 
     @contextmanager
     def edge(self, method: str) -> Iterator[None]:
         begin = time.perf_counter()
-        with stage(self._build.reporter, "decompose", self._build.source.name, self._recipe.name, method):
+        with stage(self._reporter, "decompose", self._model, self._recipe.name, method):
             yield
         self.seconds[method] = time.perf_counter() - begin
 
     def left_out(self, turn: Turn) -> Mapping[str, Places]:
-        return self.healing.places(turn.name)
+        return self._healing.places(turn.name)
 
     def leaves_out(self, turn: Turn, programs: Mapping[str, ExportedProgram], error: BackendError) -> bool:
-        return self.healing.leaves_out(turn, programs, error)
+        return self._healing.leaves_out(turn, programs, error)
 
     def ask(self, method: str) -> AbstractContextManager[object]:
         # code of all backends of the recipe runs here
-        backends = "` or `".join(self._build.partitioners[self._recipe.name])
-        return backend_guard(backends, f"{self._build.place(self._recipe)}, method `{method}`")
+        backends = "` or `".join(choice.name for choice in self._recipe.backends)
+        return backend_guard(backends, f"{place_of(self._model, self._recipe)}, method `{method}`")
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
         begin = time.perf_counter()
         lowered: dict[str, Lowered] = {}
-        with stage(self._build.reporter, "compile", self._build.source.name, self._recipe.name) as describe:
-            with backend_guard(turn.name, self._build.place(self._recipe)):
+        with stage(self._reporter, "compile", self._model, self._recipe.name) as describe:
+            with backend_guard(turn.name, place_of(self._model, self._recipe)):
                 yield lowered.update
             describe(f"{turn.name}: {count_text(lowered)}")
         taken = time.perf_counter() - begin

@@ -4,6 +4,7 @@
 start_build       options of the backends, example inputs, eager's results: the inputs of all functions below
 lower_model       find an earlier result (`reuse`) -> lower and verify -> keep the result (`reuse`)
 make_recipes      the same without files: a build elsewhere joins the recipes
+find_wrong        a lowered recipe -> the first wrong operation (`localize`)
 lower_verified    lower_recipes -> verify_recipes; a failed comparison leads to another attempt (`heal`)
 lower_recipes     each recipe, then the constants and the check data that all recipes share
 lower_recipe      decompose and compile (`lower`) -> emit_recipe -> summary rows
@@ -16,7 +17,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ from hatch_lower.format.record import ModelReport, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.check_data import example_tensors, limited
+from hatch_lower.pipeline.check_data import Tensors, example_tensors, limited
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import eager_factory
 from hatch_lower.pipeline.emit.anchors import anchors_of
@@ -51,9 +51,11 @@ from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.traces import machine_words, traces_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
 from hatch_lower.pipeline.fresh_process import FreshProcess
-from hatch_lower.pipeline.heal import count_text, next_build
+from hatch_lower.pipeline.heal import Attempt, first_attempt, next_attempt
+from hatch_lower.pipeline.localize.finding import Findings, Localization
+from hatch_lower.pipeline.localize.model import localize_model, recipe_to_localize
 from hatch_lower.pipeline.lower import lower_for_recipe
-from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredModel, LoweredRecipe, Services, place_of
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
@@ -63,51 +65,52 @@ from hatch_lower.pipeline.reuse import find_export, find_recipes, keep_export, k
 from hatch_lower.pipeline.verify import verify_recipes
 
 
-def lower_model(build: ModelBuild) -> ModelReport:
+def lower_model(inputs: BuildInputs, services: Services) -> ModelReport:
     """Return the report of an exported model, which an earlier build or this build has lowered and verified."""
-    with find_export(build) as found:
+    with find_export(inputs, services) as found:
         if found.report is not None:
             return found.report
-        report, recipes = lower_verified(build, found.known)
-        return keep_export(build, found, report, recipes)
+        report, recipes = lower_verified(inputs, services, found.known)
+        return keep_export(services, found, report, recipes)
 
 
-def make_recipes(build: ModelBuild) -> tuple[ModelReport, Mapping[str, str]]:
+def make_recipes(inputs: BuildInputs, services: Services) -> tuple[ModelReport, Mapping[str, str]]:
     """Lower and verify a model's recipes for a build elsewhere that joins the recipes; return the records' keys."""
     # the report has no files: the build that joins the recipes writes files
-    report = ModelReport(build.model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
+    report = ModelReport(inputs.model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
     made: list[str] = []
-    with find_recipes(build) as found:
-        missing = [recipe.name for recipe in build.recipes if recipe.name not in found.known.records]
+    with find_recipes(inputs, services) as found:
+        missing = [recipe.name for recipe in inputs.recipes if recipe.name not in found.known.records]
         if missing:
-            lowered, recipes = lower_verified(build.narrowed(missing), KnownRecipes())
-            made = keep_made(build, found, lowered, recipes)
+            lowered, recipes = lower_verified(inputs.narrowed(missing), services, KnownRecipes())
+            made = keep_made(services, found, lowered, recipes)
             report = replace(report, rows=lowered.rows, verified=lowered.verified)
-    return report, share_recipes(build.store, found.known, made)
+    return report, share_recipes(services.store, found.known, made)
 
 
-def lower_verified(build: ModelBuild, known: KnownRecipes) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
-    """Lower a model's recipes and compare with eager; after a failed comparison, lower what `next_build` returns."""
-    build = replace(build, left_out={name: record.left_out for name, record in known.records.items()})
-    for name, several in build.left_out.items():
-        if several:
-            build.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
-    keys: set[str] = set()  # of partitions that were lowered in this build
-    for number in count(1):
-        report, recipes = lower_recipes(build)
+def find_wrong(inputs: BuildInputs, services: Services, wanted: Localization) -> Findings:
+    """Lower a model for a recipe, through the cache, and search its methods until a wrong method is found."""
+    lowered = lower_recipe(inputs, services, recipe_to_localize(inputs, wanted), Attempt())
+    return localize_model(inputs, services, lowered, wanted)
+
+
+def lower_verified(inputs: BuildInputs, services: Services, known: KnownRecipes) -> LoweredModel:
+    """Lower a model's recipes and compare with eager, until an attempt succeeds or `next_attempt` raises the error."""
+    attempt = first_attempt(services, known)
+    while True:
+        report, recipes = lower_recipes(inputs, services, attempt)
+        unknown = [lowered for lowered in recipes if not attempt.known.is_known(lowered)]
         try:
-            verified = [*verify_recipes(build, [lowered for lowered in recipes if not known.is_known(lowered)])]
-            break
+            verified = [*verify_recipes(inputs, services, unknown), *attempt.known.verified(recipes)]
         except VerificationError as error:
-            build, are_valid = next_build(build, recipes, error, keys)
-            known = known if are_valid else KnownRecipes()
-        keys.update(*(lowered.keys for lowered in recipes))
-        # a library that this process has loaded must not be written again
-        again = Packager(build.folder / f"again{number}", build.model.name, build.store)
-        build = replace(build, packager=again)
-    order = [lowered.recipe.name for lowered in recipes]
-    verified = sorted([*verified, *known.verified(recipes)], key=lambda method: order.index(method.recipe))
-    return replace(report, verified=tuple(verified)), recipes
+            attempt = next_attempt(inputs, services, attempt, recipes, error)
+            # a library that this process has loaded must not be written again
+            again = Packager(services.folder / f"again{attempt.number}", inputs.model.name, services.store)
+            services = replace(services, packager=again)
+        else:
+            order = [lowered.recipe.name for lowered in recipes]
+            verified.sort(key=lambda method: order.index(method.recipe))
+            return replace(report, verified=tuple(verified)), recipes
 
 
 def start_build(
@@ -119,8 +122,8 @@ def start_build(
     store: Store,
     fresh: FreshProcess | None = None,
     sources: Sequence[LocalSource] = (),
-) -> ModelBuild:
-    """Return the `ModelBuild` of an exported model; the model's files go below `folder`."""
+) -> tuple[BuildInputs, Services]:
+    """Return the inputs and the services of an exported model's lowering; the model's files go below `folder`."""
     # Without `fresh`, a process that has not run the model's code, the programs run in this process only. Weights in
     # `sources` are left out of the wheel.
     digests = SpanDigests()
@@ -145,72 +148,58 @@ def start_build(
     elif model.verify_inputs:
         unused = "`verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
-    return ModelBuild(
-        settings,
-        model,
-        source,
-        recipes,
-        partitioners,
-        store,
-        folder,
-        Packager(folder, model.name, store),
-        digests,
-        examples,
-        reporter,
-        fresh,
-        tuple(sources),
-        real,
-    )
+    inputs = BuildInputs(settings, model, source, recipes, partitioners, examples, tuple(sources), real)
+    return inputs, Services(store, folder, Packager(folder, model.name, store), digests, reporter, fresh)
 
 
-def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
-    model = build.model
-    if any(recipe.verify for recipe in build.recipes):
-        eager_factory(build.source, build.source.methods[0])()  # raises now if the module cannot be copied
-    recipes = [lower_recipe(build, recipe) for recipe in build.recipes]
+def lower_recipes(inputs: BuildInputs, services: Services, attempt: Attempt) -> LoweredModel:
+    model, packager = inputs.model, services.packager
+    if any(recipe.verify for recipe in inputs.recipes):
+        eager_factory(inputs.source, inputs.source.methods[0])()  # raises now if the module cannot be copied
+    recipes = [lower_recipe(inputs, services, recipe, attempt) for recipe in inputs.recipes]
     plans = [lowered.emitted.plan for lowered in recipes]
-    with stage(build.reporter, "package", model.name) as describe:
+    with stage(services.reporter, "package", model.name) as describe:
         storages = merge_storages(lowered.emitted.storages for lowered in recipes)
         names = names_in_constants((lowered.emitted.plan, lowered.emitted.storages) for lowered in recipes)
-        weights, inside, outside = write_outside(build, plans, storages, names)
-        constants = build.packager.write_storages(inside, names)
+        weights, inside, outside = write_outside(inputs, packager, plans, storages, names)
+        constants = packager.write_storages(inside, names)
         describe(f"constants: {constants_text(constants, bytes_in_own_layout(plans), outside)}")
     entry = ModelEntry(
-        order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
+        order=tuple(name for name in inputs.settings.recipe_order if name in model.recipes),
         constants=constants,
-        check=write_check_data(build),
-        recipes={lowered.recipe.name: recipe_entry(lowered, build.settings.name) for lowered in recipes},
+        check=write_check_data(inputs, services),
+        recipes={lowered.recipe.name: recipe_entry(lowered, inputs.settings.name) for lowered in recipes},
         weights=weights,
     )
     used = [backend for lowered in recipes for backend in lowered.used]
-    backends = backend_records(build.recipes, used, f"model `{model.name}`")
+    backends = backend_records(inputs.recipes, used, f"model `{model.name}`")
     report = ModelReport(
         model=model.name,
         manifest=entry,
-        files=build.packager.files(),
+        files=packager.files(),
         rows=tuple(row for lowered in recipes for row in lowered.rows),
         native=tuple(sorted({path for lowered in recipes for path in lowered.files.native})),
         tools=tools_named(backends),
         torch=torch.__version__,
-        architecture=architecture_of(build.source),
+        architecture=architecture_of(inputs.source),
         backends=backends,
         outside=outside,
-        beside=build.packager.beside,
+        beside=packager.beside,
     )
     return report, recipes
 
 
 def write_outside(
-    build: ModelBuild, plans: Sequence[Plan], storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
-) -> tuple[FileEntry | None, Mapping[str, torch.Tensor], WeightsRecord | None]:
+    inputs: BuildInputs, packager: Packager, plans: Sequence[Plan], storages: Tensors, names: Mapping[str, NamedStorage]
+) -> tuple[FileEntry | None, Tensors, WeightsRecord | None]:
     """Write `weights.json` for storages outside the wheel; return its entry, the storages inside, and byte counts."""
-    if not build.model.weights:
+    if not inputs.model.weights:
         return None, storages, None
     read_there = {named.key for named in names.values()}
     movable = {key: tensor for key, tensor in storages.items() if key not in read_there}
-    sources, in_a_file = build.sources, build.model.weights == (IN_A_FILE,)
+    sources, in_a_file = inputs.sources, inputs.model.weights == (IN_A_FILE,)
     if in_a_file:
-        sources = (build.packager.write_beside(movable, build.settings.name),) if movable else ()
+        sources = (packager.write_beside(movable, inputs.settings.name),) if movable else ()
     found = find_outside(movable, sources)
     inside = {key: tensor for key, tensor in storages.items() if key not in found.weights.spans}
     record = WeightsRecord(
@@ -219,7 +208,7 @@ def write_outside(
         copied=found.copied,
         kept=kept_bytes(inside, plans, () if in_a_file else sources),
     )
-    return build.packager.write_weights(found.weights, sources), inside, record
+    return packager.write_weights(found.weights, sources), inside, record
 
 
 def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: WeightsRecord | None) -> str:
@@ -229,17 +218,18 @@ def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: Weig
     return "; ".join(["none" if file is None else f"{file.size:,} bytes", *more])
 
 
-def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
+def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attempt: Attempt) -> LoweredRecipe:
     """Lower all methods for a recipe, and write the plan, the debug map and the delegates."""
-    lowering = lower_for_recipe(build, recipe)
+    model, settings, packager = inputs.model.name, inputs.settings, services.packager
+    lowering = lower_for_recipe(inputs, services, recipe, attempt)
     lowered, seconds = lowering.methods, lowering.seconds
-    with stage(build.reporter, "package", build.source.name, recipe.name):
-        emitted = emit_recipe(build, lowered.methods)
-        if recipe.name in build.settings.torch_free:
-            refuse_torch(build.place(recipe), emitted.plan, emitted.debug, recipe.imports, emitted.requirements())
-        files = build.packager.write_program(recipe.name, emitted)
-    for line in dict.fromkeys(traces_of(emitted, machine_words(build.settings.root))):
-        build.warn(f"{line}: the wheel depends on where it was built")
+    with stage(services.reporter, "package", model, recipe.name):
+        emitted = emit_recipe(inputs.source, services.digests, lowered.methods)
+        if recipe.name in settings.torch_free:
+            refuse_torch(place_of(model, recipe), emitted.plan, emitted.debug, recipe.imports, emitted.requirements())
+        files = packager.write_program(recipe.name, emitted)
+    for line in dict.fromkeys(traces_of(emitted, machine_words(settings.root))):
+        services.warn(f"{line}: the wheel depends on where it was built")
     entries = {
         name: MethodEntry(
             count_operations(lowered.edge[name].graph_module),
@@ -250,7 +240,7 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
         for name, method in lowered.methods.items()
     }
     rows = [
-        summary_row(build.source.name, recipe.name, name, entries[name], method, seconds[name])
+        summary_row(model, recipe.name, name, entries[name], method, seconds[name])
         for name, method in lowered.methods.items()
     ]
     modules = (module for method in lowered.methods.values() for module in lowered_modules(method.program))
@@ -259,27 +249,27 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs, lowering)
 
 
-def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedProgram:
+def emit_recipe(source: CapturedModel, digests: SpanDigests, lowered: Mapping[str, Lowered]) -> EmittedProgram:
     methods = {}
-    for method in build.source.methods:
+    for method in source.methods:
         name, own = method.name, lowered[method.name]
         methods[name] = LoweredMethod(name, own.program, method.parameters, own.reasons, method.dimensions)
     roots = [Path(entry) for entry in sys.path if entry]
-    emitted = emit_program(build.source.name, methods, roots=roots, digests=build.digests)
-    exported = {method.name: method.program for method in build.source.methods}
+    emitted = emit_program(source.name, methods, roots=roots, digests=digests)
+    exported = {method.name: method.program for method in source.methods}
     labels = {name: method.dimensions for name, method in methods.items()}
     anchors = anchors_of(emitted.nodes, exported)
     return replace(emitted, debug=with_details(emitted.debug, anchors, exported, labels))
 
 
-def write_check_data(build: ModelBuild) -> FileEntry | None:
-    if not build.settings.check_bytes or build.examples is None:
+def write_check_data(inputs: BuildInputs, services: Services) -> FileEntry | None:
+    if not inputs.settings.check_bytes or inputs.examples is None:
         return None
-    found, note = build.examples
-    tensors, lines = limited(build.source, found, build.settings.check_bytes)
+    found, note = inputs.examples
+    tensors, lines = limited(inputs.source, found, inputs.settings.check_bytes)
     for line in [note] if note else lines:
-        build.warn(line)
-    return build.packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
+        services.warn(line)
+    return services.packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
 
 
 def summary_row(

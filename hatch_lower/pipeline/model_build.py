@@ -1,9 +1,9 @@
-"""The values that the stages of a model's lowering pass on."""
+"""The inputs and services of a model's lowering, and the results of its stages."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.lower import LoweredMethods
 from hatch_lower.format.manifest import LeftOut, MethodEntry
+from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
@@ -38,35 +39,41 @@ class KeptLowering(Frozen):
     healed: int  # number of healings in this build
 
 
-class ModelBuild(Frozen):
+class BuildInputs(Frozen):
+    """The inputs of a model's lowering; none changes during a build."""
+
     settings: Settings
     model: ModelSettings
     source: CapturedModel
     recipes: tuple[Recipe, ...]
     # recipe to backend to its partitioner, in the order of their turns
     partitioners: Mapping[str, Mapping[str, Partitioner]]
+    # the tensors among the example inputs and eager's outputs, and a note; `None` if no setting needs the tensors
+    examples: tuple[Mapping[str, torch.Tensor], str] | None
+    sources: tuple[LocalSource, ...]  # files of published weights, which are not packaged again
+    real: Mapping[str, RealInputs]  # by method, for methods with real inputs
+
+    def narrowed(self, recipes: Collection[str]) -> BuildInputs:
+        kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
+        return replace(self, model=replace(self.model, recipes=tuple(recipe.name for recipe in kept)), recipes=kept)
+
+
+class Services(Frozen):
+    """The cache, files, events and processes of a model's build."""
+
     store: Store
     folder: Path  # of the model in this build
     packager: Packager
     digests: SpanDigests
-    # the tensors among the example inputs and eager's outputs, and a note; `None` if no setting needs the tensors
-    examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
-    sources: tuple[LocalSource, ...] = ()  # files of published weights, which are not packaged again
-    real: Mapping[str, RealInputs] = field(default_factory=dict)  # by method, for methods with real inputs
-    left_out: Mapping[str, LeftOutOf] = field(default_factory=dict)  # recipe to the operations that torch runs
-    kept: Mapping[str, KeptLowering] = field(default_factory=dict)  # recipe to its earlier lowering in this build
-
-    def narrowed(self, recipes: Collection[str]) -> ModelBuild:
-        kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
-        return replace(self, model=replace(self.model, recipes=tuple(recipe.name for recipe in kept)), recipes=kept)
 
     def warn(self, line: str) -> None:
-        self.reporter.report(Event("cache", "note", self.model.name, detail=line))
+        self.reporter.report(Event("cache", "note", self.packager.model, detail=line))
 
-    def place(self, recipe: Recipe) -> str:
-        return f"model `{self.source.name}`, recipe `{recipe.name}`"
+
+def place_of(model: str, recipe: Recipe) -> str:
+    return f"model `{model}`, recipe `{recipe.name}`"
 
 
 class LoweredRecipe(Frozen):
@@ -83,3 +90,6 @@ class LoweredRecipe(Frozen):
     @property
     def left_out(self) -> LeftOutOf:
         return self.lowering.left_out
+
+
+LoweredModel = tuple[ModelReport, Sequence[LoweredRecipe]]

@@ -48,7 +48,7 @@ class Packager:
 
     def __init__(self, folder: Path, model: str, store: Store) -> None:
         self.folder = folder
-        self._model = model
+        self.model = model
         self._store = store
         self._files: dict[str, PayloadFile] = {}
         self.constants: Path | None = None  # the constants file, after the file is written
@@ -77,7 +77,7 @@ class Packager:
         return self._files[path].source
 
     def write(self, name: str, data: bytes) -> FileEntry:
-        path = f"{self._model}/{name}"
+        path = f"{self.model}/{name}"
         entry = FileEntry(path, len(data), sha256_bytes(data))
         if path not in self._files:
             source = self.folder / path
@@ -110,7 +110,7 @@ class Packager:
         # `names` are the names by which delegates find storages in the file
         if not storages:
             return None
-        path = f"{self._model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"
+        path = f"{self.model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"
         written, source = self._constants_file(path, storages, names)
         self._files[path], self.constants = PayloadFile(path, source, written.size, written.sha256), source
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
@@ -118,8 +118,8 @@ class Packager:
     def write_beside(self, storages: Mapping[str, torch.Tensor], distribution: str) -> LocalSource:
         """Write the weights to a file beside the wheel, like the constants file; the name contains the digest."""
         # the name has no version: a release without new weights keeps the file
-        written, source = self._constants_file(f"{self._model}/{BESIDE}", storages, {})
-        name = f"{distribution}-{self._model}-{written.sha256[:DIGITS]}{SUFFIX}"
+        written, source = self._constants_file(f"{self.model}/{BESIDE}", storages, {})
+        name = f"{distribution}-{self.model}-{written.sha256[:DIGITS]}{SUFFIX}"
         self.beside = (PayloadFile(name, source, written.size, written.sha256),)
         return LocalSource(name, written.size, written.sha256, source)
 

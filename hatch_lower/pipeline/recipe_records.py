@@ -11,7 +11,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
-from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe
 
 Versions = Mapping[UsedBackend, UsedVersions]
 
@@ -37,18 +37,18 @@ class KnownRecipes(Frozen):
         return [name for name in self.exports if name not in self.records]
 
 
-def known_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
-    exports = recipe_exports(export, build.recipes, build.source)
-    found = {name: find_recipe(build.store, recipe_key(key.components())) for name, key in exports.items()}
+def known_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
+    exports = recipe_exports(export, inputs.recipes, inputs.source)
+    found = {name: find_recipe(store, recipe_key(key.components())) for name, key in exports.items()}
     return KnownRecipes(
         exports, {name: record for name, record in found.items() if record is not None and is_usable(name, record)}
     )
 
 
-def whole_recipes(build: ModelBuild, export: ExportKey) -> KnownRecipes:
+def whole_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
     """Return the known recipes that another machine can assemble: all their partitions are still stored."""
-    known = known_recipes(build, export)
-    whole = {name: record for name, record in known.records.items() if has_partitions(build.store, record)}
+    known = known_recipes(inputs, store, export)
+    whole = {name: record for name, record in known.records.items() if has_partitions(store, record)}
     return KnownRecipes(known.exports, whole)
 
 

@@ -27,7 +27,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, describe_export
-from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services, place_of
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipe_records import (
     KnownRecipes,
@@ -50,19 +50,19 @@ class Found(Frozen):
 
 
 @contextmanager
-def find_export(build: ModelBuild) -> Iterator[Found]:
+def find_export(inputs: BuildInputs, services: Services) -> Iterator[Found]:
     """Find an earlier report of the same export; if there is none, the block holds the lock of the export's key."""
-    store, model = build.store, build.model.name
+    store, model = services.store, inputs.model.name
     try:
-        with stage(build.reporter, "lookup", model) as describe:
-            export = export_of(build)
-            report = find_report(store, export, build.packager)
-            known = known_recipes(build, export.key) if report is None else KnownRecipes()
+        with stage(services.reporter, "lookup", model) as describe:
+            export = export_of(inputs, services)
+            report = find_report(store, export, services.packager)
+            known = known_recipes(inputs, store, export.key) if report is None else KnownRecipes()
             describe("found" if report else "not found" if known.missing() else "each recipe found, to be joined")
         found = Found(export, report, known)
     except NoKeyError as error:
         refuse_frozen(store, model, str(error))
-        build.warn(f"only partitions are looked up in the cache: {error}")
+        services.warn(f"only partitions are looked up in the cache: {error}")
         found = Found()
     with ExitStack() as locks:
         if found.export is not None and found.report is None:
@@ -70,65 +70,65 @@ def find_export(build: ModelBuild) -> Iterator[Found]:
                 refuse_frozen(store, model, "no result for the present export with these settings", missing)
             locks.enter_context(store.locked([found.export.key.digest()], "export"))
             # another build may just have stored a report
-            found = replace(found, report=find_report(store, found.export, build.packager))
+            found = replace(found, report=find_report(store, found.export, services.packager))
         if found.report is not None:
-            refuse_broken_promises(build, found.report)
+            refuse_broken_promises(inputs, found.report)
         yield found
 
 
 @contextmanager
-def find_recipes(build: ModelBuild) -> Iterator[Found]:
+def find_recipes(inputs: BuildInputs, services: Services) -> Iterator[Found]:
     """Find the records of a model's recipes; the block holds the locks of the recipes without a record."""
+    store, model = services.store, inputs.model.name
     try:
-        with stage(build.reporter, "lookup", build.model.name) as describe:
-            export = export_of(build)
-            found = Found(export, known=whole_recipes(build, export.key))
+        with stage(services.reporter, "lookup", model) as describe:
+            export = export_of(inputs, services)
+            found = Found(export, known=whole_recipes(inputs, store, export.key))
             describe("not found" if found.known.missing() else "found")
     except NoKeyError as error:
-        build.warn(f"only partitions are kept in the cache: {error}")
+        services.warn(f"only partitions are kept in the cache: {error}")
         found = Found()
     with ExitStack() as locks:
         if found.export is not None and (missing := found.known.missing()):
-            locks.enter_context(build.store.locked([found.known.key(name) for name in missing], "export"))
+            locks.enter_context(store.locked([found.known.key(name) for name in missing], "export"))
             # another build may just have stored records
-            found = replace(found, known=whole_recipes(build, found.export.key))
+            found = replace(found, known=whole_recipes(inputs, store, found.export.key))
         yield found
 
 
-def export_of(build: ModelBuild) -> Export:
-    return describe_export(
-        build.settings, build.model, build.source, build.store, build.digests, build.examples, build.sources, build.real
-    )
+def export_of(inputs: BuildInputs, services: Services) -> Export:
+    given = inputs.settings, inputs.model, inputs.source, services.store, services.digests
+    return describe_export(*given, inputs.examples, inputs.sources, inputs.real)
 
 
-def keep_export(build: ModelBuild, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> ModelReport:
+def keep_export(services: Services, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> ModelReport:
     """Store the result of lowering an export; return the report with the export's digests."""
     if found.export is None:
         return report
     report = replace(report, methods=found.export.methods, key=encode(found.export.key.components()))
-    if build.store.writes:
+    if services.store.writes:
         try:
             versions = versions_of(recipes)
-            keep_recipes(build.store, found.known, report, recipes, versions)
-            reason = keep_report(build.store, found.export, report, recipes, versions)
+            keep_recipes(services.store, found.known, report, recipes, versions)
+            reason = keep_report(services.store, found.export, report, recipes, versions)
         except NoKeyError as error:
             reason = str(error)
         if reason:
-            build.warn(f"the model is not kept in the cache as a whole: {reason}")
+            services.warn(f"the model is not kept in the cache as a whole: {reason}")
     return report
 
 
-def keep_made(build: ModelBuild, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> list[str]:
+def keep_made(services: Services, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> list[str]:
     """Store the records of lowered and verified recipes; return the recipes that a later build finds."""
-    if found.export is None or not build.store.writes:
+    if found.export is None or not services.store.writes:
         return []
     try:
-        reasons = keep_recipes(build.store, found.known, report, recipes, versions_of(recipes))
+        reasons = keep_recipes(services.store, found.known, report, recipes, versions_of(recipes))
     except NoKeyError as error:
         reasons = dict.fromkeys((lowered.recipe.name for lowered in recipes), str(error))
     for name, reason in reasons.items():
         if reason:
-            build.warn(f"the recipe `{name}` is not kept in the cache as a whole: {reason}")
+            services.warn(f"the recipe `{name}` is not kept in the cache as a whole: {reason}")
     return [name for name, reason in reasons.items() if not reason]
 
 
@@ -204,15 +204,15 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
     )
 
 
-def refuse_broken_promises(build: ModelBuild, report: ModelReport) -> None:
+def refuse_broken_promises(inputs: BuildInputs, report: ModelReport) -> None:
     # no key contains `torch-free`, which changes no result
     files = {file.path: file.source for file in report.files}
-    for recipe in build.recipes:
-        if recipe.name in build.settings.torch_free:
+    for recipe in inputs.recipes:
+        if recipe.name in inputs.settings.torch_free:
             entry = report.manifest.recipes[recipe.name]
             plan = read_plan(files[entry.plan.path].read_bytes(), entry.plan.path)
             debug = read_debug(files[entry.debug.path].read_bytes(), entry.debug.path)
-            refuse_torch(build.place(recipe), plan, debug, entry.imports, entry.requirements)
+            refuse_torch(place_of(inputs.model.name, recipe), plan, debug, entry.imports, entry.requirements)
 
 
 def keep_report(

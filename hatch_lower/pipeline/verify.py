@@ -17,7 +17,8 @@ from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_input
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
-from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services, place_of
+from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.recipes import wheel_requirements
@@ -39,56 +40,60 @@ class MethodError(VerificationError):
         self.case: InputCase | None = getattr(error, "case", None)
 
 
-def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> tuple[VerifiedMethod, ...]:
+def verify_recipes(
+    inputs: BuildInputs, services: Services, recipes: Sequence[LoweredRecipe]
+) -> tuple[VerifiedMethod, ...]:
     """Compare each packaged recipe with eager, unless `verify` is false; return the results by method."""
     verified: list[VerifiedMethod] = []
     for lowered in recipes:
         if not lowered.recipe.verify:
             continue
-        place = build.place(lowered.recipe)
-        with suspected(build.folder, tuple(lowered.keys)):
-            verified += verify_here(build, lowered, wishes=not verified)
-            build.packager.refuse_changed(lowered.files, place)
-            verify_afresh(build, lowered)
-            build.packager.refuse_changed(lowered.files, place)
+        place = place_of(inputs.model.name, lowered.recipe)
+        with suspected(services.folder, tuple(lowered.keys)):
+            verified += verify_here(inputs, services, lowered, wishes=not verified)
+            services.packager.refuse_changed(lowered.files, place)
+            verify_afresh(inputs, services, lowered)
+            services.packager.refuse_changed(lowered.files, place)
     return tuple(verified)
 
 
-def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
-    if build.fresh is None or build.examples is None:
+def verify_afresh(inputs: BuildInputs, services: Services, lowered: LoweredRecipe) -> None:
+    if services.fresh is None or inputs.examples is None:
         return
-    source, recipe, packager = build.source, lowered.recipe, build.packager
-    examples = build.folder / EXAMPLES
+    source, recipe, packager = inputs.source, lowered.recipe, services.packager
+    examples = services.folder / EXAMPLES
     if not examples.exists():
-        write_constants(examples, build.examples[0])
-    with stage(build.reporter, "compare", source.name, recipe.name) as describe:
+        write_constants(examples, inputs.examples[0])
+    with stage(services.reporter, "compare", source.name, recipe.name) as describe:
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
-            constants=constants_of(build, lowered),
-            outside=build.packager.outside,
+            constants=constants_of(packager, lowered),
+            outside=packager.outside,
             imports=recipe.imports,
             examples=examples,
             methods=tuple(method.name for method in source.methods),
             tolerance=tolerance_in(recipe),
-            requirements=wheel_requirements(build.settings, lowered),
+            requirements=wheel_requirements(inputs.settings, lowered),
         )
-        asked = build.fresh.check(packaged, build.place(recipe))
+        asked = services.fresh.check(packaged, place_of(source.name, recipe))
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed the pipes")
 
 
-def verify_here(build: ModelBuild, lowered: LoweredRecipe, *, wishes: bool) -> Iterator[VerifiedMethod]:
+def verify_here(
+    inputs: BuildInputs, services: Services, lowered: LoweredRecipe, *, wishes: bool
+) -> Iterator[VerifiedMethod]:
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
-    source, recipe, reporter = build.source, lowered.recipe, build.reporter
+    source, recipe, reporter = inputs.source, lowered.recipe, services.reporter
     loaded: tuple[Plan, Executor] | None = None
     for method in source.methods:
         with process_restored(), stage(reporter, "compare", source.name, recipe.name, method.name) as describe:
             if loaded is None:  # inside the stage, so that a crash while loading a library is reported with the stage
-                loaded = load_program(build, lowered)
+                loaded = load_program(services.packager, lowered, place_of(source.name, recipe))
             plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
-            real = build.real.get(method.name)
+            real = inputs.real.get(method.name)
             try:
                 result = verify_method(
                     source,
@@ -147,16 +152,15 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
     return run
 
 
-def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Executor]:
+def load_program(packager: Packager, lowered: LoweredRecipe, place: str) -> tuple[Plan, Executor]:
     """Load a program like an installed package; raise `VerificationError` for any exception of a run half."""
-    packager = build.packager
     try:
         plan = packager.source(lowered.files.plan.path)
-        return load_written(plan, constants_of(build, lowered), packager.folder, packager.outside)
+        return load_written(plan, constants_of(packager, lowered), packager.folder, packager.outside)
     except UnavailableError as error:
         raise VerificationError(
             "the lowered program cannot be compared with eager: the program does not run on this machine",
-            where=build.place(lowered.recipe),
+            where=place,
             found=f"{error.what}: {error.found}",
             hint=f"{error.hint}, build on a machine that can run the program, or write `verify = false` in the recipe:"
             " the wheel then has a program that has never run",
@@ -166,7 +170,7 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
         refused = VerificationError(
             "the lowered program cannot be loaded",
-            where=build.place(lowered.recipe),
+            where=place,
             found=trim(found),
             hint="leave out backends to find the backend at fault, and report the error there; the next build lowers"
             " the program again",
@@ -174,5 +178,5 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
         raise MethodError(refused, lowered.recipe.name, "") from error
 
 
-def constants_of(build: ModelBuild, lowered: LoweredRecipe) -> Path | None:
-    return build.packager.constants if lowered.emitted.plan.storages else None
+def constants_of(packager: Packager, lowered: LoweredRecipe) -> Path | None:
+    return packager.constants if lowered.emitted.plan.storages else None

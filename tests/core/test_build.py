@@ -117,9 +117,9 @@ from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, Reci
 from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 
 
-def lower_model(build):
-    settings, model, folder = build.settings, build.model, build.folder
-    with stage(build.reporter, "compile", model.name, "default") as detail:
+def lower_model(inputs, services):
+    settings, model, folder = inputs.settings, inputs.model, services.folder
+    with stage(services.reporter, "compile", model.name, "default") as detail:
         detail("nothing to do")
     data = b"plan of " + model.name.encode()
     path = folder / model.name / "default.json"

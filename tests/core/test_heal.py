@@ -273,7 +273,7 @@ def test_recipes_that_were_healed_one_by_one_are_joined_to_the_same_model(
             folder = shop.folder / f"unit-{name}"
             folder.mkdir()
             store = open_store(os.environ, pytest.fail)
-            _, records = make_recipes(start_build(used, used.models[0], shop.capture(SOURCE), folder, Events(), store))
+            _, records = make_recipes(*start_build(used, used.models[0], shop.capture(SOURCE), folder, Events(), store))
             assert list(records) == [name]
         monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
         joined, _ = build(shop, both)

@@ -608,7 +608,7 @@ def said(run, *imports, dependencies=None):
     folder.mkdir()
     try:
         store = Store(work / "cache", "off", print)
-        lower_model(start_build(settings, model, source, folder, NullReporter(), store, fresh))
+        lower_model(*start_build(settings, model, source, folder, NullReporter(), store, fresh))
     except VerificationError as error:
         return str(error)
 

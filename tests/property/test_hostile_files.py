@@ -157,7 +157,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
         declared = [EntryPoint("reference", "hatch_lower.backends.reference.compile:ReferenceBackend", "x")]
         patch.setattr("hatch_lower.exir.backend.registry.entry_points", lambda group: declared)
         store = Store(work, "off", pytest.fail)
-        report = lower_model(start_build(used, used.models[0], shop.capture(SOURCE), work, NullReporter(), store))
+        report = lower_model(*start_build(used, used.models[0], shop.capture(SOURCE), work, NullReporter(), store))
     for each in report.files:
         (folder / each.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(each.source, folder / each.path)

@@ -61,7 +61,7 @@ def make(
     events, used = Events(), narrowed(settings, *recipes)
     folder = shop.folder / f"build-{shop.count}"
     folder.mkdir()
-    return *make_recipes(start_build(used, used.models[0], source, folder, events, store_here(events))), events
+    return *make_recipes(*start_build(used, used.models[0], source, folder, events, store_here(events))), events
 
 
 def uncached(shop: Workshop, source: CapturedModel, settings: Settings) -> ModelReport:

@@ -126,7 +126,7 @@ class Workshop:
         folder = self.folder / f"build-{self.count}"
         folder.mkdir()
         store = open_store(os.environ, lambda line: events.report(Event("cache", "note", source.name, detail=line)))
-        return lower_model(start_build(used, used.models[0], source, folder, events, store, None, sources)), events
+        return lower_model(*start_build(used, used.models[0], source, folder, events, store, None, sources)), events
 
 
 def key_of(

@@ -110,7 +110,7 @@ def package(folder: Path, net: torch.nn.Module, given: torch.Tensor) -> LoadedMo
     recipe = Recipe("default", (BackendChoice("demo", {}),))
     settings = Settings(folder, "net", "1.0", (model,), (recipe,))
     store = open_store(os.environ, print)
-    report = lower_model(start_build(settings, model, source, folder, NullReporter(), store))
+    report = lower_model(*start_build(settings, model, source, folder, NullReporter(), store))
     for each in report.files:
         if each.source != folder / each.path:  # constants lie in the cache
             (folder / each.path).write_bytes(each.source.read_bytes())

@@ -30,8 +30,7 @@ from hatch_lower.exir.lowering import lower
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.localize.finding import Finding, Findings, Localization, finding_lines
-from hatch_lower.pipeline.localize.model import localize_model
-from hatch_lower.pipeline.lower_model import lower_model, lower_recipe, start_build
+from hatch_lower.pipeline.lower_model import find_wrong, lower_model, start_build
 from hatch_lower.runtime import torch_operators
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.selection import DelegateKinds
@@ -126,8 +125,7 @@ def look(project: Project) -> Look:
         **wanted: Any,
     ) -> Findings:
         with seeded(fault or Fault(Place.of("nothing"))):
-            build = start_build(*project.start(methods, backends))
-            return localize_model(build, Localization(seconds, **wanted), lower_recipe)
+            return find_wrong(*start_build(*project.start(methods, backends)), Localization(seconds, **wanted))
 
     return run
 
@@ -136,7 +134,7 @@ def look(project: Project) -> Look:
 def build(project: Project) -> Build:
     def run(fault: Fault, **given: Any) -> None:
         with seeded(fault):
-            lower_model(start_build(*project.start(forward(), **given)))
+            lower_model(*start_build(*project.start(forward(), **given)))
 
     return run
 

@@ -14,7 +14,7 @@ import torch
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, ProgramError, VerificationError, nearest
 from hatch_lower.events import stage
-from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
@@ -23,7 +23,7 @@ from hatch_lower.pipeline.localize.finding import Finding, Findings, Localizatio
 from hatch_lower.pipeline.localize.localize import Case, Subject, localize_method
 from hatch_lower.pipeline.localize.partition import MOST_LOWERINGS
 from hatch_lower.pipeline.localize.reproduction import write_reproduction
-from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import file_cases
 from hatch_lower.pipeline.rounding import rounding_of
@@ -32,41 +32,33 @@ from hatch_lower.pipeline.verify import tolerance_in
 SECONDS = 120.0  # of a build's search for the operation that an error names
 
 
-def localize_model(
-    build: ModelBuild, wanted: Localization, lower: Callable[[ModelBuild, Recipe], LoweredRecipe]
-) -> Findings:
-    """Lower a model for a recipe, through the cache, and search its methods until a wrong method is found."""
-    recipe = chosen_recipe(build, wanted.recipe)
-    known = [method.name for method in build.source.methods]
-    if wanted.method and wanted.method not in known:
-        raise ProgramError(
-            f"the model has no method `{wanted.method}`",
-            where=f"model `{build.model.name}`",
-            hint=nearest(wanted.method, known),
-        )
-    lowered = lower(build, replace(recipe, on_mismatch="fail"))
+def recipe_to_localize(inputs: BuildInputs, wanted: Localization) -> Recipe:
+    """Return the recipe to lower; raise `ProgramError` if the model lacks the wanted recipe or method."""
+    recipes = {recipe.name: recipe for recipe in inputs.recipes}
+    methods = [method.name for method in inputs.source.methods]
+    for kind, name, known in (("recipe", wanted.recipe, recipes), ("method", wanted.method, methods)):
+        if name and name not in known:
+            where = f"model `{inputs.model.name}`"
+            raise ProgramError(f"the model has no {kind} `{name}`", where=where, hint=nearest(name, known))
+    order = [recipe for recipe in inputs.settings.recipe_order if recipe in recipes]
+    return replace(recipes[wanted.recipe or order[0]], on_mismatch="fail")
+
+
+def localize_model(inputs: BuildInputs, services: Services, lowered: LoweredRecipe, wanted: Localization) -> Findings:
+    """Search the methods of a model, lowered for a recipe, until a wrong method is found."""
     findings = []
-    for method in build.source.methods:
+    for method in inputs.source.methods:
         if wanted.method in ("", method.name):
-            finding = look(build, lowered, method, wanted)
+            finding = look(inputs, services, lowered, method, wanted)
             findings.append(finding)
             if finding.is_wrong:
                 break
     return Findings(tuple(findings), tuple(entry.file for entry in lowered.emitted.plan.delegates))
 
 
-def chosen_recipe(build: ModelBuild, name: str) -> Recipe:
-    recipes = {recipe.name: recipe for recipe in build.recipes}
-    order = [recipe for recipe in build.settings.recipe_order if recipe in recipes]
-    if name and name not in recipes:
-        raise ProgramError(
-            f"the model has no recipe `{name}`", where=f"model `{build.model.name}`", hint=nearest(name, recipes)
-        )
-    return recipes[name or order[0]]
-
-
 def look(
-    build: ModelBuild,
+    inputs: BuildInputs,
+    services: Services,
     lowered: LoweredRecipe,
     method: CapturedMethod,
     wanted: Localization,
@@ -74,13 +66,13 @@ def look(
     lowerings: int = 0,
 ) -> Finding:
     """Return the finding for a method, on the inputs `first` and all other inputs."""
-    name, recipe = build.source.name, lowered.recipe
+    name, recipe = inputs.source.name, lowered.recipe
     if drawing := random_operators(method.program):
         notes = (f"the method draws random numbers: {', '.join(drawing)}",)
         return Finding(name, method.name, recipe.name, "random", notes=notes)
     with (
-        stage(build.reporter, "localize", name, recipe.name, method.name) as describe,
-        tempfile.TemporaryDirectory(prefix="localize-", dir=build.folder) as folder,
+        stage(services.reporter, "localize", name, recipe.name, method.name) as describe,
+        tempfile.TemporaryDirectory(prefix="localize-", dir=services.folder) as folder,
     ):
         program = lowered.programs[method.name]
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
@@ -90,15 +82,15 @@ def look(
             method.name,
             recipe.name,
             program,
-            build.partitioners[recipe.name],
+            inputs.partitioners[recipe.name],
             tolerance,
             rounding_of(method.program),
-            build.store,
+            services.store,
             Path(folder),
             lambda node: sources.origin(node, str(node.target)),
             None if wanted.reproduction is None else write_reproduction(wanted.reproduction, tolerance),
         )
-        cases = list(usable_cases(build, method, wanted.inputs, first))
+        cases = list(usable_cases(inputs, method, wanted.inputs, first))
         if not cases:
             raise VerificationError(
                 "the eager module refuses all inputs, so that a comparison is impossible",
@@ -111,16 +103,16 @@ def look(
 
 
 def usable_cases(
-    build: ModelBuild, method: CapturedMethod, inputs: Path | None, first: InputCase | None = None
+    inputs: BuildInputs, method: CapturedMethod, samples: Path | None, first: InputCase | None = None
 ) -> Iterator[Case]:
     """Yield the inputs that eager takes: from a sample file, or the inputs of a build's comparison."""
-    if first is not None and runs(usable := prepared(build, method, first)):
+    if first is not None and runs(usable := prepared(inputs.source, method, first)):
         yield usable
-    if inputs is not None:
-        given = list(file_cases(inputs, [method])[method.name])
+    if samples is not None:
+        given = list(file_cases(samples, [method])[method.name])
     elif method.has_examples:
         maker = InputMaker(method)
-        real = build.real[method.name].cases if method.name in build.real else ()
+        real = inputs.real[method.name].cases if method.name in inputs.real else ()
         generated = [*maker.sized(), *maker.constant(has_equal=False), *maker.limits()]
         others = [tried for each in generated for tried in (each, *each.apart)]
         given = [maker.example, *real, maker.random(), *(tried.tries[0] for tried in others if tried.tries)]
@@ -128,13 +120,13 @@ def usable_cases(
     else:
         given = []
     for case in given:
-        usable = prepared(build, method, case)
+        usable = prepared(inputs.source, method, case)
         if runs(usable):
             yield usable
 
 
-def prepared(build: ModelBuild, method: CapturedMethod, case: InputCase) -> Case:
-    new_eager = eager_factory(build.source, method)
+def prepared(model: CapturedModel, method: CapturedMethod, case: InputCase) -> Case:
+    new_eager = eager_factory(model, method)
 
     def fresh() -> Callable[[], object]:
         eager = new_eager()
@@ -160,7 +152,7 @@ def runs(case: Case) -> bool:
 
 
 def search_wrong(
-    build: ModelBuild, lowered: LoweredRecipe, error: VerificationError, lowerings: int = 0
+    inputs: BuildInputs, services: Services, lowered: LoweredRecipe, error: VerificationError, lowerings: int = 0
 ) -> tuple[Finding | None, list[str]]:
     """Return the finding after a failed comparison, and the finding in words, if a wrong operation can be found.
 
@@ -173,9 +165,9 @@ def search_wrong(
     wanted = Localization(math.inf if lowerings else SECONDS)
     finding, lines = None, []
     try:
-        for each in build.source.methods:
+        for each in inputs.source.methods:
             if method in ("", each.name):  # an error of loading has no method
-                finding = look(build, lowered, each, wanted, getattr(error, "case", None), lowerings)
+                finding = look(inputs, services, lowered, each, wanted, getattr(error, "case", None), lowerings)
                 if finding.is_wrong:
                     break
     except LowerError as other:
