@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import PurePath
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -21,7 +19,7 @@ from torch.fx import Node
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
-from hatch_lower.exir.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
+from hatch_lower.exir.graph.canonical import Encoder, canonical_form, encode_target
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
 from hatch_lower.exir.graph.surgery import all_nodes, graph_modules, oldest_ancestor, tensor_attributes
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
@@ -41,8 +39,6 @@ NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "
 # program of plain operators is exported
 READ_BEFORE = frozenset({"_observed_graph_module_attrs"})
 
-LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
-
 
 @dataclass(frozen=True, slots=True)
 class ExportedMethod:
@@ -56,15 +52,15 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
     """Return the digests of an exported method; raise `NoKeyError` if a part cannot be written as JSON."""
     program = method.program
     refuse_unknown(program)
-    symbols = SymbolNames()
-    form = canonical_form(program, symbols)
-    known = {str(symbol): str(renamed) for symbol, renamed in symbols.symbols.items()}
+    encoder = Encoder()
+    form = canonical_form(program, encoder)
+    known = {str(symbol): str(renamed) for symbol, renamed in encoder.symbols.items()}
     ranges = program.range_constraints.items()
     names = {
         "parameters": list(method.parameters),
         "dimensions": sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items()),
         # the form has only the ranges of symbols, and a plan also uses ranges of expressions
-        "ranges": sorted([symbols.text(expr), str(limits.lower), str(limits.upper)] for expr, limits in ranges),
+        "ranges": sorted([encoder.text(expr), str(limits.lower), str(limits.upper)] for expr, limits in ranges),
         "inputs": [[spec.kind.name, spec.arg.name, spec.target] for spec in program.graph_signature.input_specs],
         "outputs": [[spec.kind.name, spec.target] for spec in program.graph_signature.output_specs],
         "constants": [
@@ -72,9 +68,9 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
             for name, tensor in constants_of(program)
         ],
         "containers": [tree_row(tree) for tree in (program.call_spec.in_spec, program.call_spec.out_spec)],
-        "nodes": list(node_rows(program, symbols)),
+        "nodes": list(node_rows(program, encoder)),
         "graphs": [
-            encode_note({key: note for key, note in graph.meta.items() if key not in READ_BEFORE}, symbols, "a graph")
+            encoder.encode_note({key: note for key, note in graph.meta.items() if key not in READ_BEFORE}, "a graph")
             for graph in graph_modules(program.graph_module)
         ],
     }
@@ -142,7 +138,7 @@ def sharing_of(programs: Iterable[ExportedProgram]) -> str:
     return digest_of([[number, place.group, place.offset] for number, place in zip(numbers, placed, strict=True)])
 
 
-def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[object]]:
+def node_rows(program: ExportedProgram, encoder: Encoder) -> Iterator[list[object]]:
     ancestors: dict[tuple[str, int], int] = {}
     counts: dict[object, int] = {}
     for node in all_nodes(program.graph_module):
@@ -152,7 +148,7 @@ def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[o
         if "seq_nr" in node.meta:
             # autograd counts every operation of the process; only the equality of these numbers has a meaning
             notes["seq_nr"] = counts.setdefault(node.meta["seq_nr"], len(counts))
-        note = encode_note(notes, symbols, f"node `{node.name}`")
+        note = encoder.encode_note(notes, f"node `{node.name}`")
         yield [target, modules, ancestry(node, ancestors), note]
 
 
@@ -162,32 +158,6 @@ def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[object]:
     if oldest is None:
         return []
     return [numbers.setdefault((oldest.name, oldest.graph_id), len(numbers)), str(oldest.target)]
-
-
-def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
-    """Encode a metadata value as JSON, injectively: different values have different JSON."""
-    if isinstance(value, dict):
-        rows = [[encode_note(item, symbols, where) for item in pair] for pair in value.items()]
-        return ["dict", sorted(rows, key=canonical_json)]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, [encode_note(item, symbols, where) for item in value]]
-    if isinstance(value, (set, frozenset)):
-        return ["set", sorted((encode_note(item, symbols, where) for item in value), key=canonical_json)]
-    if value is None or isinstance(value, LITERALS):
-        return encode_literal(value, symbols)
-    if isinstance(value, sympy.Basic):
-        return ["expression", symbols.text(value)]
-    if isinstance(value, torch.Tensor):
-        return encode_value(value, symbols)
-    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, PurePath)):
-        return [type(value).__name__, str(value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return [f"{type(value).__module__}:{type(value).__qualname__}", encode_note(parts, symbols, where)]
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if isinstance(name, str) and "<" not in name and callable(value):
-        return ["name", str(getattr(value, "__module__", "")), name]
-    raise NoKeyError(f"{where} has metadata of the type `{type(value).__name__}`")
 
 
 def tree_row(spec: trees.TreeSpec | None) -> object:
@@ -200,7 +170,7 @@ def tree_row(spec: trees.TreeSpec | None) -> object:
     named = spec.context if isinstance(spec.context, type) else kind
     facts.append(owner_of(named))
     names = [list(getattr(named, attribute, ())) for attribute in ("_fields", "__match_args__")]
-    context = encode_note(spec.context, SymbolNames(), f"the container `{facts[0]}`")
+    context = Encoder().encode_note(spec.context, f"the container `{facts[0]}`")
     return [facts, names, context, [tree_row(child) for child in spec.children()]]
 
 
@@ -216,5 +186,5 @@ def example_row(method: CapturedMethod) -> list[object]:
             digest, place = next(contents)
             rows.append([digest, place.group, place.offset, leaf.requires_grad])
         else:
-            rows.append(encode_note(leaf, SymbolNames(), "the example inputs"))
+            rows.append(Encoder().encode_note(leaf, "the example inputs"))
     return [method.has_examples, tree_row(spec), rows]

@@ -40,7 +40,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.canonical import SymbolNames
+from hatch_lower.exir.graph.canonical import Encoder
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.expression import Compound, Expression, evaluate
 from hatch_lower.format.inputs import Symbol
@@ -130,7 +130,7 @@ def test_other_expressions_are_refused(expression: Any) -> None:
 
 def test_factors_that_agree_in_fifteen_digits_are_told_apart() -> None:
     near = [TruncToInt(sympy.Float(factor) * ToFloat(A)) for factor in (0.3, 0.1 + 0.2)]
-    texts = [SymbolNames().text(expression) for expression in near]
+    texts = [Encoder().text(expression) for expression in near]
     assert texts[0] != texts[1]
     assert symbols().expr(near[0]) != symbols().expr(near[1])
 

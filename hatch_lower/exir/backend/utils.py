@@ -17,7 +17,7 @@ from hatch_lower.errors import DebugError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
-from hatch_lower.exir.graph.canonical import SymbolNames, encode, encode_graph, encode_target
+from hatch_lower.exir.graph.canonical import Encoder, encode_target
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
@@ -53,7 +53,7 @@ def is_delegate_result(node: Node) -> bool:
 
 def is_identical_graph(graph_left: GraphModule, graph_right: GraphModule) -> bool:
     """Return whether two graphs are the same in operators, edges, literals, values, nested graphs and nodes' order."""
-    return encode_graph(graph_left, SymbolNames()) == encode_graph(graph_right, SymbolNames())
+    return Encoder().encode_graph(graph_left) == Encoder().encode_graph(graph_right)
 
 
 def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[Node]) -> bool:
@@ -82,7 +82,7 @@ def form_of(node: Node) -> tuple[object, list[Node]]:
     sources: list[Node] = []
     arguments = (node.args, dict(sorted(node.kwargs.items())))
     map_arg(arguments, sources.append)
-    form = encode(arguments, dict.fromkeys(sources, 0), SymbolNames())
+    form = Encoder().encode(arguments, dict.fromkeys(sources, 0))
     return (node.op, encode_target(node.target), form), sources
 
 
