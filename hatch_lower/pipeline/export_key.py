@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,9 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Event, Reporter
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.registry import backend_record, code_digest, code_of, find_backend
 from hatch_lower.exir.graph.tensors import is_plain, tensor_digest
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DEBUG_SCHEMA
 from hatch_lower.format.manifest import ModelEntry
@@ -33,13 +31,12 @@ from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.format.weights import WEIGHTS_SCHEMA
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.anchors import source_lines
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.pipeline.model_build import BuildInputs, UsedBackend
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
-from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.sandbox import backend_guard
 
 BACKEND = "backend"  # prefix of backends' names in `ExportKey.tools`
@@ -53,34 +50,9 @@ class Export(Frozen):
     sources: SourceRoots
 
 
-class UsedBackend(Frozen):
-    backend: str
-    specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
-
-    def fingerprint(self) -> Mapping[str, str]:
-        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
-        with process_restored():
-            return find_backend(self.backend).fingerprint(specs)
-
-    def versions(self) -> list[object]:
-        """Return the backend's fingerprint and code: the inputs of its result beside the partition."""
-        code = code_of(self.backend, find_backend(self.backend), {})
-        return [sorted([name, text] for name, text in self.fingerprint().items()), code]
-
-
-def describe_export(
-    settings: Settings,
-    model: ModelSettings,
-    source: CapturedModel,
-    store: Store,
-    digests: SpanDigests,
-    examples: tuple[Mapping[str, torch.Tensor], str] | None,
-    weights: Sequence[LocalSource] = (),
-    real: Mapping[str, RealInputs] = {},
-) -> Export:
-    """Return the key and the digests of an exported model; `examples` is `None` if no setting needs eager's outputs."""
-    # `weights` are files that may hold the model's weights; `real` has the methods that are verified on real inputs
-    recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
+def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> Export:
+    """Return the key and the digests of an exported model."""
+    settings, model, source = inputs.settings, inputs.model, inputs.source
     described = [describe_method(method) for method in source.methods]
     programs = {method.name: method.program for method in source.methods}
     sharing = sharing_of(programs.values())
@@ -104,16 +76,16 @@ def describe_export(
         examples=tuple(method.examples for method in methods.values()),
         state=tuple(state),
         sharing=sharing,
-        eager=eager_digest(source, examples),
-        recipes=tuple(encode(recipe) for recipe in recipes),
+        eager=eager_digest(source, inputs.examples),
+        recipes=tuple(encode(recipe) for recipe in inputs.recipes),
         check=settings.check_bytes,
         weights=(
             ((IN_A_FILE, settings.name),)
             if model.weights == (IN_A_FILE,)
-            else tuple((file.url, file.sha256) for file in weights)
+            else tuple((file.url, file.sha256) for file in inputs.sources)
         ),
-        samples=tuple((name, each.source, each.digest()) for name, each in sorted(real.items())),
-        tools=tuple(code_versions(recipes)),
+        samples=tuple((name, each.source, each.digest()) for name, each in sorted(inputs.real.items())),
+        tools=tuple(code_versions(inputs.recipes)),
         torch=torch.__version__,
         interpreter=platform.python_version(),
         system=f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
@@ -191,7 +163,7 @@ def capture_report(
 
     report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
     try:
-        export = describe_export(settings, model, source, Store(folder / FORMS, "on", note), SpanDigests(), None)
+        export = describe_export(BuildInputs(settings, model, source), Store(folder / FORMS, "on", note), SpanDigests())
     except NoKeyError as error:
         note(f"the export cannot be compared: {error}")
         return report

@@ -82,7 +82,8 @@ def make_recipes(inputs: BuildInputs, services: Services) -> tuple[ModelReport, 
     with find_recipes(inputs, services) as found:
         missing = [recipe.name for recipe in inputs.recipes if recipe.name not in found.known.records]
         if missing:
-            lowered, recipes = lower_verified(inputs.narrowed(missing), services, KnownRecipes())
+            narrowed = replace(inputs.model, recipes=tuple(missing))
+            lowered, recipes = lower_verified(replace(inputs, model=narrowed), services, KnownRecipes())
             made = keep_made(services, found, lowered, recipes)
             report = replace(report, rows=lowered.rows, verified=lowered.verified)
     return report, share_recipes(services.store, found.known, made)
@@ -148,7 +149,7 @@ def start_build(
     elif model.verify_inputs:
         unused = "`verify-inputs` are not used: `verify` is false for every recipe of the model"
         reporter.report(Event("inputs", "note", model.name, detail=unused))
-    inputs = BuildInputs(settings, model, source, recipes, partitioners, examples, tuple(sources), real)
+    inputs = BuildInputs(settings, model, source, partitioners, examples, tuple(sources), real)
     return inputs, Services(store, folder, Packager(folder, model.name, store), digests, reporter, fresh)
 
 

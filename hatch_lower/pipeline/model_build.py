@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 import torch
@@ -12,8 +12,11 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.backend.registry import code_of, find_backend
 from hatch_lower.exir.lowering.lower import LoweredMethods
+from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.manifest import LeftOut, MethodEntry
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow
@@ -22,7 +25,6 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.emit import EmittedProgram
-from hatch_lower.pipeline.export_key import UsedBackend
 from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.package import Packager, ProgramFiles
 from hatch_lower.pipeline.real_inputs import RealInputs
@@ -45,17 +47,16 @@ class BuildInputs(Frozen):
     settings: Settings
     model: ModelSettings
     source: CapturedModel
-    recipes: tuple[Recipe, ...]
     # recipe to backend to its partitioner, in the order of their turns
-    partitioners: Mapping[str, Mapping[str, Partitioner]]
+    partitioners: Mapping[str, Mapping[str, Partitioner]] = field(default_factory=dict)
     # the tensors among the example inputs and eager's outputs, and a note; `None` if no setting needs the tensors
-    examples: tuple[Mapping[str, torch.Tensor], str] | None
-    sources: tuple[LocalSource, ...]  # files of published weights, which are not packaged again
-    real: Mapping[str, RealInputs]  # by method, for methods with real inputs
+    examples: tuple[Mapping[str, torch.Tensor], str] | None = None
+    sources: tuple[LocalSource, ...] = ()  # files of published weights, which are not packaged again
+    real: Mapping[str, RealInputs] = field(default_factory=dict)  # by method, for methods with real inputs
 
-    def narrowed(self, recipes: Collection[str]) -> BuildInputs:
-        kept = tuple(recipe for recipe in self.recipes if recipe.name in recipes)
-        return replace(self, model=replace(self.model, recipes=tuple(recipe.name for recipe in kept)), recipes=kept)
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        return tuple(recipe for recipe in self.settings.recipes if recipe.name in self.model.recipes)
 
 
 class Services(Frozen):
@@ -74,6 +75,21 @@ class Services(Frozen):
 
 def place_of(model: str, recipe: Recipe) -> str:
     return f"model `{model}`, recipe `{recipe.name}`"
+
+
+class UsedBackend(Frozen):
+    backend: str
+    specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
+
+    def fingerprint(self) -> Mapping[str, str]:
+        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
+        with process_restored():
+            return find_backend(self.backend).fingerprint(specs)
+
+    def versions(self) -> list[object]:
+        """Return the backend's fingerprint and code: the inputs of its result beside the partition."""
+        code = code_of(self.backend, find_backend(self.backend), {})
+        return [sorted([name, text] for name, text in self.fingerprint().items()), code]
 
 
 class LoweredRecipe(Frozen):

@@ -10,8 +10,8 @@ from hatch_lower.cache.recipes import RecipeRecord, UsedVersions, find_recipe, h
 from hatch_lower.cache.store import Store
 from hatch_lower.format.metrics import VerifiedMethod
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.export_key import UsedBackend, recipe_exports
-from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe
+from hatch_lower.pipeline.export_key import recipe_exports
+from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, UsedBackend
 
 Versions = Mapping[UsedBackend, UsedVersions]
 

@@ -55,7 +55,7 @@ def find_export(inputs: BuildInputs, services: Services) -> Iterator[Found]:
     store, model = services.store, inputs.model.name
     try:
         with stage(services.reporter, "lookup", model) as describe:
-            export = export_of(inputs, services)
+            export = describe_export(inputs, store, services.digests)
             report = find_report(store, export, services.packager)
             known = known_recipes(inputs, store, export.key) if report is None else KnownRecipes()
             describe("found" if report else "not found" if known.missing() else "each recipe found, to be joined")
@@ -82,7 +82,7 @@ def find_recipes(inputs: BuildInputs, services: Services) -> Iterator[Found]:
     store, model = services.store, inputs.model.name
     try:
         with stage(services.reporter, "lookup", model) as describe:
-            export = export_of(inputs, services)
+            export = describe_export(inputs, store, services.digests)
             found = Found(export, known=whole_recipes(inputs, store, export.key))
             describe("not found" if found.known.missing() else "found")
     except NoKeyError as error:
@@ -94,11 +94,6 @@ def find_recipes(inputs: BuildInputs, services: Services) -> Iterator[Found]:
             # another build may just have stored records
             found = replace(found, known=whole_recipes(inputs, store, found.export.key))
         yield found
-
-
-def export_of(inputs: BuildInputs, services: Services) -> Export:
-    given = inputs.settings, inputs.model, inputs.source, services.store, services.digests
-    return describe_export(*given, inputs.examples, inputs.sources, inputs.real)
 
 
 def keep_export(services: Services, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> ModelReport:

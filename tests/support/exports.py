@@ -25,6 +25,7 @@ from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model, start_build
+from hatch_lower.pipeline.model_build import BuildInputs
 from hatch_lower.pipeline.real_inputs import RealInputs
 from support.kept_events import Events
 
@@ -140,7 +141,8 @@ def key_of(
     store = Store(Path("/nowhere"), "off", print)
     compared = used.check_bytes or any(recipe.verify for recipe in used.recipes)
     examples = example_tensors(source) if compared else None
-    return describe_export(used, used.models[0], source, store, SpanDigests(), examples, sources, real).key
+    inputs = BuildInputs(used, used.models[0], source, {}, examples, tuple(sources), real)
+    return describe_export(inputs, store, SpanDigests()).key
 
 
 def files_of(report: ModelReport) -> dict[str, bytes]:
