@@ -231,19 +231,11 @@ def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attemp
         files = packager.write_program(recipe.name, emitted)
     for line in dict.fromkeys(traces_of(emitted, machine_words(settings.root))):
         services.warn(f"{line}: the wheel depends on where it was built")
-    entries = {
-        name: MethodEntry(
-            count_operations(lowered.edge[name].graph_module),
-            method.delegated,
-            method.partitions,
-            lowering.left_out.get(name, ()),
-        )
-        for name, method in lowered.methods.items()
-    }
-    rows = [
-        summary_row(model, recipe.name, name, entries[name], method, seconds[name])
-        for name, method in lowered.methods.items()
-    ]
+    entries, rows = {}, []
+    for name, method in lowered.methods.items():
+        nodes, left_out = count_operations(lowered.edge[name].graph_module), lowering.left_out.get(name, ())
+        entries[name] = MethodEntry(nodes, method.delegated, method.partitions, left_out)
+        rows.append(summary_row(model, recipe.name, name, entries[name], method, seconds[name]))
     modules = (module for method in lowered.methods.values() for module in lowered_modules(method.program))
     keys = merged_keys(method.keys for method in lowered.methods.values())
     programs = {name: method.program for name, method in lowered.methods.items()}

@@ -40,9 +40,8 @@ class KnownRecipes(Frozen):
 def known_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
     exports = recipe_exports(export, inputs.recipes, inputs.source)
     found = {name: find_recipe(store, recipe_key(key.components())) for name, key in exports.items()}
-    return KnownRecipes(
-        exports, {name: record for name, record in found.items() if record is not None and is_usable(name, record)}
-    )
+    records = {name: record for name, record in found.items() if record is not None and is_usable(name, record)}
+    return KnownRecipes(exports, records)
 
 
 def whole_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
