@@ -124,6 +124,17 @@ def test_a_nested_graph_is_part_of_the_form() -> None:
     assert digest(branch(2)) != digest(branch(3))
 
 
+def test_the_contents_of_a_tensor_among_arguments_are_part_of_the_form() -> None:
+    def of(number: float) -> str:
+        program = to_edge(torch.export.export(Variant(base), (torch.ones(3, 4), torch.ones(3, 4)), strict=False))
+        node = next(node for node in program.graph.nodes if node.op == "call_function")
+        node.args = (node.args[0], torch.full((40, 40), number))
+        return structure_digest(program)
+
+    assert of(1.0) == of(1.0)
+    assert of(1.0) != of(2.0)
+
+
 def test_the_edge_and_the_aten_form_differ_only_in_dialect() -> None:
     program = to_edge(torch.export.export(Variant(base), (torch.ones(3, 4), torch.ones(3, 4)), strict=False))
     edge, aten = canonical_form(program), canonical_form(to_aten(program))

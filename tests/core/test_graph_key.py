@@ -108,6 +108,19 @@ def test_which_nodes_have_one_ancestor_is_in_the_names() -> None:
     assert second.names != first.names
 
 
+def test_tensors_in_metadata_are_told_apart_by_contents() -> None:
+    def names(value: torch.Tensor) -> str:
+        program = torch.export.export(Function(torch.sin), (torch.ones(3),))
+        next(node for node in program.graph.nodes if node.op == "call_function").meta["custom"] = {"scale": value}
+        return describe_method(ready(program)).names
+
+    tensors = [torch.tensor(1.0), torch.tensor(2.0), torch.tensor([1.0]), torch.tensor(1)]
+    assert len({names(tensor) for tensor in tensors}) == len(tensors)
+    assert names(torch.tensor(1.0)) == names(torch.tensor(1.0))
+    with pytest.raises(NoKeyError, match="metadata of the type"):
+        names(torch.ones(2, device="meta"))
+
+
 def test_containers_are_told_apart() -> None:
     returns: list[Callable[[torch.Tensor], Any]] = [
         lambda x: (x + 1, x + 2),
