@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import IO
 
 from hatch_lower.driver.child_exit import ChildExit, answer_of, cut, without_errors
 from hatch_lower.driver.context import BuildContext
@@ -24,6 +25,7 @@ from hatch_lower.format.codec import decode, write_record
 
 GRACE_SECONDS = 3.0  # the time for a child to remove its temporary files after a signal
 TICK_SECONDS = 0.2
+SHORT_TICK_SECONDS = 0.01
 LONG_SECONDS = 10.0  # between two lines about a long stage: some frontends show no other progress for minutes
 TAIL_LINES = 200
 # The longest line that is kept whole: an endless line must not fill the parent's memory
@@ -36,29 +38,29 @@ REST_BYTES = 1 << 20
 class Child:
     request: Request
     process: subprocess.Popen[bytes]
-    events: io.FileIO
+    events: IO[bytes]
     began: float
     open_stages: list[Event] = field(default_factory=list)
     output: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    rests: dict[int, bytearray] = field(default_factory=dict)
+    rests: dict[IO[bytes], bytes] = field(default_factory=dict)
     timed_out: bool = False
     heard: float = 0.0
     told: float = 0.0
 
-    def descriptors(self) -> tuple[int, int]:
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self.process.stdout is not None
-        return self.events.fileno(), self.process.stdout.fileno()
+        return self.events, self.process.stdout
 
-    def place(self) -> str:
-        where = f"model `{self.request.model}`"
-        if not self.open_stages:
-            return where
-        event = self.open_stages[-1]
-        return f"{where}, stage `{event.stage}` of `{event.subject()}`"
+    def close(self) -> None:
+        with self.events, self.process:
+            pass
 
     def exit(self) -> ChildExit:
-        status = self.process.returncode
-        return ChildExit(self.request.folder, self.place(), status, self.timed_out, tuple(self.output))
+        place = f"model `{self.request.model}`"
+        if self.open_stages:
+            event = self.open_stages[-1]
+            place += f", stage `{event.stage}` of `{event.subject()}`"
+        return ChildExit(self.request.folder, place, self.process.returncode, self.timed_out, tuple(self.output))
 
 
 def run_children(
@@ -77,19 +79,21 @@ def run_children(
                 while waiting and len(running) < jobs:
                     child = start(waiting.popleft(), context.environment)
                     running.append(child)
-                    for descriptor in child.descriptors():
-                        selector.register(descriptor, selectors.EVENT_READ, child)
-                closing = any(child.events.fileno() not in selector.get_map() for child in running)
-                for key, _ in selector.select(TICK_SECONDS / 20 if closing else TICK_SECONDS):
-                    if not read_some(key.data, key.fd, reporter):
-                        selector.unregister(key.fd)
+                    for pipe in child.pipes():
+                        os.set_blocking(pipe.fileno(), False)
+                        selector.register(pipe, selectors.EVENT_READ, (child, pipe))
+                closing = any(child.events not in selector.get_map() for child in running)
+                for key, _ in selector.select(SHORT_TICK_SECONDS if closing else TICK_SECONDS):
+                    child, pipe = key.data
+                    if read_some(child, pipe, reporter) == 0:
+                        selector.unregister(pipe)
                 for child in list(running):
                     tell_of_long_stage(child, reporter)
                     if not child.timed_out and time.monotonic() - child.began > timeout:
                         child.timed_out = True
                         end([child])
                     if is_over(child.process):
-                        reap(child)
+                        reap(child.process)
                         answers[child.request.model] = close(child, selector, reporter, timeout)
                         running.remove(child)
                         if isinstance(answers[child.request.model], LowerError):
@@ -97,19 +101,20 @@ def run_children(
         finally:
             end(running)
             for child in running:
-                close_pipes(child)
+                child.close()
     return without_errors([answers[request.model] for request in requests if request.model in answers])
 
 
 def start(request: Request, environment: Mapping[str, str]) -> Child:
     read_end, write_end = os.pipe()
-    events = io.FileIO(read_end, "rb")
+    events = io.FileIO(read_end)
+    path = request.folder / REQUEST
+    request = replace(request, events=write_end)
     try:
-        request = replace(request, events=write_end)
-        path = request.folder / REQUEST
         write_record(path, request)
         process = subprocess.Popen(
             [sys.executable, "-m", "hatch_lower.driver.worker", str(path)],
+            bufsize=0,
             cwd=request.folder,
             env={**environment, **request.variables},
             stdin=subprocess.PIPE,
@@ -118,10 +123,8 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
             pass_fds=(write_end,),
             start_new_session=True,
         )
-    except BaseException as error:
+    except OSError as error:
         events.close()
-        if not isinstance(error, OSError):
-            raise
         raise ProcessError(
             "the build process could not be started",
             where=f"model `{request.model}`",
@@ -130,34 +133,26 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
         ) from error
     finally:
         os.close(write_end)
-    child = Child(request, process, events, time.monotonic())
-    for descriptor in child.descriptors():
-        os.set_blocking(descriptor, False)
-    return child
+    return Child(request, process, events, time.monotonic())
 
 
-def read_some(child: Child, descriptor: int, reporter: Reporter) -> int:
-    """Read the available bytes of a child's pipe; return their number, or 0 at the end of the pipe."""
-    try:
-        data = os.read(descriptor, LINE_BYTES)
-    except BlockingIOError:
-        return 1
-    rest = child.rests.setdefault(descriptor, bytearray())
-    *lines, last = data.split(b"\n")
+def read_some(child: Child, pipe: IO[bytes], reporter: Reporter) -> int | None:
+    """Read the available bytes of a child's pipe; return their number: 0 at the end of the pipe, `None` before."""
+    data = pipe.read(LINE_BYTES)
+    if data is None:
+        return None
+    *lines, rest = (child.rests.pop(pipe, b"") + data).split(b"\n")
+    if data and len(rest) <= LINE_BYTES:
+        child.rests[pipe] = rest
+    elif rest:
+        lines.append(rest)
+    take = take_event if pipe is child.events else take_output
     for line in lines:
-        take_line(child, descriptor, bytes(rest) + line, reporter)
-        rest.clear()
-    rest += last
-    if len(rest) > LINE_BYTES or (rest and not data):
-        take_line(child, descriptor, bytes(rest), reporter)
-        rest.clear()
+        take(child, line, reporter)
     return len(data)
 
 
-def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) -> None:
-    if descriptor == child.events.fileno():
-        take_event(child, line, reporter)
-        return
+def take_output(child: Child, line: bytes, reporter: Reporter) -> None:
     text = cut(as_on_a_terminal(line.decode("utf-8", "replace")))
     child.output.append(text)
     reporter.report(Event("output", "note", child.request.model, detail=text))
@@ -204,47 +199,48 @@ def is_over(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def reap(child: Child) -> None:
+def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for a process without reaping, so that its group can still be signalled by id."""
+    deadline = time.monotonic() + seconds
+    while not is_over(process):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(SHORT_TICK_SECONDS)
+    return True
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def reap(process: subprocess.Popen[bytes]) -> None:
     """Kill all remaining processes of a child's session, and release the process id."""
-    if child.process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, signal.SIGKILL)
-        child.process.wait()
+    if process.returncode is None:
+        signal_group(process, signal.SIGKILL)
+        process.wait()
 
 
 def end(children: Sequence[Child]) -> None:
     """End children and their processes, gently first, and wait for their ends."""
-    alive = [child for child in children if not is_over(child.process)]
-    for child in alive:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, signal.SIGTERM)
+    alive = [child.process for child in children if not is_over(child.process)]
+    for process in alive:
+        signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     try:
-        while time.monotonic() < deadline and not all(is_over(child.process) for child in alive):
-            time.sleep(TICK_SECONDS / 20)
+        for process in alive:
+            ended_within(process, deadline - time.monotonic())
     finally:
         for child in children:
-            reap(child)
+            reap(child.process)
 
 
 def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, timeout: float) -> Answer | LowerError:
-    for descriptor in child.descriptors():
-        if descriptor in selector.get_map():
-            selector.unregister(descriptor)
-            left = REST_BYTES
-            while left > 0 and readable(descriptor) and (count := read_some(child, descriptor, reporter)):
-                left -= count
-    close_pipes(child)
+    for pipe in child.pipes():
+        if pipe in selector.get_map():
+            selector.unregister(pipe)
+        left = REST_BYTES
+        while left > 0 and (count := read_some(child, pipe, reporter)):
+            left -= count
+    child.close()
     return answer_of(child.exit(), timeout)
-
-
-def close_pipes(child: Child) -> None:
-    for stream in (child.events, child.process.stdin, child.process.stdout):
-        if stream is not None:
-            stream.close()
-
-
-def readable(descriptor: int) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        return bool(selector.select(0))

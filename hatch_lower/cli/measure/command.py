@@ -7,20 +7,17 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hatch_lower.driver.process import is_over
+from hatch_lower.driver.process import ended_within, is_over, signal_group
 from hatch_lower.driver.signals import undisturbed
 from hatch_lower.errors import ProcessError
 
 Tell = Callable[[str], None]  # receives progress, a line at a time
 
 GRACE_SECONDS = 10.0  # seconds for an interrupted command to clean up
-TICK_SECONDS = 0.01
 LAST_LINES = 40
 LAST_BYTES = 1 << 20
 
@@ -100,24 +97,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     kill_group(process)
 
 
-def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for a process without reaping, so that its group can still be signalled by id."""
-    deadline = time.monotonic() + seconds
-    while not is_over(process):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(TICK_SECONDS)
-    return True
-
-
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     signal_group(process, signal.SIGKILL)
     process.wait()
-
-
-def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
 
 
 def last_lines(lines: Sequence[str]) -> str:
