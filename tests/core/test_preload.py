@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.driver.inputs.log import Observed, is_static, read_log, unrecorded_programs
+from hatch_lower.driver.inputs.log import Kind, Observed, is_static, read_log, unrecorded_programs
 from hatch_lower.driver.inputs.preload import (
     SOURCE,
     UNFINISHED,
@@ -664,3 +665,9 @@ def test_the_source_compiles_without_a_warning(tmp_path: Path, library: Path) ->
     assert compiler is not None
     command = [*compiler, "-std=c99", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-o", tmp_path / "made", SOURCE]
     assert subprocess.run([*command, "-ldl"], check=True, capture_output=True, text=True).stderr == ""
+
+
+def test_the_source_has_the_letters_of_the_log() -> None:
+    letters = re.findall(r"(\w+) = '([A-Z])'", SOURCE.read_text())
+    assert len(letters) == 20
+    assert set(letters) <= {(kind.name, kind.value) for kind in Kind}

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from hatch_lower.driver.inputs import log as events
+from hatch_lower.driver.inputs.log import Kind
 from hatch_lower.driver.inputs.notes import PATHS, Notes
 
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
@@ -78,42 +78,42 @@ class AuditEvents:
         if creates or (flags & os.O_TRUNC and not doubtful):
             self._notes.note_written(path)
         elif access != os.O_WRONLY:
-            self._notes.note(events.READ, path)
+            self._notes.note(Kind.READ, path)
 
     def _on_list(self, path: object, *_: object) -> None:
         lister = outside(sys._getframe(1)).f_code.co_filename
         if lister == IMPORT_SYSTEM:
-            kind = events.LISTED_BY_IMPORT
+            kind = Kind.LISTED_BY_IMPORT
         elif any(reader in lister for reader in METADATA_READERS):
-            kind = events.LISTED_BY_METADATA
+            kind = Kind.LISTED_BY_METADATA
         else:
-            kind = events.LISTED_BY_CODE
+            kind = Kind.LISTED_BY_CODE
         self._notes.note(kind, "." if path is None else path)
 
     def _on_mkdir(self, path: object, mode: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and not self._notes.is_there(path):
-            self._notes.note_change(events.FOLDER_MADE, path)
+            self._notes.note_change(Kind.FOLDER_MADE, path)
 
     def _on_remove(self, path: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and self._notes.is_there(path):
-            self._notes.note_change(events.REMOVED, path)
+            self._notes.note_change(Kind.REMOVED, path)
 
     def _on_rename(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # otherwise the call fails
-            self._notes.note(events.READ, source)
-            self._notes.note_change(events.REMOVED, source)
+            self._notes.note(Kind.READ, source)
+            self._notes.note_change(Kind.REMOVED, source)
             self._notes.note_written(target)
 
     def _on_link(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # otherwise the call fails
-            self._notes.note(events.READ, source)
-            self._notes.note_change(events.WRITTEN, target)
+            self._notes.note(Kind.READ, source)
+            self._notes.note_change(Kind.WRITTEN, target)
             if self._notes.log is None:  # otherwise the library takes the note
-                self._notes.note_change(events.HARD_LINKED, source)
+                self._notes.note_change(Kind.HARD_LINKED, source)
 
     def _on_dlopen(self, name: object, *_: object) -> None:
         if "/" in text_of(name):  # the list of mapped libraries has libraries without a path
-            self._notes.note(events.READ, name)
+            self._notes.note(Kind.READ, name)
 
     def _on_dlsym(self, library: object, name: object) -> None:
         if self._c_library.is_unseen(library, name):
@@ -126,9 +126,9 @@ class AuditEvents:
         if text and text != ":memory:":
             for path in (text, f"{text}-wal", f"{text}-journal"):
                 if self._notes.is_there(path):
-                    self._notes.note(events.READ, path)
+                    self._notes.note(Kind.READ, path)
                 elif path == text:
-                    self._notes.note_change(events.WRITTEN, path)
+                    self._notes.note_change(Kind.WRITTEN, path)
 
     def _on_exec(self, path: object, *_: object) -> None:
         self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")

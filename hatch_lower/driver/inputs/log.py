@@ -11,34 +11,39 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from hatch_lower.frozen import Frozen
 
-# Kinds that only the library notes
-UPDATED, DENIED, LINK, LISTED, LISTED_BY_PROGRAM, EXECUTED, PROCESS = "B", "D", "K", "L", "F", "X", "P"
-VARIABLE, NETWORK, BOUND = "V", "N", "U"
-# Kinds that only the recorder notes
-LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
-FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
-# kinds that the recorder also notes without the library
-READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
-OTHER_KINDS = frozenset({VARIABLE, NETWORK, INCOMPLETE, BOUND, VARIABLE_SET})  # their text is no path
-LOOKS = frozenset({MISSING, LOOKED, LINK, DENIED})
-LISTINGS = frozenset({LISTED, LISTED_BY_PROGRAM, LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE})
-CHANGES = frozenset({WRITTEN, UPDATED, FOLDER_MADE, REMOVED})
-PATH_KINDS = LOOKS | LISTINGS | CHANGES | {READ, EXECUTED, PROCESS, TIMED, HARD_LINKED}
+
+class Kind(StrEnum):
+    """The kind of an event, by its letter in the log; `preload.c` has the same letters."""
+
+    # noted by the library alone
+    UPDATED, DENIED, LINK, LISTED, LISTED_BY_PROGRAM, EXECUTED, PROCESS = "B", "D", "K", "L", "F", "X", "P"
+    VARIABLE, NETWORK, BOUND = "V", "N", "U"
+    # noted by the recorder alone
+    LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
+    FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
+    # also noted by the recorder without the library
+    READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
+
+
+# small letters: the path that a link led to follows
+KINDS = {kind.value: kind for kind in Kind} | {kind.lower(): kind for kind in (Kind.READ, Kind.UPDATED)}
+OTHER_KINDS = frozenset({Kind.VARIABLE, Kind.NETWORK, Kind.INCOMPLETE, Kind.BOUND, Kind.VARIABLE_SET})  # no path
 # the system's names of descriptors without a file; programs look for files with these names
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 # kinds that count at any place in the log: written files, and processes
-KEPT_KINDS = frozenset({WRITTEN, PROCESS})
+KEPT_KINDS = frozenset({Kind.WRITTEN, Kind.PROCESS})
 
 
 class Record(NamedTuple):
-    kind: str
+    kind: Kind | None  # `None` for an unknown letter
     text: str  # a path, or another name
     state: str = ""  # the state of the found file, in the form of `State.read`, if the event has a state
     target: str = ""  # the path that a link led to
@@ -49,35 +54,46 @@ class Observed(Frozen):
 
     # Paths are absolute, without `.` and double slashes; `..` stays, because its meaning changes behind a link.
 
-    # Files whose earlier contents could be read: opened for reading, or for writing without truncation, before another
-    # event created the file. A folder that is opened like a file counts.
     opened: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()  # files and folders that were created, emptied, changed or renamed here
-    missing: tuple[str, ...] = ()  # paths that were looked for and were not there
-    # paths whose kind, size, times or permissions alone were asked, or that were refused for their kind
+    """Files whose earlier contents could be read: opened for reading, or for writing without truncation, before another
+    event created the file. A folder that is opened like a file counts."""
+    written: tuple[str, ...] = ()
+    """Files and folders that were created, emptied, changed or renamed here."""
+    missing: tuple[str, ...] = ()
+    """Paths that were looked for and were not there."""
     looked_at: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()  # paths whose link targets were asked: by `readlink` or `realpath`
-    listed: tuple[str, ...] = ()  # folders whose names were read
-    # folders that a subprocess of the recorded program read
+    """Paths whose kind, size, times or permissions alone were asked, or that were refused for their kind."""
+    links: tuple[str, ...] = ()
+    """Paths whose link targets were asked: by `readlink` or `realpath`."""
+    listed: tuple[str, ...] = ()
+    """Folders whose names were read."""
     listed_by_programs: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()  # paths that could not be opened or looked at for lack of permission
-    # names that were passed to `getenv`, except variables that the process had set before
+    """Folders that a subprocess of the recorded program read."""
+    denied: tuple[str, ...] = ()
+    """Paths that could not be opened or looked at for lack of permission."""
     variables: tuple[str, ...] = ()
-    executed: tuple[str, ...] = ()  # programs that were started
-    processes: tuple[str, ...] = ()  # executables of the processes that the library was in
-    # addresses and names of connections, messages, listeners and look-ups, except sockets on this machine that a
-    # recorded process had opened before
+    """Names that were passed to `getenv`, except variables that the process had set before."""
+    executed: tuple[str, ...] = ()
+    """Programs that were started."""
+    processes: tuple[str, ...] = ()
+    """Executables of the processes that the library was in."""
     network: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = ()  # the reasons why the notes are incomplete; empty if complete
-    timed: tuple[str, ...] = ()  # paths whose times were asked
-    linked: tuple[str, ...] = ()  # states of files that got another hard link
-    # by path: the states at opens and looks, in the form of `State.read`; each state once, an empty text for a missing
-    # file
+    """Addresses and names of connections, messages, listeners and look-ups, except sockets on this machine that a
+    recorded process had opened before."""
+    incomplete: tuple[str, ...] = ()
+    """The reasons why the notes are incomplete; empty if complete."""
+    timed: tuple[str, ...] = ()
+    """Paths whose times were asked."""
+    linked: tuple[str, ...] = ()
+    """States of files that got another hard link."""
     states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By path: the states at opens and looks, in the form of `State.read`; each state once, an empty text for a missing
+    file."""
     folders_made: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()  # files that were there before and were removed or renamed
-    # the callers that listed a folder, if the recorder knows the caller
+    removed: tuple[str, ...] = ()
+    """Files that were there before and were removed or renamed."""
     listed_by_import: tuple[str, ...] = ()
+    """Folders that the import system listed, as far as the recorder knows the caller; likewise the two fields below."""
     listed_by_metadata: tuple[str, ...] = ()
     listed_by_code: tuple[str, ...] = ()
 
@@ -109,84 +125,104 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
 
 def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
     """Return the conclusions from events in order; `reasons` are known gaps."""
-    kinds: dict[str, dict[str, None]] = {kind: {} for kind in sorted(PATH_KINDS | OTHER_KINDS)}
-    incomplete = dict.fromkeys(reasons)
-    opened: dict[str, None] = {}
-    removed: dict[str, None] = {}
-    targets: dict[str, list[str]] = {}
-    states: dict[str, dict[str, None]] = {}
-    linked: dict[str, None] = {}
-    written = kinds[WRITTEN]
+    findings = Findings(reasons)
     for kind, text, state, target in events:
-        if kind not in kinds or (kind in PATH_KINDS and not text):
-            incomplete.setdefault("the log is damaged")
-            continue
-        if text.rpartition("/")[2].startswith(NO_FILES):
-            continue
-        named = plain(text) if kind in PATH_KINDS else text
-        if kind == MISSING and text.endswith("/"):  # a file was looked for like a folder
-            kind = LOOKED
-        # files that the export made are no inputs, and variables that the export set are no variables of its
-        # surroundings: the first event decides
-        if kind in (READ, UPDATED) and named not in written:
-            opened[named] = None
-        elif kind == REMOVED and named not in written:
-            removed[named] = None
-        elif kind == FOLDER_MADE:
-            written[named] = None
-        elif (kind == VARIABLE and text in kinds[VARIABLE_SET]) or (kind == NETWORK and text in kinds[BOUND]):
-            continue
-        made = named in written and named not in opened
-        if made and kind in LOOKS:
-            continue  # a file of the export proves nothing about earlier files
-        if target:
-            targets.setdefault(plain(target), []).append(named)
-        if state and kind == HARD_LINKED:
-            linked[state] = None
-        elif state and not made:
-            states.setdefault(named, {})[state] = None
-        kinds[kind][named] = None
-    for path in kinds[MISSING]:
-        states.setdefault(path, {})[""] = None
-    opened.update(led_elsewhere(opened, targets, written))
-    return replace(
-        observed_of(kinds),
-        opened=tuple(opened),
-        removed=tuple(removed),
-        linked=tuple(linked),
-        states={path: tuple(texts) for path, texts in states.items()},
-        incomplete=tuple(incomplete | kinds[INCOMPLETE]),
-    )
+        if kind is None or not (text or kind in OTHER_KINDS):
+            findings.incomplete.setdefault("the log is damaged")
+        elif not text.rpartition("/")[2].startswith(NO_FILES):
+            name = text if kind in OTHER_KINDS else plain(text)
+            if kind == Kind.MISSING and text.endswith("/"):  # a file was looked for like a folder
+                kind = Kind.LOOKED
+            HANDLERS[kind](findings, kind, name, state)
+            if target:
+                findings.targets.setdefault(plain(target), []).append(name)
+    return findings.observed()
 
 
-def observed_of(kinds: Mapping[str, dict[str, None]]) -> Observed:
-    return Observed(
-        written=tuple(kinds[WRITTEN] | kinds[UPDATED]),
-        missing=tuple(kinds[MISSING]),
-        looked_at=tuple(kinds[LOOKED]),
-        links=tuple(kinds[LINK]),
-        listed=tuple(kinds[LISTED] | kinds[LISTED_BY_PROGRAM]),
-        listed_by_programs=tuple(kinds[LISTED_BY_PROGRAM]),
-        denied=tuple(kinds[DENIED]),
-        variables=tuple(kinds[VARIABLE]),
-        executed=tuple(kinds[EXECUTED]),
-        processes=tuple(kinds[PROCESS]),
-        network=tuple(dict.fromkeys(address_text(address) for address in kinds[NETWORK])),
-        timed=tuple(kinds[TIMED]),
-        folders_made=tuple(kinds[FOLDER_MADE]),
-        listed_by_import=tuple(kinds[LISTED_BY_IMPORT]),
-        listed_by_metadata=tuple(kinds[LISTED_BY_METADATA]),
-        listed_by_code=tuple(kinds[LISTED_BY_CODE]),
-    )
+class Findings:
+    """Conclusions from the events so far: the first event of a name decides whether the name is an input."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.kinds: dict[Kind, dict[str, None]] = {kind: {} for kind in Kind}
+        self.opened, self.written = self.kinds[Kind.READ], self.kinds[Kind.WRITTEN]
+        self.incomplete = dict.fromkeys(reasons)
+        self.targets: dict[str, list[str]] = {}
+        self.states: dict[str, dict[str, None]] = {}
+
+    def add(self, kind: Kind, name: str, state: str) -> None:
+        self.kinds[kind][name] = None
+        if state and (name not in self.written or name in self.opened):
+            self.states.setdefault(name, {})[state] = None
+
+    def add_input(self, kind: Kind, name: str, state: str) -> None:
+        # a file of the export proves nothing about earlier files
+        if name not in self.written or name in self.opened:
+            self.add(kind, name, state)
+
+    def add_update(self, kind: Kind, name: str, state: str) -> None:
+        self.add_input(Kind.READ, name, state)
+        self.kinds[kind][name] = None
+
+    def add_foreign(self, kind: Kind, name: str, state: str) -> None:
+        if name not in self.kinds[OWN[kind]]:
+            self.add(kind, name, state)
+
+    def add_folder(self, kind: Kind, name: str, state: str) -> None:
+        self.written[name] = None
+        self.add(kind, name, state)
+
+    def add_link(self, kind: Kind, name: str, state: str) -> None:
+        if state:
+            self.kinds[kind][state] = None
+
+    def observed(self) -> Observed:
+        self.states |= {path: {**self.states.get(path, {}), "": None} for path in self.kinds[Kind.MISSING]}
+        self.opened.update(led_elsewhere(self.opened, self.targets, self.written))
+        kinds = {kind: tuple(names) for kind, names in self.kinds.items()}
+        return Observed(
+            opened=kinds[Kind.READ],
+            written=tuple(self.written | self.kinds[Kind.UPDATED]),
+            missing=kinds[Kind.MISSING],
+            looked_at=kinds[Kind.LOOKED],
+            links=kinds[Kind.LINK],
+            listed=tuple(self.kinds[Kind.LISTED] | self.kinds[Kind.LISTED_BY_PROGRAM]),
+            listed_by_programs=kinds[Kind.LISTED_BY_PROGRAM],
+            denied=kinds[Kind.DENIED],
+            variables=kinds[Kind.VARIABLE],
+            executed=kinds[Kind.EXECUTED],
+            processes=kinds[Kind.PROCESS],
+            network=tuple(dict.fromkeys(map(address_text, kinds[Kind.NETWORK]))),
+            incomplete=tuple(self.incomplete | self.kinds[Kind.INCOMPLETE]),
+            timed=kinds[Kind.TIMED],
+            linked=kinds[Kind.HARD_LINKED],
+            states={path: tuple(texts) for path, texts in self.states.items()},
+            folders_made=kinds[Kind.FOLDER_MADE],
+            removed=kinds[Kind.REMOVED],
+            listed_by_import=kinds[Kind.LISTED_BY_IMPORT],
+            listed_by_metadata=kinds[Kind.LISTED_BY_METADATA],
+            listed_by_code=kinds[Kind.LISTED_BY_CODE],
+        )
+
+
+# by kind of event, the kind after which the event concerns the export's own file, variable or socket
+OWN = {Kind.VARIABLE: Kind.VARIABLE_SET, Kind.NETWORK: Kind.BOUND, Kind.REMOVED: Kind.WRITTEN}
+HANDLERS: Mapping[Kind, Callable[[Findings, Kind, str, str], None]] = {
+    **dict.fromkeys(Kind, Findings.add),
+    **dict.fromkeys((Kind.READ, Kind.MISSING, Kind.LOOKED, Kind.LINK, Kind.DENIED), Findings.add_input),
+    **dict.fromkeys(OWN, Findings.add_foreign),
+    Kind.UPDATED: Findings.add_update,
+    Kind.FOLDER_MADE: Findings.add_folder,
+    Kind.HARD_LINKED: Findings.add_link,
+}
 
 
 def records(data: bytes) -> Iterator[Record]:
     fields = iter(os.fsdecode(data).split("\0") if data else [])
     for record in fields:
-        kind, text, state = record[:1], record[1:], ""
-        target = next(fields, "") if kind in ("r", "b") else ""
-        kind = kind.upper()
-        if kind in PATH_KINDS:
+        letter, text, state = record[:1], record[1:], ""
+        target = next(fields, "") if letter.islower() else ""
+        kind = KINDS.get(letter)
+        if kind not in OTHER_KINDS:
             state, slash, rest = text.partition("/")
             text = slash + rest
         yield Record(kind, text, state, target)

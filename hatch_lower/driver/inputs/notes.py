@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hatch_lower.cache.stats import State
-from hatch_lower.driver.inputs import log as events
-from hatch_lower.driver.inputs.log import Observed, Record, fold, read_log
+from hatch_lower.driver.inputs.log import Kind, Observed, Record, fold, read_log
 from hatch_lower.driver.inputs.preload import RecordingSwitch
 
 PATHS = (str, bytes, os.PathLike)
 # the original functions: a recorder may exchange the functions of `os` for stand-ins
 plain_lstat, plain_stat = os.lstat, os.stat
-WITH_STATE = (events.READ, events.LOOKED, events.HARD_LINKED, events.LISTED_BY_IMPORT, events.LISTED_BY_CODE)
+WITH_STATE = (Kind.READ, Kind.LOOKED, Kind.HARD_LINKED, Kind.LISTED_BY_IMPORT, Kind.LISTED_BY_CODE)
 
 
 class Pauses(threading.local):
@@ -109,12 +108,12 @@ class Notes:
         except OSError:
             return 0
 
-    def note(self, kind: str, path: object) -> None:
+    def note(self, kind: Kind, path: object) -> None:
         """Note an event of a path, unless this thread takes no notes."""
         if not self.paused:
             self.note_change(kind, path)
 
-    def note_change(self, kind: str, path: object) -> None:
+    def note_change(self, kind: Kind, path: object) -> None:
         """Note that the process writes or removes a file: a later read is no input."""
         if text := self.absolute(path):
             self._add(kind, text)
@@ -122,10 +121,10 @@ class Notes:
     def note_written(self, path: object) -> None:
         """Note a file that a call is about to make or to empty; the library tells itself whether a call worked."""
         if self.log is None or not self.is_there(path):
-            self.note_change(events.WRITTEN, path)
+            self.note_change(Kind.WRITTEN, path)
 
     def note_variable_set(self, name: str) -> None:
-        self._add(events.VARIABLE_SET, name)
+        self._add(Kind.VARIABLE_SET, name)
 
     def note_scan(self, path: object) -> None:
         if not self.paused and (text := self.absolute(path)):
@@ -137,23 +136,23 @@ class Notes:
 
     def doubt(self, reason: str) -> None:
         if not self.paused:
-            self._add(events.INCOMPLETE, reason.replace("\0", " "))
+            self._add(Kind.INCOMPLETE, reason.replace("\0", " "))
 
-    def _add(self, kind: str, text: str) -> None:
-        if kind in (events.READ, events.LOOKED) and not self.is_there(text):
-            kind = events.MISSING  # a file that is made later is no input
+    def _add(self, kind: Kind, text: str) -> None:
+        if kind in (Kind.READ, Kind.LOOKED) and not self.is_there(text):
+            kind = Kind.MISSING  # a file that is made later is no input
         if self.log is not None:
             self._switch.note(kind, text)
             return
         state = state_of(text, kind) if kind in WITH_STATE else ""
         self._events.setdefault(Record(kind, text, state))
-        if kind in (events.READ, events.LOOKED) and not state:  # a link that leads nowhere
-            self._events.setdefault(Record(events.MISSING, text))
+        if kind in (Kind.READ, Kind.LOOKED) and not state:  # a link that leads nowhere
+            self._events.setdefault(Record(Kind.MISSING, text))
 
 
-def state_of(path: str, kind: str) -> str:
+def state_of(path: str, kind: Kind) -> str:
     """Return the state of a path; empty if missing or not permitted."""
-    look = plain_lstat if kind == events.HARD_LINKED else plain_stat
+    look = plain_lstat if kind == Kind.HARD_LINKED else plain_stat
     try:
         return State.of(look(path)).text()
     except (OSError, ValueError):

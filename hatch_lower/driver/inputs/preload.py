@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hatch_lower.cache.locks import held_folder, remove_abandoned
 from hatch_lower.canonical import digest_of, sha256_file
-from hatch_lower.driver.inputs.log import read_log
+from hatch_lower.driver.inputs.log import Kind, read_log
 from hatch_lower.driver.inputs.machine import libc_version
 
 SOURCE = Path(__file__).with_name("preload.c")
@@ -145,8 +145,8 @@ class RecordingSwitch:
         if self._library is not None:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
-    def note(self, kind: str, text: str) -> None:
-        """Write a fact into the log that the library cannot know; `kind` is a kind of `log`."""
+    def note(self, kind: Kind, text: str) -> None:
+        """Write a fact into the log that the library cannot know."""
         # no path has a zero byte, but a name that was asked for may have one
         if self._library is not None and "\0" not in text:
             self._library.hatch_lower_note(ord(kind), os.fsencode(text))

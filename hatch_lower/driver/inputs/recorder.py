@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 
 from hatch_lower.cache.stats import State
 from hatch_lower.driver.inputs.audit import AuditEvents
-from hatch_lower.driver.inputs.log import LOOKED, READ, TIMED, Observed, unrecorded_programs
+from hatch_lower.driver.inputs.log import Kind, Observed, unrecorded_programs
 from hatch_lower.driver.inputs.notes import Notes
 from hatch_lower.driver.inputs.stand_ins import (
     Exchanged,
@@ -97,7 +97,7 @@ class Recorder:
             f"{spelling(root)}/" for root in project_roots for spelling in (os.path.abspath, os.path.realpath)
         )
         self._notes = Notes(log)
-        self._note_read = partial(self._notes.note, READ)
+        self._note_read = partial(self._notes.note, Kind.READ)
         self._events = AuditEvents(self._notes)
         self._environment = EnvironmentReads(self.is_own, self._notes.note_variable_set)
         self._initial: Mapping[str, str] = {}
@@ -118,8 +118,8 @@ class Recorder:
         wrap_library_search(self._exchanged, self._note_read, self._notes.silent)
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
-            wrap_looks(self._exchanged, partial(self._notes.note, LOOKED))
-        wrap_times(self._exchanged, partial(self._notes.note, TIMED), self._notes.note_scan)
+            wrap_looks(self._exchanged, partial(self._notes.note, Kind.LOOKED))
+        wrap_times(self._exchanged, partial(self._notes.note, Kind.TIMED), self._notes.note_scan)
         sys.addaudithook(self._events.hear)
 
     def stop(self) -> None:
