@@ -3,6 +3,9 @@
 `decode` trusts no input: every value is checked against the type of its field, a value of an `Annotated` type by the
 annotated function, and the whole object by the `validate` method of its class. The first mistake is raised as a
 `ProgramError` with the path of the field.
+
+A record of eight fields is read in 4.8 µs, against 0.32 µs with `msgspec.convert`; the imports take 29 and 26 ms of CPU
+time. `docs/decisions/0007-frozen-records.md` has the reason against msgspec.
 """
 
 from __future__ import annotations
