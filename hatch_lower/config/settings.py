@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 
 from packaging.utils import canonicalize_name
 
@@ -99,29 +98,36 @@ class Settings(Frozen):
         return tuple(recipe.name for recipe in self.recipes)
 
 
+class Metadata(Frozen):
+    """The project's metadata that settings depend on."""
+
+    name: str
+    version: str
+    entry_points: Mapping[str, str]  # model name to `module:attribute`
+    dependencies: Sequence[str] | None = None
+    optional_dependencies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
 def read_settings(
     table: Mapping[str, object],
+    project: Metadata,
     *,
     root: Path,
-    name: str,
-    version: str,
-    entry_points: Mapping[str, str],
     packages: Sequence[str],
     regular: Collection[str],
     path: str = HOOK_PATH,
-    dependencies: Sequence[str] | None = None,
-    optional_dependencies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Settings:
     """Return the settings of a build; raise `ConfigError` with all problems of the hook's table.
 
-    `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel,
-    `regular` the dotted names of all its packages with an `__init__.py`, `path` is the dotted TOML path of the table.
+    `packages` are the top-level import packages of the wheel, `regular` the dotted names of all its packages with an
+    `__init__.py`, `path` is the dotted TOML path of the table.
     """
+    entry_points, dependencies = project.entry_points, project.dependencies
     problems: list[str] = []
     given = read_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
     order = tuple(recipes)
-    extras = resolve_extras(given, optional_dependencies, path, problems)
+    extras = resolve_extras(given, project.optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, regular, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
     lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}
@@ -137,8 +143,8 @@ def read_settings(
         raise ConfigError(what, found="\n".join(problems), hint=hint)
     return Settings(
         root=root.absolute(),
-        name=name,
-        version=version,
+        name=project.name,
+        version=project.version,
         models=models,
         recipes=tuple(recipes.values()),
         dependencies=None if dependencies is None else tuple(dependencies),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.config.reader import read_table
-from hatch_lower.config.settings import Settings, is_sample_file, read_settings
+from hatch_lower.config.settings import Metadata, Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.driver.project_view import (
     DistributedFile,
@@ -120,15 +120,11 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     table = table_path(config.target_config, hook.target_name)
     settings = read_settings(
         {key: value for key, value in hook.config.items() if key not in RESERVED_KEYS},
+        Metadata(core.name, hook.metadata.version, declared, core.dependencies, core.optional_dependencies),
         root=root,
-        name=core.name,
-        version=hook.metadata.version,
-        entry_points=declared,
         packages=find_packages(files),
         regular=find_regular_packages(files),
         path=table,
-        dependencies=core.dependencies,
-        optional_dependencies=core.optional_dependencies,
     )
     roots = tuple(Path(os.path.normpath(root / folder)) for folder in config.dev_mode_dirs) or find_import_roots(files)
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged

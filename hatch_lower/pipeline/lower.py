@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError
-from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
@@ -38,7 +38,7 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
     # without a backend no operation is decomposed: torch runs whole operations faster and with eager's own numbers
     everything: Any = [] if turns else list(default_decompositions())
     healing = Healing(services, recipe, attempt)
-    steps = ReportedSteps(source.name, recipe, reporter, healing)
+    steps = ReportedSteps(source.name, recipe, services, healing)
     if before is not None:
         steps.seconds.update(before.seconds)
     passes = {method: (FoldLiterals(),) for method in methods}
@@ -48,7 +48,6 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
         preserve=everything,
         preserve_nodes=UNLIKE_EAGER,
         passes=passes,
-        store=services.store,
         steps=steps,
         before=None if before is None else before.methods,
     )
@@ -65,10 +64,11 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
 class ReportedSteps(Steps):
     """Reports and times the steps, and names the backend whose code fails."""
 
-    def __init__(self, model: str, recipe: Recipe, reporter: Reporter, healing: Healing) -> None:
+    def __init__(self, model: str, recipe: Recipe, services: Services, healing: Healing) -> None:
         self._model = model
         self._recipe = recipe
-        self._reporter = reporter
+        self.store = services.store
+        self._reporter = services.reporter
         self._healing = healing
         self.seconds: dict[str, float] = {}
         self.finite_only: dict[str, frozenset[str]] = {}  # operators by backend, of all methods

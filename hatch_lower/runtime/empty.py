@@ -25,27 +25,24 @@ def lines_for_empty(
     call: DelegateCall,
     out: str,
     given: Sequence[str],
-    symbols: Mapping[str, str],
-    declared: Mapping[str, Symbol],
+    tests: ZeroTests,
     arrays: Arrays,
-    names: Names,
     *,
     refuse: partial[NoReturn] | None,
     has_state: bool,
 ) -> list[str]:
     """Return the lines before `else:` and the call itself; empty if all tensors always have elements."""
     # `refuse`: raises the error for a call with a tensor without elements; `None` if the delegate computes such calls
-    tests = ZeroTests(symbols, declared, names)
     lines = []
     if call.outputs and not has_state and all(entry is not None and tests.any_of([entry]) for entry in call.outputs):
         outputs = [entry for entry in call.outputs if entry is not None]
-        results = ", ".join(empty_code(entry, symbols, arrays, names) for entry in outputs)
+        results = ", ".join(empty_code(entry, tests.symbols, arrays, tests.names) for entry in outputs)
         conditions = dict.fromkeys(tests.any_of([entry]) for entry in outputs)
         lines.append(f"if {' and '.join(f'({each})' for each in conditions)}: {out} = [{results}]")
     # only dynamic sizes: with sizes that are always 0, the build has tried the delegate
     tensors = [entry for entry in (*call.inputs, *call.outputs) if isinstance(entry, TensorInput)]
     if refuse is not None and (some := tests.any_of(tensors, is_dynamic=True)):
-        lines.append(f"{'elif' if lines else 'if'} {some}: {names.bind('refuse', refuse)}([{', '.join(given)}])")
+        lines.append(f"{'elif' if lines else 'if'} {some}: {tests.names.bind('refuse', refuse)}([{', '.join(given)}])")
     return lines
 
 
@@ -53,17 +50,17 @@ class ZeroTests:
     """Code that tests for tensors without elements, by the sizes known before the call."""
 
     def __init__(self, symbols: Mapping[str, str], declared: Mapping[str, Symbol], names: Names) -> None:
-        self._symbols = symbols
+        self.symbols = symbols
         self._least = {name: symbol.min for name, symbol in declared.items()}
-        self._names = names
+        self.names = names
 
     def any_of(self, entries: Iterable[TensorInput], *, is_dynamic: bool = False) -> str:
         every = dict.fromkeys(size for entry in entries for size in entry.shape if self._may_be_zero(size))
         sizes = [size for size in every if not is_dynamic or symbols_in(size)]
-        return " or ".join(f"{expression_code(size, self._symbols, self._names)} == 0" for size in sizes)
+        return " or ".join(f"{expression_code(size, self.symbols, self.names)} == 0" for size in sizes)
 
     def _may_be_zero(self, size: Expression) -> bool:
-        if not symbols_in(size) <= self._symbols.keys():
+        if not symbols_in(size) <= self.symbols.keys():
             return False
         return not is_growing(size) or evaluate(size, self._least) == 0
 

@@ -43,7 +43,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
-from hatch_lower.runtime.empty import lines_for_empty, refuse_empty
+from hatch_lower.runtime.empty import ZeroTests, lines_for_empty, refuse_empty
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
@@ -236,10 +236,8 @@ class MethodWriter:
             instruction,
             out,
             given,
-            scope.symbols,
-            self._method.symbols,
+            ZeroTests(scope.symbols, self._method.symbols, self.names),
             self._arrays,
-            self.names,
             refuse=refuse if does == "refuse" else None,
             has_state=holds_state(entry) or any(self._plan.constants[name].mutable for name in entry.constants),
         )

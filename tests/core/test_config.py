@@ -9,7 +9,7 @@ import pytest
 
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.requirements import Extra
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
+from hatch_lower.config.settings import Metadata, ModelSettings, Recipe, Settings, read_settings
 from hatch_lower.config.tables import BackendChoice, CacheSettings
 from hatch_lower.errors import ConfigError
 
@@ -28,10 +28,8 @@ def read(
 ) -> Settings:
     return read_settings(
         table or {},
+        Metadata("digits", "1.0", DIGITS if entry_points is None else entry_points),
         root=Path("project"),
-        name="digits",
-        version="1.0",
-        entry_points=DIGITS if entry_points is None else entry_points,
         packages=packages,
         regular=packages if regular is None else regular,
     )
@@ -138,13 +136,10 @@ def test_an_extra_of_a_recipe_is_one_of_the_projects() -> None:
     def extras(name: str) -> Mapping[str, Extra]:
         return read_settings(
             {"recipes": {"portable": {"extra": name}}},
+            Metadata("digits", "1", DIGITS, optional_dependencies={"with-torch": ["torch>=2.13"]}),
             root=Path(),
-            name="digits",
-            version="1",
-            entry_points=DIGITS,
             packages=["digits"],
             regular=["digits"],
-            optional_dependencies={"with-torch": ["torch>=2.13"]},
         ).extras
 
     assert extras("With_Torch") == {"portable": Extra("with-torch", ("torch>=2.13",))}
@@ -165,10 +160,8 @@ def test_another_path_of_the_table_is_named() -> None:
     with pytest.raises(ConfigError, match=r"`tool\.hatch\.build\.targets\.wheel\.hooks\.lower\.jobs` must be"):
         read_settings(
             {"jobs": 0},
+            Metadata("digits", "1", DIGITS),
             root=Path(),
-            name="digits",
-            version="1",
-            entry_points=DIGITS,
             packages=["digits"],
             regular=["digits"],
             path="tool.hatch.build.targets.wheel.hooks.lower",

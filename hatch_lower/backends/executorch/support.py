@@ -66,6 +66,9 @@ OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
 
 # XNNPACK gives numbers far above 1 for arguments from about 7 million on
 LIMITED = aten_names("cos.default sin.default")
+NEVER = {"aten.max.dim": "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"} | {
+    name: f"XNNPACK's `{name}` gives other results than eager for large numbers" for name in LIMITED
+}
 
 # they compute with no element of a tensor: a partition of only such operations costs more to call than to leave
 IDLE = aten_names(
@@ -289,10 +292,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"ExecuTorch finds no upper limit of `{name}` where it is the default of 1"
     if name == "aten.convolution.default" and pads_widely(named_arguments(copy)):
         return "XNNPACK adds less than the stride to a transposed convolution's result"
-    if name in LIMITED:
-        return f"XNNPACK's `{name}` gives other results than eager for large numbers"
-    if name == "aten.max.dim":
-        return "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"
+    if name in NEVER:
+        return NEVER[name]
     if name in OF_IMAGES and isinstance(value, torch.Tensor) and value.dim() != 4:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
@@ -303,9 +304,7 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK's `{name}` of one dimension takes at most a single size that is known at run time only"
     if name == "aten.upsample_bilinear2d.vec" and not keeps_ratio(copy):
         return f"XNNPACK's `{name}` computes with its sizes only, and the factors are not their ratios"
-    if reason := why_not_places(copy, corners=False):
-        return reason
-    if name == "aten.addmm.default" and (reason := why_not_linear(copy)):
+    if reason := why_not_places(copy, corners=False) or (why_not_linear(copy) if name == "aten.addmm.default" else ""):
         return reason
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"

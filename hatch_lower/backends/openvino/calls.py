@@ -38,46 +38,58 @@ CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
 def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     given = named_arguments(node)
+    return (
+        why_not_values(name, given)
+        or why_not_interpolation(node, ranges, doubles=False)
+        or why_not_dimensions(name, node, given)
+        or why_not_sizes(name, given, ranges)
+        or why_not_operands(name, node)
+    )
+
+
+def why_not_values(name: str, given: Mapping[str, Any]) -> str:
     if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
         return f"this form of `{name}` has no counterpart"
     if name == PRODUCT and 0 in (given.get("alpha", 1), given.get("beta", 1)):
         return ZERO_FACTOR
-    if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static(shape):
-        return "OpenVINO has no kernel for groups of rows whose number is dynamic"
-    if name in CONVOLUTIONS and (reason := why_not_convolution(given)):
-        return reason
-    if reason := why_not_interpolation(node, ranges, doubles=False):
-        return reason
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"
     if name == "aten.elu.default" and any(given.get(scale, 1) != 1 for scale in ("scale", "input_scale")):
         return f"OpenVINO's `{name}` has no scales"
+    if name == VARIANCE and given.get("correction") not in (None, 0, 1):
+        return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
+    if name == "aten.arange.start_step" and any(isinstance(given.get(part), float) for part in ("start", "step")):
+        return "its start or step is a float, and OpenVINO takes the result's dtype from another argument"
+    if given.get("out_dtype", torch.float32) not in (None, torch.float32):
+        return f"its result is {dtype_name(given['out_dtype'])}"
+    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > LARGEST:
+        return f"it pads with {given['value']}, which OpenVINO writes down as float32"
+    return ""
+
+
+def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
+    if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static(shape):
+        return "OpenVINO has no kernel for groups of rows whose number is dynamic"
+    if name in CONVOLUTIONS:
+        return why_not_convolution(given)
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with a single key"
-    if reason := why_not_dimensions(name, node, given):
-        return reason
     if name in POOLS:
         return why_not_pool(given, POOLS[name])
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
         return f"OpenVINO's average over no elements differs, and {MAY_BE_ZERO}"
     if name == VARIANCE and not is_static(reduced_sizes(given)):
         return "OpenVINO's variance of a single number differs, and a dynamic size may be 1"
-    if name == VARIANCE and given.get("correction") not in (None, 0, 1):
-        return f"its correction is {given.get('correction')}, and OpenVINO knows 0 and 1"
+    return why_not_windows(given) if name == "aten.unfold.default" else ""
+
+
+def why_not_operands(name: str, node: Node) -> str:
     if name in TABLES:
         return why_not_lookup(name, node)
-    if name == "aten.unfold.default":
-        return why_not_windows(given)
-    if name == "aten.arange.start_step" and any(isinstance(given.get(part), float) for part in ("start", "step")):
-        return "its start or step is a float, and OpenVINO takes the result's dtype from another argument"
-    if given.get("out_dtype", torch.float32) not in (None, torch.float32):
-        return f"its result is {dtype_name(given['out_dtype'])}"
     if name == MULTIPLY_INTEGERS:
         return why_not_product(node)
-    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > LARGEST:
-        return f"it pads with {given['value']}, which OpenVINO writes down as float32"
     if name == "aten._to_copy.default":
-        (source,) = nodes_in(given["self"])
+        (source,) = node.all_input_nodes
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
         if before != after and after not in FLOATING and not makes_exact_integers(node):
             return f"OpenVINO converts {dtype_name(before)} to {dtype_name(after)} differently"

@@ -38,6 +38,8 @@ class LoweredMethods(Frozen):
 class Steps:
     """Hooks around the steps, such as for reports; the defaults are empty."""
 
+    store: Store | None = None  # of compiled partitions
+
     def edge(self, method: str) -> AbstractContextManager[object]:
         # enter while a method becomes an edge program
         return nullcontext()
@@ -67,7 +69,6 @@ def lower_exported(
     preserve_nodes: Mapping[OpOverload, Wanted] = {},
     passes: Mapping[str, Sequence[AnyPass]] = {},
     needs_delegates: bool = False,
-    store: Store | None = None,
     steps: Steps | None = None,
     before: LoweredMethods | None = None,
 ) -> LoweredMethods:
@@ -93,7 +94,7 @@ def lower_exported(
     edge = edge if before is None else dict(before.edge)
     methods = {method: Lowered(program) for method, program in edge.items()}
     for turn in turns:
-        lowered = take_turn(turn, programs_of(methods), steps, store)
+        lowered = take_turn(turn, programs_of(methods), steps)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
     if needs_delegates:  # a build keeps the operation: unlike ExecuTorch's runtime, torch runs whole operators
         for method, result in methods.items():
@@ -102,14 +103,12 @@ def lower_exported(
     return LoweredMethods(edge, methods, kept if before is None else before.kept)
 
 
-def take_turn(
-    turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps, store: Store | None
-) -> Mapping[str, Lowered]:
+def take_turn(turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps) -> Mapping[str, Lowered]:
     while True:
         left_out = steps.left_out(turn)
         try:
             with steps.turn(turn) as tell:
-                lowered = lower_methods(programs, turn.partitioners, store=store, left_out=left_out)
+                lowered = lower_methods(programs, turn.partitioners, store=steps.store, left_out=left_out)
                 tell(lowered)
         except BackendError as error:
             if not steps.leaves_out(turn, programs, error):
