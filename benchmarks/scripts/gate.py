@@ -20,7 +20,7 @@ from hatch_lower.cli.measure import gate, timed
 from hatch_lower.cli.measure.figures import Found
 from hatch_lower.cli.measure.gate import Task, run
 from hatch_lower.cli.measure.side import open_side
-from hatch_lower.config.bench_tables import BenchTable
+from hatch_lower.config.tables import BenchTable
 
 BUSY = "while True: sum(range(10**6))"
 WORST = ["better", "same", "not decided", "worse"]

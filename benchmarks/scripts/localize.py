@@ -168,9 +168,8 @@ def run(case: Case, limit: float) -> dict[str, Any]:
     from hatch_lower.events import NullReporter
     from hatch_lower.pipeline.capture import capture_model
     from hatch_lower.pipeline.emit.sources import SourceRoots
-    from hatch_lower.pipeline.heal import Attempt
+    from hatch_lower.pipeline.heal import Attempt, localize_model
     from hatch_lower.pipeline.localize.finding import Localization, finding_lines
-    from hatch_lower.pipeline.localize.model import localize_model
     from hatch_lower.pipeline.lower_model import lower_recipe, start_build
 
     options = {"portable-operators": True} if case.engine == "executorch" else {}

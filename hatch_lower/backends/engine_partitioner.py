@@ -14,10 +14,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
-from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+from hatch_lower.exir.graph.nodes import is_view, tensors_of
+from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import HigherOrderOperator, OpOverload, schema_of

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
-from hatch_lower.exir.lowering.places import ENGINES_OWN, Size, ratio, rounds_places
+from hatch_lower.exir.graph.nodes import Ranges
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
+from hatch_lower.exir.lowering.unlike_eager import ENGINES_OWN, Size, ratio, rounds_places
 from hatch_lower.runtime.torch_private.symbols import bound_sympy
 
 aten = torch.ops.aten

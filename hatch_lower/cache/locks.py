@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from hatch_lower.cache.files import file_mode, make_folder
+from hatch_lower.cache.directory import file_mode, make_folder
 from hatch_lower.canonical import sha256_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.manifest import LeftOut
-from hatch_lower.format.metrics import VerifiedMethod
+from hatch_lower.format.record import VerifiedMethod
 from hatch_lower.format.values import Digest
 from hatch_lower.frozen import Frozen
 

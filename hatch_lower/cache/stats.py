@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hatch_lower.cache.files import write_file
+from hatch_lower.cache.directory import write_file
 from hatch_lower.canonical import read_file, sha256_bytes, sha256_stream
 
 TABLE = Path("/proc/self/mountinfo")

@@ -8,27 +8,33 @@
 
 Every file is written under a temporary name and renamed, so a reader sees a complete file or no file. Every read checks
 the digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time is the time of
-its last use. A blob lives as long as a record refers to the blob (`cache/trim.py`).
+its last use. A blob lives as long as a record refers to the blob (`cache/contents.py`).
+
+Cached results that are being run: if the process dies meanwhile, the store forgets these results.
+
+A library from a broken compiler may kill the process that runs the library. So the child notes the keys of the results
+in a file for the parent before running.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hatch_lower.cache.directory import WRITING, choose_directory, mark_directory
+from hatch_lower.cache.directory import WRITING, choose_directory, mark_directory, move_file, write_file
 from hatch_lower.cache.entry import DIGEST, Record, RemoteCache, check_record, fetch_record, make_record, parse_record
-from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import Level, hold_keys
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes, sha256_file
-from hatch_lower.errors import CacheError
+from hatch_lower.errors import CacheError, SampleError, VerificationError
 from hatch_lower.frozen import Frozen
 
 Result = TypeVar("Result")
@@ -312,3 +318,25 @@ class Store(Frozen):
                 reason = error.strerror or str(error)
                 self.warn(f"the cache {self.directory} could not be {verb}: {reason}; the build goes on without it")
             return None
+
+
+NOTE = "suspects.json"
+
+
+@contextmanager
+def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
+    note = folder / NOTE
+    note.write_text(json.dumps(list(keys)), encoding="utf-8")
+    try:
+        yield
+    except (VerificationError, SampleError):  # the results were compared, so the process survived
+        note.unlink()
+        raise
+    note.unlink()
+
+
+def forget_suspects(store: Store, folders: Sequence[Path]) -> None:
+    for folder in folders:
+        note = folder / NOTE
+        if note.exists():
+            store.forget(json.loads(note.read_text(encoding="utf-8")))

@@ -81,10 +81,10 @@ def bench(
     if against is not None and against_rev is not None:
         raise click.UsageError("`--against` and `--against-rev` exclude each other.")
     from hatch_lower.cli.bench_text import report_lines
-    from hatch_lower.cli.measure import statistics
+    from hatch_lower.cli.measure import figures as statistics
     from hatch_lower.cli.measure.gate import Task, run
     from hatch_lower.cli.measure.project import built_revision
-    from hatch_lower.driver.signals import ending_on_signals
+    from hatch_lower.driver.child_guards import ending_on_signals
 
     try:
         check_folders(json_file, markdown_file)
@@ -166,7 +166,7 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
     """Return the task with the project's limits and eager modules."""
     from hatch_lower.cli.measure.temporary import work_folder
     from hatch_lower.cli.measure.timed import Eager
-    from hatch_lower.driver.project_view import write_site
+    from hatch_lower.driver.context import write_site
 
     settings = project.settings
     paths = write_site(settings, project.view, stack.enter_context(work_folder()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hatch_lower.cli.measure.figures import METRICS
 from hatch_lower.cli.measure.gate import Result
-from hatch_lower.cli.measure.verdict import Row, breach_text, limit_text, ratio_text, value_text
+from hatch_lower.cli.measure.limits import Row, breach_text, limit_text, ratio_text, value_text
 from hatch_lower.cli.output import count
 from hatch_lower.hatch.terminal import table_lines
 

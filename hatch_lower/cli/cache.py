@@ -26,8 +26,7 @@ from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.cache.contents import Entry, Survey
-    from hatch_lower.cache.trim import Limits
+    from hatch_lower.cache.contents import Entry, Limits, Survey
     from hatch_lower.driver.audit import Audit
 
 VERSION_FOLDER = re.compile(r"v\d+")  # each version of the cache's format has a folder
@@ -43,8 +42,7 @@ def cache() -> None:
 @json_option
 def info(as_json: bool) -> None:
     """Show the cache's folder, limits and results. The last used result comes first."""
-    from hatch_lower.cache.contents import survey
-    from hatch_lower.cache.trim import limits_of
+    from hatch_lower.cache.contents import limits_of, survey
 
     store = open_here()
     report = info_report(store, survey(store.directory), limits_of(store.directory))
@@ -117,8 +115,8 @@ def trim(max_gigabytes: float | None, max_days: int | None) -> None:
 
     Results that were used within two hours stay.
     """
-    from hatch_lower.cache.trim import Limits, limits_of
-    from hatch_lower.cache.trim import trim as trim_store
+    from hatch_lower.cache.contents import Limits, limits_of
+    from hatch_lower.cache.contents import trim as trim_store
 
     with changing() as directory:
         limits = limits_of(directory)
@@ -136,7 +134,7 @@ def clear() -> None:
 
     Results of other versions of hatch-lower are deleted, too.
     """
-    from hatch_lower.cache.trim import clear as clear_store
+    from hatch_lower.cache.contents import clear as clear_store
 
     with changing() as directory:
         folders = [folder for folder in version_folders(directory.parent) if folder != directory]

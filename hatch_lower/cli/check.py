@@ -12,7 +12,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import count, show_report
-from hatch_lower.driver.unpack import Place, places_of
+from hatch_lower.driver.contents import Place, places_of
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.terminal import table_lines

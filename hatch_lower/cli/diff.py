@@ -13,7 +13,7 @@ from hatch_lower.cli.output import show_error, show_report
 from hatch_lower.errors import LowerError, size_text
 
 if TYPE_CHECKING:
-    from hatch_lower.driver.diff.changes import Change
+    from hatch_lower.driver.diff.difference import Change
 
 NOUNS = {"models": "model", "recipes": "recipe", "methods": "method", "tensors": "tensor", "files": "file"}
 NOUNS |= {"tools": "tool", "requirements": "requirement", "components": "component", "operations": "operation"}

@@ -91,7 +91,7 @@ def model_report(model: ModelHistory) -> Report:
 
 
 def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report:
-    from hatch_lower.driver.diff.settings import key_changes
+    from hatch_lower.driver.diff.words import key_changes
 
     if known is None:  # the cache is off
         return {"unchanged": False, "changes": [], "settings": [], "unknown": []}

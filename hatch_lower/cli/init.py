@@ -23,7 +23,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import read_pyproject
-from hatch_lower.runtime.torch_private.versions import numbers, tried_versions
+from hatch_lower.runtime.torch_private.unimported import numbers, tried_versions
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

@@ -95,7 +95,7 @@ def localize(
 
 def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
     from hatch_lower.driver.context import build_context
-    from hatch_lower.driver.localize import localize as look
+    from hatch_lower.driver.units import localize as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))

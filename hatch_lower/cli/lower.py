@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import root_option
+from hatch_lower.cli.arguments import is_sent, opened_context, root_option, shared_cache
 from hatch_lower.cli.output import count, show
-from hatch_lower.cli.units import is_sent, opened_context, shared_cache
 from hatch_lower.errors import CacheError
 from hatch_lower.hatch.terminal import summary_lines
 
@@ -50,7 +49,7 @@ def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
         missing = [unit.name for unit in chosen if not unit.cached]
         rows: Sequence[MethodRow] = ()
         if missing:
-            from hatch_lower.driver.make_units import make_missing
+            from hatch_lower.driver.units import make_missing
 
             rows = make_missing(context, missing, shared=shared)
         place = place_line(context.settings, context.store.directory)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_lower.cli.arguments import json_option, root_option
+from hatch_lower.cli.arguments import is_sent, json_option, opened_context, root_option
 from hatch_lower.cli.output import Report, count, show, show_report
-from hatch_lower.cli.units import is_sent, opened_context
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:

@@ -64,11 +64,10 @@ def profile(
     built. In each recipe METHOD (default: `forward`) is called with and without the timers of its engines. The project
     in this folder is built again for engines that need timers in their code (`aoti`).
     """
-    from hatch_lower.cli.measure.profile.exports import export_text
-    from hatch_lower.cli.measure.profile.instrumented import find_sources, needs_timers
-    from hatch_lower.cli.measure.profile.profile import ProfileTask, make_profile
-    from hatch_lower.driver.signals import ending_on_signals
-    from hatch_lower.runtime.processor import physical_cores
+    from hatch_lower.cli.measure.profile.profile import ProfileTask, find_sources, make_profile, needs_timers
+    from hatch_lower.cli.measure.profile.rows import export_text
+    from hatch_lower.driver.child_guards import ending_on_signals
+    from hatch_lower.runtime.selection import physical_cores
 
     check_folders(export)
     place = target_of(target)
@@ -104,7 +103,7 @@ def changed_lines(
     place: str | Path, contents: Contents, entry: ModelEntry, found: Profile, project: Path | None
 ) -> Iterator[str]:
     """Yield a line for each source file that has changed since the build."""
-    from hatch_lower.cli.page.sources import looks_for, texts_of
+    from hatch_lower.cli.page.data import looks_for, texts_of
 
     digests: dict[str, str] = {}
     for recipe in found.recipes:

@@ -14,12 +14,10 @@ from hatch_lower.cli.check import check_all, choose, row_json
 from hatch_lower.cli.diff import change_line, titles
 from hatch_lower.cli.output import show, show_text, write_document
 from hatch_lower.cli.page.data import Extras, report_data
-from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_json
-from hatch_lower.cli.page.facts import Facts
+from hatch_lower.cli.page.operations import Facts, dot_text, graphs_of, model_explorer_json
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
-from hatch_lower.driver.contents import Contents, find_contents
-from hatch_lower.driver.unpack import places_of
+from hatch_lower.driver.contents import Contents, find_contents, places_of
 from hatch_lower.errors import ProgramError, nearest, size_text
 
 FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.dot"}

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import (
     RESERVED_KEYS,
     BackendChoice,
+    BenchTable,
     CacheSettings,
     HookTable,
+    MethodLimits,
+    ModelLimits,
     ModelTable,
+    RecipeLimits,
     RecipeTable,
     toml_key,
 )

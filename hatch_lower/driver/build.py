@@ -15,10 +15,9 @@ from hatch_lower import __version__
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.assets import find_assets, with_assets
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.lookup import LookupResult, keeps_promises, lookup_of
-from hatch_lower.driver.sources import urls_of
+from hatch_lower.driver.sources import find_assets, urls_of, with_assets
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest, payload_folder
 
 if TYPE_CHECKING:

@@ -1,20 +1,141 @@
-"""The context of a build: made once, passed on whole."""
+"""The context of a build, made once and passed on whole, and the project as a model's export sees it: names,
+metadata, import folders. The hook asks hatchling for the list of packaged files and their paths; all fields of
+the view follow from the list alone.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.environment import child_environment
 from hatch_lower.driver.inputs.machine import cpu_capability
-from hatch_lower.driver.inputs.variables import hidden_variables
-from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.inputs.record import hidden_variables
 from hatch_lower.events import Event, Reporter
 from hatch_lower.frozen import Frozen
+
+
+class ProjectView(Frozen):
+    """The data with which a child process makes the project look installed to the code that exports models."""
+
+    metadata: str  # text of the core metadata file `METADATA`
+    entry_points: str  # text of `entry_points.txt`; empty if the project has none
+    # Directories for `sys.path`, in order: the directories of an editable install; last the project's own folder, if
+    # the hook's table names export code outside of the packages.
+    import_roots: tuple[Path, ...]
+    # Posix path under a directory of links, and the target file or directory. Not empty only if a path rewrite changes
+    # a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside another link.
+    links: tuple[tuple[str, Path], ...]
+    packages: tuple[str, ...]  # names of the top-level import packages in the wheel, sorted
+    later_hooks: tuple[str, ...]  # build hooks that run after `lower`: their files do not exist yet
+
+
+class DistributedFile(Frozen):
+    """A file of the wheel: its place on disk, and its posix path in the wheel."""
+
+    path: Path
+    distributed: str
+
+    def is_python(self) -> bool:
+        return self.distributed.endswith(".py")
+
+    def root(self) -> Path | None:
+        """Return the directory with the file at its distributed path, or `None` if the path is rewritten."""
+        parts = tuple(self.distributed.split("/"))
+        return self.path.parents[len(parts) - 1] if self.path.parts[-len(parts) :] == parts else None
+
+    def top(self) -> str:
+        return self.distributed.partition("/")[0]
+
+
+def find_import_roots(files: Iterable[DistributedFile]) -> tuple[Path, ...]:
+    roots = (file.root() for file in files if file.is_python())
+    return tuple(dict.fromkeys(root for root in roots if root is not None))
+
+
+def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
+    tops = {file.top() for file in files if file.is_python() and "/" in file.distributed}
+    return tuple(sorted(top for top in tops if top.isidentifier()))
+
+
+def find_regular_packages(files: Iterable[DistributedFile]) -> frozenset[str]:
+    """Return the dotted names of the packages with an `__init__.py`."""
+    folders = (file.distributed.rpartition("/") for file in files)
+    return frozenset(folder.replace("/", ".") for folder, _, name in folders if folder and name == "__init__.py")
+
+
+def plan_links(files: Collection[DistributedFile]) -> tuple[tuple[str, Path], ...]:
+    """Return the links that make modules with rewritten paths importable under their distributed names."""
+    # A directory is linked as a whole if all its packaged files come from one place: so the code finds unpackaged files
+    # (weights, for example) beside its module, as in the source tree.
+    tops = {file.top() for file in files if file.is_python() and file.root() is None}
+    folders: dict[str, set[Path]] = {}
+    renamed: dict[str, Path] = {}
+    for file in files:
+        folder, _, name = file.distributed.rpartition("/")
+        if file.top() not in tops:
+            continue
+        if folder and file.path.name == name:
+            folders.setdefault(folder, set()).add(file.path.parent)
+        else:
+            renamed[file.distributed] = file.path
+    links: dict[str, Path] = {}
+    for top in sorted(tops):
+        for distributed, source in link_folder(top, folders, renamed):
+            links.setdefault(distributed, source)
+    return tuple(sorted({**links, **renamed}.items()))
+
+
+def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, Path]) -> Iterator[tuple[str, Path]]:
+    below = [path for path in sorted(folders) if f"{path}/".startswith(f"{folder}/")]
+    special = [path for path in sorted(renamed) if path.startswith(f"{folder}/")]
+    sources = sorted(folders.get(folder, ()))
+    whole = len(sources) == 1 and not special
+    if whole and all(folders[path] == {sources[0] / path[len(folder) + 1 :]} for path in below):
+        yield folder, sources[0]
+        return
+    children = {child_of(folder, path) for path in [*below, *special] if path != folder} - set(special)
+    for source in sources:
+        for entry in sorted(source.iterdir()):
+            here = f"{folder}/{entry.name}"
+            if here not in children and entry.name != "__pycache__":
+                yield here, entry
+    for child in sorted(children):
+        yield from link_folder(child, folders, renamed)
+
+
+def child_of(folder: str, deeper: str) -> str:
+    return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
+
+
+def write_site(settings: Settings, view: ProjectView, folder: Path) -> tuple[Path, ...]:
+    """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`."""
+    # the metadata that `importlib.metadata` finds of an editable install of the project
+    site = folder / "site"
+    name = re.sub(r"[-_.]+", "_", settings.name)
+    information = site / f"{name}-{settings.version}.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(view.metadata, encoding="utf-8")
+    if view.entry_points:
+        (information / "entry_points.txt").write_text(view.entry_points, encoding="utf-8")
+    (information / "top_level.txt").write_text("\n".join(view.packages), encoding="utf-8")
+    origin = {"url": settings.root.as_uri(), "dir_info": {"editable": True}}
+    (information / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
+    if not view.links:
+        return (site, *view.import_roots)
+    links = folder / "links"
+    for path, target in view.links:
+        link = links / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target, target_is_directory=target.is_dir())
+    return (site, links, *view.import_roots)
+
 
 EXECUTOR = "HATCH_LOWER_EXECUTOR"  # a variable that overrides the setting
 

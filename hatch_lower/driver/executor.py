@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
-from hatch_lower.cache.quarantine import forget_suspects
-from hatch_lower.cache.trim import limits_of, maybe_trim
+from hatch_lower.cache.contents import limits_of, maybe_trim
+from hatch_lower.cache.store import forget_suspects
 from hatch_lower.config.requirements import refuse_incomplete
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.diff.settings import key_changes
+from hatch_lower.driver.context import BuildContext, write_site
+from hatch_lower.driver.diff.words import key_changes
 from hatch_lower.driver.explain import (
     BuildHistory,
     ModelHistory,
@@ -25,11 +25,10 @@ from hatch_lower.driver.explain import (
     read_history,
     write_history,
 )
-from hatch_lower.driver.inputs.distributions import marks_of_project
+from hatch_lower.driver.inputs.machine import marks_of_project
 from hatch_lower.driver.inputs.preload import built_library, preload_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import run_children
-from hatch_lower.driver.project_view import write_site
 from hatch_lower.driver.protocol import Answer, Mode, Request
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode

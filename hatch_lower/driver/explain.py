@@ -22,16 +22,14 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from hatch_lower.cache.directory import history_path
-from hatch_lower.cache.files import write_file
+from hatch_lower.cache.directory import history_path, write_file
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.diff.forms import Form, differences, read_form
-from hatch_lower.driver.diff.settings import consequences, key_changes
+from hatch_lower.driver.diff.words import consequences, key_changes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.metrics import VerifiedMethod
-from hatch_lower.format.record import MethodRecord, ModelReport
+from hatch_lower.format.record import MethodRecord, ModelReport, VerifiedMethod
 from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
 

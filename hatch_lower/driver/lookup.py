@@ -32,16 +32,12 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.requirements import names_torch
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.driver.context import BuildContext
+from hatch_lower.driver.context import BuildContext, ProjectView
 from hatch_lower.driver.environment import COMPILER, LOADER, fixed_variables
-from hatch_lower.driver.inputs.check import Change, changes
-from hatch_lower.driver.inputs.distributions import Distribution, marks_of_project
-from hatch_lower.driver.inputs.machine import machine_facts, own_digest
-from hatch_lower.driver.inputs.present import Present
-from hatch_lower.driver.inputs.record import RecordedInputs, received
+from hatch_lower.driver.inputs.machine import Distribution, machine_facts, marks_of_project, own_digest
+from hatch_lower.driver.inputs.present import Change, Present, changes
+from hatch_lower.driver.inputs.record import RecordedInputs, received, secret
 from hatch_lower.driver.inputs.roots import Roots
-from hatch_lower.driver.inputs.variables import secret
-from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.driver.sources import known_digest
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode

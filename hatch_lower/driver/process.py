@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from hatch_lower.driver.child_exit import ChildExit, answer_of, cut, without_errors
 from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.protocol import REQUEST, Answer, Request
+from hatch_lower.driver.protocol import REQUEST, Answer, ChildExit, Request, answer_of, cut, without_errors
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.codec import decode, write_record

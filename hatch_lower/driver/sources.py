@@ -1,22 +1,28 @@
-"""The known digests of files that the setting `weights` names, found without a connection.
+"""Files that the settings name: the known digests of weights, found without a connection, and assets, which the
+wheel holds unchanged.
 
 The cache keeps the digest of a URL. Without another change the kept digest is believed: a build of known models
 downloads no file and asks no server. A file of this machine is compared like an input.
+
+Assets take no part in exporting and lowering, so they are in no key: a changed asset changes the wheel alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
-from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings
+from hatch_lower.canonical import digest_of, is_lfs_pointer, sha256_file
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.config.tables import IN_A_FILE
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ConfigError, LowerError, ProgramError
 from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.values import Digest, Natural
+from hatch_lower.format.results import ModelResult, PayloadFile
+from hatch_lower.format.values import Digest, Natural, RelativePath
 from hatch_lower.frozen import Frozen
 
 FILE = "file://"
@@ -65,3 +71,81 @@ def keep_source(url: str, known: KnownSource, store: Store) -> None:
 
 def record_key(url: str) -> str:
     return digest_of(["weights", url])
+
+
+WILDCARDS = frozenset("*?[")
+
+
+def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
+    """Return each model's assets: by name in a loaded model, the path of the file."""
+    problems: list[str] = []
+    assets = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
+    if problems:
+        raise ConfigError(
+            "the assets of a model are not as its table says",
+            found="\n".join(problems),
+            hint='write patterns relative to the project, such as `assets = ["tokenizer/*.json", "labels.txt"]`',
+        )
+    return assets
+
+
+def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of a model's assets, and append a sentence for each pattern that is wrong."""
+    taken: dict[str, Path] = {}
+    for pattern in model.assets:
+        here = f"`{pattern}` in the `assets` of model `{model.name}`"
+        folder = root / folder_of(pattern)
+        # a pattern without wildcards finds no link that leads nowhere
+        found = sorted({*root.glob(pattern), *([root / pattern] if (root / pattern).is_symlink() else [])})
+        dangling = [path for path in found if path.is_symlink() and not path.exists()]
+        problems += [
+            f"{here} matches `{path.relative_to(root)}`, a link to `{os.readlink(path)}`, which is not there"
+            for path in dangling
+        ]
+        matches = [path for path in found if path.is_file()]
+        problems += [
+            f"{here} matches `{path.relative_to(root)}`, a Git LFS pointer, not the file itself: run `git lfs pull`"
+            for path in matches
+            if is_lfs_pointer(path)
+        ]
+        if not matches and not dangling:
+            problems.append(f"{here} matches no file")
+        for path in matches:
+            name = path.relative_to(folder).as_posix()
+            other = taken.setdefault(name.casefold(), path)
+            if other != path:
+                first, second = other.relative_to(root), path.relative_to(root)
+                problems.append(f"{here} matches `{second}`, whose name `{first}` has")
+            elif not can_be_packaged(name):
+                problems.append(f"{here} matches {name!r}, which not every system can have as a file name")
+            else:
+                yield name, path
+
+
+def folder_of(pattern: str) -> PurePosixPath:
+    # `tokenizer/*.json` finds `vocab.json`: the name is the path below the part without wildcards
+    parts = PurePosixPath(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)
+    return PurePosixPath(*parts[:fixed])
+
+
+def can_be_packaged(name: str) -> bool:
+    try:
+        return name.isprintable() and bool(decode(RelativePath, name, ""))
+    except LowerError:
+        return False
+
+
+def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile]:
+    return {
+        name: PayloadFile(f"{model}/assets/{name}", path, path.stat().st_size, sha256_file(path))
+        for name, path in sorted(assets.items())
+    }
+
+
+def with_assets(result: ModelResult, assets: Mapping[str, Path]) -> ModelResult:
+    if not assets:
+        return result
+    files = asset_files(result.model, assets)
+    entries = {name: {"path": file.path, "size": file.size, "sha256": file.sha256} for name, file in files.items()}
+    return replace(result, entry={**result.entry, "assets": entries}, files=(*result.files, *files.values()))

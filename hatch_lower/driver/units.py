@@ -1,22 +1,31 @@
-"""The units of the next build: their keys, their presence in the cache, and their time.
-
-A unit is a recipe of a model, which any machine with the project can make. A model depends on its recipes, and `hatch
-build` joins the recipes.
+"""The units of the next build: their keys, their presence in the cache, their time, and the child processes that
+make units on this machine. A unit is a recipe of a model, which any machine with the project can make. A model
+depends on its recipes, and `hatch build` joins the recipes. The search for a wrong operation runs in the same
+child process.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from pathlib import Path
 
 from hatch_lower.cache.recipes import is_shared, is_whole, read_cost
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import BuildContext
+from hatch_lower.driver.executor import UnitExport, export_models
 from hatch_lower.driver.lookup import LookupResult, ResultLookup, keeps_promises, lookup_of, unit_components
-from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.driver.protocol import Answer
+from hatch_lower.driver.sources import urls_of
+from hatch_lower.driver.weight_sources import obtain_sources
+from hatch_lower.errors import CacheError, ConfigError, nearest
+from hatch_lower.format.codec import read_record
+from hatch_lower.format.results import MethodRow
 from hatch_lower.frozen import Frozen
+from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.pipeline.localize.finding import FINDINGS, Findings, Localization
 
 SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 UNKNOWN_SECONDS = 1.0  # of every unit, without any known time
@@ -134,3 +143,85 @@ def divide_units(units: Sequence[Unit], count: int) -> list[tuple[Unit, ...]]:
     for unit in sorted(units, key=lambda unit: (-cost(unit), unit.name)):
         min(shards, key=lambda shard: (sum(map(cost, shard)), len(shard))).append(unit)
     return [tuple(sorted(shard, key=lambda unit: unit.name)) for shard in shards]
+
+
+def make_missing(context: BuildContext, names: Collection[str], *, shared: bool) -> tuple[MethodRow, ...]:
+    """Make the named units that are not cached; return a row for each lowered method."""
+    units = missing_units(context, names, shared=shared)
+    sources: dict[str, LocalSource] = {}
+    # the keys have the digests of the weights, which are certain after the download only
+    while urls := [url for url in urls_of(narrowed(context.settings, units).models) if url not in sources]:
+        sources |= obtain_sources(context, urls)
+        units = missing_units(context, names, shared=shared)
+    if not units:
+        return ()
+    answers = make_units(context, units, sources)
+    kept = {unit_name(answer.report.model, recipe): key for answer in answers for recipe, key in answer.recipes.items()}
+    refuse_lost(context, [unit.name for unit in units], kept, shared=shared)
+    return tuple(row for answer in answers for row in answer.report.rows)
+
+
+def missing_units(context: BuildContext, names: Collection[str], *, shared: bool) -> list[Unit]:
+    return [unit for unit in find_units(context, shared=shared) if unit.name in names and not unit.cached]
+
+
+def make_units(
+    context: BuildContext,
+    units: Sequence[Unit],
+    sources: Mapping[str, LocalSource] = {},
+    outbox: Path | None = None,
+    poll: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Export each model of some units once, and make the units; each answer has the keys of the kept records."""
+    keys: dict[str, dict[str, Mapping[str, object]]] = {}
+    for unit in units:
+        keys.setdefault(unit.model, {})[unit.recipe] = unit.components
+    settings = narrowed(context.settings, units)
+    export = UnitExport(keys, outbox, poll)
+    return export_models(replace(context, settings=settings), settings.models, {}, "recipe", sources, units=export)
+
+
+def narrowed(settings: Settings, units: Sequence[Unit]) -> Settings:
+    wanted = {unit.name for unit in units}
+    models = [
+        replace(model, recipes=tuple(recipe for recipe in model.recipes if unit_name(model.name, recipe) in wanted))
+        for model in settings.models
+    ]
+    return replace(settings, models=tuple(model for model in models if model.recipes))
+
+
+def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, str], *, shared: bool) -> None:
+    store = context.store
+    is_there = store.is_shared if shared else store.is_stored
+    lost = [name for name in names if name not in kept or not is_there(kept[name])]
+    if not lost:
+        return
+    what, found = "the made units are not in the cache", f"no record in {store.directory}"
+    hint = "the lines above say why"
+    if shared:
+        what, found = "the made units are not in the shared cache", "no record with a trusted signature"
+        hint = (
+            "the lines above may say why; records must be signed (`HATCH_LOWER_SIGNING_KEY`), or taken without a"
+            " signature (`HATCH_LOWER_PUBLIC_KEYS=any`)"
+        )
+    raise CacheError(what, where=", ".join(f"`{name}`" for name in lost), found=found, hint=hint)
+
+
+def localize(context: BuildContext, model: str, wanted: Localization) -> Findings:
+    """Return the wrong operations of a model, found by a child process; only partitions are kept."""
+    models = {each.name: each for each in context.settings.models}
+    if model not in models:
+        raise ConfigError(
+            "the project has no such model",
+            where=str(context.settings.root),
+            found=nearest(model, models),
+            hint="run this in the project that the model comes from",
+        )
+    chosen = [models[model]]
+    urls = urls_of(chosen)
+    sources = obtain_sources(context, urls) if urls else {}
+    # strict mode protects the result of a build; here the result is dropped
+    context = replace(context, settings=replace(context.settings, strict=False))
+    export_models(context, chosen, {}, "localize", sources, wanted)
+    found: Findings = read_record(Findings, context.work / "models" / model / FINDINGS)
+    return found

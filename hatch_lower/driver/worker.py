@@ -2,6 +2,8 @@
 
 Events go through a separate pipe as JSON lines, errors into the answer. Output of the model's own code disturbs
 neither.
+
+The times that recipes took: estimates for the next build.
 """
 
 from __future__ import annotations
@@ -17,25 +19,29 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hatch_lower.cache.entry import RemoteCache
-from hatch_lower.cache.outbox import Outbox
+from hatch_lower.cache.entry import Outbox, RemoteCache
+from hatch_lower.cache.recipes import put_cost, read_cost
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.driver.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
-from hatch_lower.driver.costs import StageSeconds, keep_costs
-from hatch_lower.driver.inputs.hidden import hidden_refused
-from hatch_lower.driver.inputs.record import shareable
+from hatch_lower.driver.inputs.record import secret, shareable
 from hatch_lower.driver.inputs.recorder import Recorder
-from hatch_lower.driver.inputs.strict import refuse_undeclared, undeclared_read
-from hatch_lower.driver.inputs.variables import secret
-from hatch_lower.driver.inputs.watch import PausingRemote, PausingReporter, Watch
+from hatch_lower.driver.inputs.strict import (
+    PausingRemote,
+    PausingReporter,
+    Watch,
+    hidden_refused,
+    refuse_undeclared,
+    undeclared_read,
+)
 from hatch_lower.driver.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
 from hatch_lower.driver.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
@@ -44,7 +50,38 @@ from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
-from hatch_lower.runtime.torch_private.versions import why_untried
+from hatch_lower.runtime.torch_private.unimported import why_untried
+
+
+class StageSeconds:
+    """Hands events on, and adds up how long the stages of each recipe took."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def report(self, event: Event) -> None:
+        if event.state == "end":
+            self._seconds[event.recipe] += event.seconds
+        self._reporter.report(event)
+
+    def of(self, recipe: str) -> float:
+        """Return the seconds of a recipe and of the shared stages, as for a machine that makes the recipe alone."""
+        return self._seconds[""] + self._seconds[recipe]
+
+
+def keep_costs(store: Store, distribution: str, report: ModelReport, timed: StageSeconds) -> None:
+    """Keep the seconds of each recipe that was lowered; a recipe from the cache takes less time, and is left out."""
+    for recipe in dict.fromkeys(row.recipe for row in report.rows):
+        rows = [row for row in report.rows if row.recipe == recipe]
+        if any(row.level in (1, 2) for row in rows):  # no backend ran
+            continue
+        unit = f"{report.model}/{recipe}"
+        seconds = timed.of(recipe)
+        lowered = any(row.partitions and row.level != 3 for row in rows)
+        if lowered or seconds > (read_cost(store, distribution, unit) or 0.0):
+            put_cost(store, distribution, unit, seconds)
+
 
 LOWERING = ("lower", "recipe")  # the modes in which something is lowered and kept
 

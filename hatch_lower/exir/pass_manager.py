@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from hatch_lower.errors import EdgeError, LowerError
 from hatch_lower.exir.pass_base import PassType as PassType
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 
 class PassManager(fx.PassManager):
@@ -25,7 +25,7 @@ class PassManager(fx.PassManager):
         steps: int = 1,
     ) -> None:
         super().__init__(
-            [fx.pass_result_wrapper(leaf) for leaf in trees.tree_leaves(list(passes or ()))],
+            [fx.pass_result_wrapper(leaf) for leaf in tensors.tree_leaves(list(passes or ()))],
             run_checks_after_each_pass=run_checks_after_each_pass,
             suppress_check_failures=suppress_check_failures,
             steps=steps,

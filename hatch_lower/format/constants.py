@@ -1,12 +1,16 @@
-"""Constants of a plan: views of one-dimensional storages in the constants file."""
+"""Constants and delegates of a plan. Constants are views of one-dimensional storages in the constants file. A
+delegate has a backend, a file, constants and a target machine.
+"""
 
+import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.codec import Damage
-from hatch_lower.format.values import DTYPES, Dtype, Natural, Text
+from hatch_lower.format.values import DTYPES, Dtype, Natural, RelativePath, Text
+from hatch_lower.frozen import Frozen
 
 # A constants file with named data of delegates is also an ExecuTorch `.ptd` file. This header follows the first 8
 # bytes: magic, length of the header, offset and length of the flatbuffer, offset and length of the data.
@@ -95,3 +99,78 @@ def check_view(constant: Constant, storages: Sequence[Storage]) -> None:
     last = constant.offset + sum((count - 1) * step for count, step in zip(shape, constant.stride, strict=True))
     if (all(shape) and last * element >= size) or constant.offset * element > size:
         raise Damage(f"a view of {list(shape)} that ends beyond its storage")
+
+
+# suffix of files without a format of their own; not `.bin`, which scanners for pickles expect to be a pickle
+BLOB_SUFFIX = "blob"
+
+PAGE_SIZE = 4096  # bytes; on every machine the address of a mapped file is a multiple of this number
+
+
+class TargetEntry(Frozen):
+    system: Text  # `platform.system()`
+    machine: Text  # `platform.machine()`
+    isa: Text  # instruction set level
+
+
+class DataLayout(Frozen):
+    dtype: Text
+    sizes: tuple[Natural, ...]
+    dim_order: tuple[Natural, ...]  # dimensions from the outermost to the innermost in memory
+
+
+class DataFile(Frozen):
+    """Named data of a delegate in a file of their own."""
+
+    file: RelativePath  # relative to the `_lowered` folder
+    size: Natural  # bytes
+    alignment: Natural  # bytes; the address in memory must be a multiple
+    layout: DataLayout | None  # `None` if the data are not a tensor
+
+    def validate(self) -> None:
+        if self.alignment == 0 or PAGE_SIZE % self.alignment:
+            raise Damage(f"an alignment of {self.alignment} bytes")
+        if self.layout is not None and not is_whole(self.layout, self.size):
+            raise Damage(f"{self.size} bytes in another layout")
+
+
+class NamedConstant(Frozen):
+    """Named data of a delegate that are weights, in the constants file."""
+
+    storage: Natural  # index into the plan's storages
+    layout: DataLayout
+
+
+class DelegateEntry(Frozen):
+    backend: Text  # id in the entry-point group `hatch_lower.delegates`
+    file: RelativePath  # relative to the `_lowered` folder
+    constants: tuple[Text, ...]  # names of the constants to bind, in order
+    info: Mapping[str, object]  # facts from the compile half for the run half
+    target: TargetEntry | None  # `None` if the blob is portable
+    # named data in files beside the blob; in all delegates of a plan a name means the same data
+    data: Mapping[Text, DataFile] = field(default_factory=dict)
+    named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # named data in the constants file
+
+
+def holds_state(entry: DelegateEntry) -> bool:
+    # internal state, in addition to the bound constants
+    return entry.info.get("stateful") is True
+
+
+def data_name(digest: str) -> str:
+    return f"{digest}.{BLOB_SUFFIX}"
+
+
+def meanings(
+    data: Mapping[str, DataFile], named: Mapping[str, NamedConstant]
+) -> Iterator[tuple[str, DataFile | NamedConstant]]:
+    """Yield each name of a delegate with its data, which must be equal in all delegates of a plan."""
+    for name, file in data.items():
+        yield name, replace(file, alignment=1)  # the alignment may differ between delegates
+    yield from named.items()
+
+
+def is_whole(layout: DataLayout, size: int) -> bool:
+    if layout.dtype not in DTYPES or sorted(layout.dim_order) != list(range(len(layout.sizes))):
+        return False
+    return math.prod(layout.sizes) * DTYPES[layout.dtype].size == size

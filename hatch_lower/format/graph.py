@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeAlias
 
-from hatch_lower.format.arguments import Argument, ConstantName, Value, references_in
+from hatch_lower.format.arguments import (
+    Argument,
+    ConstantName,
+    Input,
+    Symbol,
+    TensorInput,
+    Value,
+    check_declared,
+    references_in,
+)
 from hatch_lower.format.codec import Damage, reader_of, within
 from hatch_lower.format.constants import Constant
-from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
 from hatch_lower.format.values import Natural, Text, read_text
 from hatch_lower.frozen import Frozen
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from hatch_lower.format.codec import Damage, decode_file, encode
-from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.constants import TargetEntry
 from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
 from hatch_lower.frozen import Frozen

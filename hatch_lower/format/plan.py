@@ -4,13 +4,21 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.format.arguments import Argument, ConstantName, Value
+from hatch_lower.format.arguments import (
+    Argument,
+    ConstantName,
+    Input,
+    Symbol,
+    TensorInput,
+    Value,
+    check_declared,
+    input_text,
+    range_texts,
+)
 from hatch_lower.format.codec import Damage, decode_file, encode, installation_error, within
-from hatch_lower.format.constants import Constant, Storage, check_view
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry, is_whole, meanings
+from hatch_lower.format.constants import Constant, DelegateEntry, Storage, TargetEntry, check_view, is_whole, meanings
 from hatch_lower.format.expression import SymbolName
 from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
-from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared, input_text, range_texts
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.tree import Tree, count_leaves, leaf_paths, tree_text
 from hatch_lower.format.values import Identifier, Natural, Text

@@ -1,20 +1,35 @@
-"""A cache inside the project: left out of distributions, because records hold values of variables and their key."""
+"""Files that the hook keeps out of a distribution, and the cache inside the project: its records hold values of
+variables and their key.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from hatch_lower.cache.directory import VERSION, default_directory, is_marked
 from hatch_lower.errors import CacheError, PackageError
-from hatch_lower.hatch.exclusion import exclude
 
 if TYPE_CHECKING:
     from hatchling.builders.config import BuilderConfig
 
     from hatch_lower.hatch.project import BuildData, Hook
+
+
+SPECIAL = re.compile(r"([\\*?\[\]!# ])")  # characters with a meaning in git's patterns
+
+
+def exclude(config: BuilderConfig, path: str) -> None:
+    """Exclude a file, or a folder whose path ends with `/`; paths are posix and relative to the project."""
+    import pathspec
+
+    given = config.exclude_spec
+    pattern = SPECIAL.sub(r"\\\1", path)
+    added = pathspec.GitIgnoreSpec.from_lines([f"/{pattern}"])
+    config.exclude_spec = added if given is None else pathspec.GitIgnoreSpec([*given.patterns, *added.patterns])
 
 
 def leave_out_cache(hook: Hook, build_data: BuildData) -> None:

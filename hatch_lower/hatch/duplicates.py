@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_lower.driver.context import DistributedFile
 from hatch_lower.driver.diff.tensors import read_tensor_file
-from hatch_lower.driver.project_view import DistributedFile
 from hatch_lower.format.constants import CONSTANTS_FILES
 from hatch_lower.frozen import Frozen
 

@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.assets import asset_files, find_assets
 from hatch_lower.driver.build import look_up, write_payload_file
-from hatch_lower.driver.context import BuildContext, build_context, open_cache
-from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.context import BuildContext, ProjectView, build_context, open_cache
+from hatch_lower.driver.sources import asset_files, find_assets
 from hatch_lower.events import NullReporter
 from hatch_lower.format.results import PayloadFile, payload_folder
 from hatch_lower.runtime.installed import EAGER_SCHEMA

@@ -59,7 +59,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._discard()
         with self._reported():
             from hatch_lower.hatch.cache_files import leave_out_cache
-            from hatch_lower.hatch.times import check_fixed_time
+            from hatch_lower.hatch.wheel import check_fixed_time
 
             check_fixed_time(os.environ)
             leave_out_cache(self, build_data)
@@ -204,8 +204,8 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     def _ship_once(self, project: Project, payload: Sequence[PayloadFile]) -> None:
         """Leave out packaged weights that the payload holds, or warn about files that cannot be left out."""
+        from hatch_lower.hatch.cache_files import exclude
         from hatch_lower.hatch.duplicates import omission_line, repetition_warning
-        from hatch_lower.hatch.exclusion import exclude
 
         for repeated in project.repeated(payload):
             path = project.relative(repeated.file)

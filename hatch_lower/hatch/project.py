@@ -13,7 +13,7 @@ from hatch_lower import MODEL_GROUP
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.settings import Metadata, Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
-from hatch_lower.driver.project_view import (
+from hatch_lower.driver.context import (
     DistributedFile,
     ProjectView,
     find_import_roots,

@@ -13,11 +13,11 @@ from hatchling.__about__ import __version__ as hatchling_version
 
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.inputs.distributions import find_distributions
+from hatch_lower.driver.inputs.machine import find_distributions
 from hatch_lower.driver.sbom import Cards, Subject
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import SBOM_FILE, BuildResult
-from hatch_lower.hatch.times import fixed_time
+from hatch_lower.hatch.wheel import fixed_time
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import BuildData

@@ -24,20 +24,31 @@ from hatch_lower.model import Method
 from hatch_lower.pipeline.derivatives import call_of_operators
 from hatch_lower.pipeline.discover import Exports
 from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
-from hatch_lower.pipeline.module_checks import check_attributes, check_module, hint_on_gradients
-from hatch_lower.pipeline.parameters import dimension_names, positional_names, with_named_keywords
-from hatch_lower.pipeline.python_values import Change, noted_changes, refuse_counting, same_results
-from hatch_lower.pipeline.shape_checks import check_declared, declared_sizes, fixed_size
-from hatch_lower.pipeline.tensor_checks import (
+from hatch_lower.pipeline.module_checks import (
+    Change,
+    check_attributes,
     check_memory,
+    check_module,
     check_no_fakes,
     check_unchanged,
+    hint_on_gradients,
+    noted_changes,
+    refuse_counting,
+    same_results,
     share_tensors,
     tensor_versions,
     tensors_of,
 )
-from hatch_lower.runtime.module_copy import copy_module
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.pipeline.parameters import (
+    check_declared,
+    declared_sizes,
+    dimension_names,
+    fixed_size,
+    positional_names,
+    with_named_keywords,
+)
+from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 
 NOISE = re.compile(

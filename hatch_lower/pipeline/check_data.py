@@ -10,12 +10,12 @@ import torch
 from hatch_lower.errors import size_text
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_outputs, random_operators
-from hatch_lower.pipeline.input_sizes import MethodSizes
+from hatch_lower.pipeline.generated_inputs import MethodSizes
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.runtime.check import mark_name
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -48,7 +48,7 @@ def named_tensors(method: CapturedMethod, case: InputCase, outputs: object) -> d
     for i, marks in enumerate(rounding_of(method.program).outputs):
         found |= {mark_name(method.name, mark, i): torch.tensor(True) for mark in sorted(marks)}
     for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
-        for i, leaf in enumerate(trees.tree_leaves(tree)):
+        for i, leaf in enumerate(tensors.tree_leaves(tree)):
             if isinstance(leaf, torch.Tensor):
                 found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
     return found

@@ -9,18 +9,16 @@ import torch
 
 from hatch_lower.errors import EmptyError, SampleError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.format.metrics import OutputMetrics
+from hatch_lower.format.record import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.generated_inputs import Generated, InputMaker
-from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer
+from hatch_lower.pipeline.module_checks import path_text
+from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
-from hatch_lower.pipeline.tensor_checks import path_text
-from hatch_lower.pipeline.undecided import why_undecided
-from hatch_lower.runtime.metrics import Measured
-from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.numbers import Measured, Tolerance, number_difference, steps_apart, wrong_places
+from hatch_lower.runtime.torch_private import tensors
 
 FAST_PATH_HINT = (
     "in inference eager takes torch's fast path for layers of transformers, which returns zeros where the input is"
@@ -115,7 +113,7 @@ class Sides:
                 found=refusal,
                 hint="the entry point must return a module that can be copied and called with its example inputs",
             )
-        kept = trees.tree_map_only(torch.Tensor, torch.clone, expected)
+        kept = tensors.tree_map_only(torch.Tensor, torch.clone, expected)
         if second is None:
             self.compare_call(eager, case, f"{case.name}, second call")
         elif self.compare_constant(eager, second):
@@ -137,8 +135,8 @@ class Sides:
             raise
 
     def compare(self, case: str, part: str, expected: object, given: object) -> None:
-        expected_leaves, expected_spec = trees.tree_flatten_with_path(expected)
-        given_leaves, given_spec = trees.tree_flatten_with_path(given)
+        expected_leaves, expected_spec = tensors.tree_flatten_with_path(expected)
+        given_leaves, given_spec = tensors.tree_flatten_with_path(given)
         if expected_spec != given_spec:
             found = f"eager {structure_of(expected)}, lowered {structure_of(given)}"
             raise self.mismatch(f"the lowered method's {part}s have another structure than eager's", case, found)
@@ -146,22 +144,22 @@ class Sides:
         pairs = zip(expected_leaves, given_leaves, marks, strict=True)
         for (path, expected_leaf), (_, given_leaf), rounded in pairs:
             if difference := self.leaf_difference(expected_leaf, given_leaf, self.tolerance.after(rounded)):
-                name = path_text(path) if part == "input" else trees.keystr(path)
+                name = path_text(path) if part == "input" else tensors.keystr(path)
                 place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
                 what = "the lowered method computes other numbers than the eager module"
                 raise self.mismatch(what, place, difference)
 
     def measure(self, expected: object, given: object) -> None:
-        leaves, _ = trees.tree_flatten_with_path(expected)
-        pairs = zip(leaves, trees.tree_leaves(given), self.rounding.outputs, strict=True)
+        leaves, _ = tensors.tree_flatten_with_path(expected)
+        pairs = zip(leaves, tensors.tree_leaves(given), self.rounding.outputs, strict=True)
         for (path, one), other, marks in pairs:
             if isinstance(one, torch.Tensor) and one.is_contiguous() and not other.is_contiguous():
                 layouts = list(one.stride()), list(other.stride())
-                self.strides.setdefault(f"output{trees.keystr(path)}", layouts)
+                self.strides.setdefault(f"output{tensors.keystr(path)}", layouts)
             if isinstance(one, float):
                 one, other = torch.tensor(one), torch.tensor(other)
             if isinstance(one, torch.Tensor) and (one.dtype.is_floating_point or one.dtype.is_complex):
-                name = f"output{trees.keystr(path)}"
+                name = f"output{tensors.keystr(path)}"
                 self.measured.setdefault(name, Measured()).add(one, other)
                 self.allowed[name] = allowed_text(self.tolerance.after(marks), marks)
 
@@ -324,7 +322,7 @@ def verify_method(
 def wishes_for_real_inputs(method: CapturedMethod, result: Verification) -> Iterator[str]:
     """Yield the reasons for real inputs, for a method that was compared without."""
     case = example_case(method)
-    leaves, _ = trees.tree_flatten_with_path(case.named(case.args, case.kwargs))
+    leaves, _ = tensors.tree_flatten_with_path(case.named(case.args, case.kwargs))
     whole = [path_text(path) for path, leaf in leaves if isinstance(leaf, torch.Tensor) and is_integer(leaf)]
     ask = "name real inputs in `verify-inputs`"
     if whole:
@@ -355,7 +353,7 @@ def allowed_text(tolerance: Tolerance, marks: Marks) -> str:
 
 
 def structure_of(value: object) -> str:
-    text = str(trees.tree_map(lambda leaf: Leaf(), value))
+    text = str(tensors.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.programs import trace_operators
 
 
@@ -24,14 +24,14 @@ def call_of_operators(
     found: list[Any] = []
 
     def run(state: dict[str, torch.Tensor], args: Any, kwargs: Any) -> list[object]:
-        leaves, spec = trees.tree_flatten(torch.func.functional_call(bare, state, args, kwargs))
+        leaves, spec = tensors.tree_flatten(torch.func.functional_call(bare, state, args, kwargs))
         found.append(spec)
         return leaves
 
     traced = trace_operators(run, state_of(module), args, dict(kwargs))
 
     def replay(*args: object, **kwargs: object) -> object:
-        return trees.tree_unflatten(traced(state_of(module), args, kwargs), found[0])
+        return tensors.tree_unflatten(traced(state_of(module), args, kwargs), found[0])
 
     described: Any = replay
     described.__signature__ = inspect.signature(call)

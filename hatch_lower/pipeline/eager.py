@@ -9,15 +9,15 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import VerificationError
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
+from hatch_lower.exir.graph.nodes import written_into
+from hatch_lower.exir.graph.operators import named_arguments
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.graph.tensors import is_plain, storage_key
-from hatch_lower.exir.graph.writes import written_into
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase
-from hatch_lower.runtime.module_copy import copy_module
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
@@ -70,7 +70,7 @@ def with_gradients(call: Callable[..., object]) -> Callable[..., object]:
     def run(*args: object, **kwargs: object) -> object:
         with torch.enable_grad():
             outputs = call(*args, **kwargs)
-        return trees.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        return tensors.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
     return run
 

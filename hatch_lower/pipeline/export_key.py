@@ -31,9 +31,8 @@ from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.format.weights import WEIGHTS_SCHEMA
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.emit.anchors import source_lines
 from hatch_lower.pipeline.emit.constants import SpanDigests
-from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.emit.sources import SourceRoots, source_lines
 from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.pipeline.model_build import BuildInputs, UsedBackend
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA

@@ -25,7 +25,7 @@ from hatch_lower.exir.graph.surgery import all_nodes, graph_modules, oldest_ance
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.operators import COMPOSITE, OpOverload, has_composite_kernel, schema_of
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 

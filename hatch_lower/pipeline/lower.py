@@ -11,9 +11,9 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError
-from hatch_lower.events import Event, stage
+from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered
-from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
 from hatch_lower.exir.lowering.lower import Steps, Turn, lower_exported
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER

@@ -41,27 +41,23 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.check_data import Tensors, example_tensors, limited
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import eager_factory
-from hatch_lower.pipeline.emit.anchors import anchors_of
-from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
-from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes
+from hatch_lower.pipeline.emit.arguments import with_details
+from hatch_lower.pipeline.emit.constants import NamedStorage, SpanDigests, constants_bytes, merge_storages
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
-from hatch_lower.pipeline.emit.details import with_details
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program, machine_words, traces_of
 from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
-from hatch_lower.pipeline.emit.traces import machine_words, traces_of
+from hatch_lower.pipeline.emit.sources import anchors_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
 from hatch_lower.pipeline.fresh_process import FreshProcess
-from hatch_lower.pipeline.heal import Attempt, first_attempt, next_attempt
+from hatch_lower.pipeline.heal import Attempt, first_attempt, localize_model, next_attempt, recipe_to_localize
 from hatch_lower.pipeline.localize.finding import Findings, Localization
-from hatch_lower.pipeline.localize.model import localize_model, recipe_to_localize
 from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import BuildInputs, LoweredModel, LoweredRecipe, Services, place_of
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
-from hatch_lower.pipeline.recipe_records import KnownRecipes
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
-from hatch_lower.pipeline.reuse import find_export, find_recipes, keep_export, keep_made, share_recipes
+from hatch_lower.pipeline.reuse import KnownRecipes, find_export, find_recipes, keep_export, keep_made, share_recipes
 from hatch_lower.pipeline.verify import verify_recipes
 
 

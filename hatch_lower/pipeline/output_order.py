@@ -26,10 +26,9 @@ from hatch_lower.exir.graph.surgery import copy_program, rebuild_program
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_outputs
-from hatch_lower.pipeline.generated_inputs import Generated, InputMaker
-from hatch_lower.pipeline.input_sizes import MethodSizes, Sizes, value_of
+from hatch_lower.pipeline.generated_inputs import Generated, InputMaker, MethodSizes, Sizes, value_of
 from hatch_lower.pipeline.random_inputs import example_case
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -72,7 +71,7 @@ def layouts_of(outputs: object) -> Layouts:
         Layout(tuple(leaf.shape), leaf.stride())
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
         else None
-        for leaf in trees.tree_leaves(outputs)
+        for leaf in tensors.tree_leaves(outputs)
     ]
 
 

@@ -10,20 +10,19 @@ from pathlib import Path
 
 import torch
 
-from hatch_lower.cache.files import LEFTOVER, make_folder
+from hatch_lower.cache.directory import LEFTOVER, make_folder
 from hatch_lower.cache.locks import make_held, remove_abandoned
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.format.constants import CONSTANTS, CONSTANTS_WITH_MAP
+from hatch_lower.format.constants import CONSTANTS, CONSTANTS_WITH_MAP, data_name
 from hatch_lower.format.debug_map import write_debug
-from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.format.weights import WEIGHTS, Weights, write_weights
 from hatch_lower.pipeline.checkpoint import LocalSource, OutsideFiles
-from hatch_lower.pipeline.emit.constants_file import NamedStorage, WrittenConstants, write_constants
+from hatch_lower.pipeline.emit.constants import NamedStorage, WrittenConstants, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 

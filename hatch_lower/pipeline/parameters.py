@@ -1,4 +1,6 @@
-"""A method's Python parameters and the names of its dynamic dimensions, matched to the exported program."""
+"""A method's Python parameters, the names of its dynamic dimensions, and checks of the declared sizes against the
+example's.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
+from hatch_lower.errors import CaptureError
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.signature import user_inputs
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 
 def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:
@@ -37,7 +41,7 @@ def dimension_names(
     # by the method's parameters, as torch reads a declaration: `*inputs` and `**options` are a parameter each
     given: dict[str, object] = dict(signature.bind(*args, **kwargs).arguments)
     shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
-    examples = trees.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
+    examples = tensors.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
     values = {id(leaf): value for leaf, value in zip(examples, user_values(program), strict=False)}
     names: dict[str, str] = {}
     computed: dict[str, str] = {}
@@ -103,3 +107,80 @@ def paired(argument: object, shape: Any) -> Iterator[tuple[object, Any]]:
 def user_values(program: ExportedProgram) -> list[object]:
     """Return the traced values of the program's user inputs: fake tensors, symbolic numbers, or literals."""
     return [node.meta.get("val") for _, node in user_inputs(program)]
+
+
+FIXED_SIZES = (0, 1)  # sizes that torch.export treats as fixed
+
+
+class DeclaredSize(Frozen):
+    path: str  # of the tensor: `image`, `pair[0]`
+    dimension: int
+    declared: Any  # a `Dim`, or a hint, for example `Dim.AUTO`
+    size: int  # the example's
+
+    @property
+    def name(self) -> str:
+        return self.declared.__name__ if isinstance(self.declared, Dim) else str(self.declared)
+
+    def text(self) -> str:
+        return f"dimension {self.dimension} of `{self.path}` is {self.size} in the example"
+
+
+def declared_sizes(
+    signature: inspect.Signature, dynamic_shapes: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> list[DeclaredSize]:
+    """Return the example's dimensions that are declared dynamic; empty if the arguments do not fit the signature."""
+    if not isinstance(dynamic_shapes, Mapping | tuple | list):
+        return []
+    try:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError:
+        return []
+    shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
+    return [size for name, value in given.items() for size in sizes_of(name, value, shapes.get(name))]
+
+
+def sizes_of(path: str, value: object, shape: Any) -> Iterator[DeclaredSize]:
+    if isinstance(value, torch.Tensor):
+        pairs = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+        for dimension, declared in pairs:
+            if isinstance(dimension, int) and declared is not None and not isinstance(declared, int):
+                size = value.shape[dimension] if -value.dim() <= dimension < value.dim() else -1
+                yield DeclaredSize(path, dimension, declared, size)
+    elif isinstance(value, Mapping) and isinstance(shape, Mapping):
+        for key, each in value.items():
+            yield from sizes_of(f"{path}[{key!r}]", each, shape.get(key))
+    elif isinstance(value, (tuple, list)) and isinstance(shape, (tuple, list)):
+        for index, (each, inner) in enumerate(zip(value, shape, strict=False)):
+            yield from sizes_of(f"{path}[{index}]", each, inner)
+
+
+def check_declared(where: str, what: str, sizes: list[DeclaredSize]) -> None:
+    """Refuse dimensions that tensors lack, and ranges without the example's size."""
+    for declared in sizes:
+        if declared.size < 0:
+            raise CaptureError(
+                what,
+                where=where,
+                found=f"`{declared.path}` has no dimension {declared.dimension}",
+                hint="count the dimensions from 0",
+            )
+        if type(declared.declared) is not Dim:  # a multiple of another dimension, or a hint
+            continue
+        low, high = declared.declared.min, declared.declared.max
+        bound = f"below min = {low}" if declared.size < low else f"above max = {high}" if declared.size > high else ""
+        if bound:
+            raise CaptureError(
+                what,
+                where=where,
+                found=f"{declared.text()}, which is {bound} of `{declared.name}`",
+                hint="use an example within the range, or widen the range of the `Dim`",
+            )
+
+
+def fixed_size(reason: str, sizes: list[DeclaredSize]) -> DeclaredSize | None:
+    """Return the dimension whose example size of 0 or 1 made torch.export fail, or `None` for other failures."""
+    if not any(text in reason for text in ("specialized", "Constraints violated", "not all values")):
+        return None
+    fixed = (size for size in sizes if size.size in FIXED_SIZES and size.declared is not Dim.AUTO)
+    return next(fixed, None)

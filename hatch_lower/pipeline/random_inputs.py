@@ -1,13 +1,21 @@
-"""Calls of a method, and tensors with the example's specification: random, constant, at the limits of integers."""
+"""Calls of a method, and tensors with the example's specification: random, constant, at the limits of integers;
+constant inputs for which eager's results are no reference.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.runtime.torch_private import trees
-from hatch_lower.runtime.torch_private.programs import order_kwargs
+from hatch_lower.runtime.torch_private import tensors
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
+from hatch_lower.runtime.torch_private.programs import CallsSeen, order_kwargs
 
 VARIED = 64  # numbers of a tensor that `is_varied` examines
 EQUAL = 0.75  # exact in all floating-point dtypes
@@ -23,11 +31,11 @@ class InputCase(Frozen):
         return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
     def leaves(self) -> list[object]:
-        return trees.tree_leaves((self.args, self.kwargs))
+        return tensors.tree_leaves((self.args, self.kwargs))
 
     def copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
         # a method may change its inputs, and some operators depend on the inputs' strides
-        args, kwargs = trees.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
+        args, kwargs = tensors.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
         return args, kwargs
 
 
@@ -51,7 +59,7 @@ def example_case(method: CapturedMethod) -> InputCase:
 
 
 def case_of(method: CapturedMethod, name: str, leaves: list[object]) -> InputCase:
-    args, kwargs = trees.tree_unflatten(leaves, method.program.call_spec.in_spec)
+    args, kwargs = tensors.tree_unflatten(leaves, method.program.call_spec.in_spec)
     return InputCase(name, args, kwargs, method.parameters)
 
 
@@ -111,3 +119,48 @@ def limit_values(example: torch.Tensor, count: int, generator: torch.Generator) 
     limits = torch.iinfo(example.dtype)
     several = torch.tensor([limits.max, limits.min, limits.max - 1, limits.min + 1, 1], dtype=example.dtype)
     return several.repeat(-(-count // len(several)))[:count]
+
+
+# operators for which torch does not specify the order of equal numbers
+ORDERS = frozenset({"argsort", "kthvalue", "median", "mode", "nanmedian", "sort", "topk"})
+
+
+def why_undecided(eager: Callable[..., object], case: InputCase, *, order_alone: bool = False) -> str:
+    """Return the reason why a difference for constant inputs is not a fault, else an empty string.
+
+    `order_alone`: look only for operations that order equal numbers, not for numbers that are not finite.
+
+    `finite-only` tells a backend that a model meets neither NaN nor infinity. Constant inputs may cause both where
+    other inputs do not: the variance of equal numbers is 0.
+    """
+    met: list[str] = []
+
+    def look(operator: OpOverload[..., Any], args: tuple[object, ...], result: object) -> None:
+        leaves = tensors.tree_leaves(args)
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if base_name(operator) in ORDERS and given and has_equal(given[0]):
+            met.append(f"torch does not specify which of equal numbers `{operator_name(operator)}` gives first")
+        elif (
+            not order_alone
+            and any(map(is_not_finite, tensors.tree_leaves(result)))
+            and not any(map(is_not_finite, leaves))
+        ):
+            met.append(f"eager's `{operator_name(operator)}` gives a number that is not finite")
+
+    args, kwargs = case.copied()
+    with torch.no_grad(), CallsSeen(look):
+        eager(*args, **kwargs)
+    return met[0] if met else ""
+
+
+def has_equal(values: torch.Tensor) -> bool:
+    ordered = values.reshape(-1).sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def is_not_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if not isinstance(value, torch.Tensor) or not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return False
+    return value.numel() > 0 and not bool(value.isfinite().all())

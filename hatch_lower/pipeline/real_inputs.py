@@ -17,7 +17,7 @@ from hatch_lower.config.settings import ModelSettings, is_sample_file
 from hatch_lower.errors import LowerError, SampleError
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.format.inputs import LiteralInput
+from hatch_lower.format.arguments import LiteralInput
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import count_leaves
 from hatch_lower.frozen import Frozen
@@ -27,7 +27,7 @@ from hatch_lower.pipeline.emit.signature import signature_of
 from hatch_lower.pipeline.random_inputs import InputCase, case_of, copied_tensor, example_case
 from hatch_lower.pipeline.sandbox import export_guard
 from hatch_lower.runtime.samples import check_leaves, read_samples, sample_leaves, sample_paths
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 MOST = 1000  # limit of calls that a function may give for a method: a generator may have no end
 GIVE = "yield a tuple of the positional arguments, or a dict of all arguments by name, for each call"
@@ -139,14 +139,14 @@ def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
         raise SampleError("a call has other arguments than its method", where=where, found=found, hint=GIVE)
     values = {**arguments, **given}
     for parameter, value in values.items():
-        if trees.tree_flatten(value)[1] != trees.tree_flatten(arguments[parameter])[1]:
+        if tensors.tree_flatten(value)[1] != tensors.tree_flatten(arguments[parameter])[1]:
             raise SampleError(
                 "an argument has another structure than the example's",
                 where=f"{where}, `{parameter}`",
                 found=f"a value of type `{type(value).__name__}`",
                 hint="nest containers and tensors as in the example inputs of the method",
             )
-    leaves = trees.tree_leaves(
+    leaves = tensors.tree_leaves(
         (tuple(values[name] for name in example.parameters), {name: values[name] for name in example.kwargs})
     )
     check_leaves(method.name, known, leaves, where)

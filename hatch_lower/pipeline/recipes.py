@@ -20,8 +20,7 @@ from hatch_lower.pipeline.exceptions import trim
 from hatch_lower.pipeline.model_build import LoweredRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
-from hatch_lower.runtime.requirements import requirement_reason, version_here
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.selection import DelegateKinds, requirement_reason, version_here
 from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH, TorchReason, array_requirements, torch_reasons
 
 SHOWN = 20  # number of reasons in an error

@@ -17,16 +17,15 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.backend.canonical_partitioners.nodes import VIEWS
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.nodes import VIEWS, owner_of, sources_of
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_placeholders, output_pairs
 from hatch_lower.exir.graph.surgery import attribute_of, output_values
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.exir.graph.writes import owner_of, sources_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.numbers import HALF_FACTORS, QUANTIZED_MARK
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 Marks: TypeAlias = frozenset[str]  # dtypes of half precision, and `QUANTIZED_MARK`
@@ -109,7 +108,7 @@ class Values:
     def of(self, value: object) -> Marks:
         """Return the marks of a node, or of all nodes in a tree."""
         if not isinstance(value, Node):
-            return united(self.of(leaf) for leaf in trees.tree_leaves(value) if isinstance(leaf, Node))
+            return united(self.of(leaf) for leaf in tensors.tree_leaves(value) if isinstance(leaf, Node))
         written = self.memory.get(owner_of(value), UNMARKED) if self.memory else UNMARKED
         return written.union(*self._marks.get(value, ()))
 
@@ -137,7 +136,7 @@ class Values:
         return [found]
 
     def _higher_order(self, node: Node) -> list[Marks]:
-        leaves = [leaf for leaf in trees.tree_leaves((node.args, node.kwargs)) if leaf is not None]
+        leaves = [leaf for leaf in tensors.tree_leaves((node.args, node.kwargs)) if leaf is not None]
         graphs = [self._attribute(leaf) for leaf in leaves if isinstance(leaf, Node) and leaf.op == "get_attr"]
         inner = [graph for graph in graphs if isinstance(graph, (GraphModule, LoweredBackendModule))]
         if not inner:
@@ -231,4 +230,4 @@ INTEGERS = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8"})
 
 
 def dtypes_in(value: object) -> Iterator[str]:
-    yield from (dtype_name(leaf.dtype) for leaf in trees.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    yield from (dtype_name(leaf.dtype) for leaf in tensors.tree_leaves(value) if isinstance(leaf, torch.Tensor))

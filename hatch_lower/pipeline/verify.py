@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hatch_lower.cache.quarantine import suspected
+from hatch_lower.cache.store import suspected
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.format.metrics import VerifiedMethod, worst
 from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.format.record import VerifiedMethod, worst
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
-from hatch_lower.pipeline.emit.constants_file import write_constants
+from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services, place_of
@@ -25,7 +25,7 @@ from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 EXAMPLES = "examples.safetensors"  # the example inputs and all of eager's outputs; the wheel has a limited selection
 
@@ -147,7 +147,7 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
     spec = method.program.call_spec.out_spec
 
     def run(*args: object, **kwargs: object) -> object:
-        return trees.tree_unflatten(leaves(call(*args, **kwargs)), spec)
+        return tensors.tree_unflatten(leaves(call(*args, **kwargs)), spec)
 
     return run
 

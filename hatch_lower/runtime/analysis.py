@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hatch_lower.format.arguments import Argument, Value, constants_in, references_in
+from hatch_lower.format.arguments import (
+    Argument,
+    Input,
+    SymbolInput,
+    TensorInput,
+    Value,
+    constants_in,
+    expressions_in,
+    references_in,
+)
 from hatch_lower.format.constants import Constant
 from hatch_lower.format.expression import Compound, Expression, symbols_in
 from hatch_lower.format.graph import (
@@ -22,7 +31,6 @@ from hatch_lower.format.graph import (
     nested_graphs,
     walk,
 )
-from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
 from hatch_lower.runtime.arrays import Operator
 
 SIZE = "<size>"  # the size found at run time; not a valid name of a symbol

@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hatch_lower.errors import InputError, ProgramError
-from hatch_lower.format.arguments import Special
+from hatch_lower.format.arguments import Special, TensorInput
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
-from hatch_lower.format.inputs import TensorInput
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.names import Names
 

@@ -7,24 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
-from hatch_lower.format.arguments import Literal, Special
+from hatch_lower.format.arguments import Literal, LiteralInput, Special, TensorInput
 from hatch_lower.format.expression import evaluate, symbols_in
-from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
-from hatch_lower.format.metrics import OutputMetrics
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
+from hatch_lower.format.record import OutputMetrics
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
-from hatch_lower.runtime.editable import changed_sources, stale_text
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
-from hatch_lower.runtime.load import load_model, open_constants, outside_faults
+from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.metrics import Measured
-from hatch_lower.runtime.numbers import MARKS, Tolerance, is_inexact, number_difference
+from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, is_inexact, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.delegates import DataLayout
+from hatch_lower.format.constants import DataLayout
 
 __all__ = ["Delegate", "DelegateBlob", "Place", "description_error"]
 

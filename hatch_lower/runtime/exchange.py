@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hatch_lower.format.inputs import TensorInput
+from hatch_lower.format.arguments import TensorInput
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import Array
 from hatch_lower.runtime.names import Names
-from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16, is_common
+from hatch_lower.runtime.numpy_arrays import element_dtype, is_bfloat16, is_common
 
 BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size, for dtypes that only one library has
 

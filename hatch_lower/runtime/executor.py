@@ -1,29 +1,92 @@
-"""Execution of a plan: constants, delegates and compiled methods of a loaded instance."""
+"""Execution of a plan: methods compiled once and linked for each loaded instance, with its constants and delegates.
+"""
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hatch_lower.errors import LowerError, ProgramError, nearest
-from hatch_lower.format.constants import Constant
-from hatch_lower.format.delegates import DelegateEntry, holds_state
-from hatch_lower.format.plan import Plan
+from hatch_lower.format.codec import installation_error
+from hatch_lower.format.constants import Constant, DelegateEntry, holds_state
+from hatch_lower.format.plan import Plan, signature_text
 from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import LIBRARIES, Array, Arrays, find_arrays
-from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
 from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
+from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.writer import MethodWriter
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
-    from hatch_lower.runtime.timing import Timing
+    from hatch_lower.runtime.timing import Clock, Timing
+
+
+class MethodCode(Frozen):
+    """A compiled method, not yet linked to constants and delegates."""
+
+    source: str  # of a module with the function `make`, which returns the method
+    code: CodeType  # `source`, compiled
+    names: Names
+    signature: inspect.Signature  # the Python signature that callers see
+    text: str  # the signature with dtypes and symbolic shapes
+
+
+def compile_method(
+    plan: Plan,
+    name: str,
+    arrays: Arrays,
+    exchanges: Sequence[Exchange | None],
+    without_elements: Sequence[str],
+    *,
+    is_locked: bool,
+    checks_outputs: bool = False,
+    clock: Clock | None = None,
+) -> MethodCode:
+    writer = MethodWriter(plan, name, arrays, exchanges, without_elements, is_locked, checks_outputs, clock)
+    source = "\n".join(writer.write()) + "\n"
+    parameters = [
+        inspect.Parameter(
+            parameter.name,
+            inspect.Parameter.KEYWORD_ONLY if parameter.kind == "keyword" else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        for parameter in plan.methods[name].parameters
+    ]
+    try:
+        code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        found = f"Python cannot compile the method: {type(error).__name__}: {error}"
+        raise installation_error("a packaged program cannot be run", f"method `{name:.80}`", found) from error
+    return MethodCode(
+        source, code, writer.names, inspect.Signature(parameters), signature_text(name, plan.methods[name])
+    )
+
+
+def link_method(
+    code: MethodCode, name: str, constants: Mapping[str, object], runs: Sequence[Callable[..., Any]], lock: Any
+) -> Callable[..., Any]:
+    names = code.names
+    # torch's C++ imports modules with the globals of the calling frame, which therefore need the built-in functions
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **names.objects}
+    namespace.update({identifier: constants[constant] for constant, identifier in names.constants.items()})
+    namespace.update({identifier: runs[index] for index, identifier in names.delegates.items()})
+    namespace[names.local("lock")] = lock
+    exec(code.code, namespace)
+    make = namespace.pop(names.local("make"))  # `pop`: otherwise globals and function would form a reference cycle
+    function: Any = make(make(None))  # the argument is the method for calls under autocast
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = code.text
+    function.__signature__ = code.signature
+    linked: Callable[..., object] = function
+    return linked
 
 
 class Runnable(Protocol):

@@ -1,34 +1,92 @@
-"""`hatch_lower.load`: from a name or folder to a running model with checked files."""
+"""`hatch_lower.load`: from a name or folder to a running model with checked files. A model of an editable install
+whose sources have changed since it was lowered gives a warning.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
+import importlib.metadata
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
+from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import InputError, ProgramError, nearest
-from hatch_lower.format.codec import refuse
+from hatch_lower.format.codec import decode_file, refuse
 from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
+from hatch_lower.format.values import Digest
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import Arrays, find_arrays
+from hatch_lower.runtime.classes import editable_folder
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.editable import warn_if_stale, warn_if_unknown
 from hatch_lower.runtime.executor import Executor, execute_plan
-from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder, read_bytes
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
-from hatch_lower.runtime.requirements import import_modules
-from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, start_recipe
+from hatch_lower.runtime.selection import DelegateKinds, import_modules, numpy_reason, start_recipe
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
     from hatch_lower.runtime.outside import OutsideWeights
+
+
+SOURCES = "sources.json"
+SOURCES_SCHEMA = 1
+
+
+class Sources(Frozen):
+    # by model and path below the project: modification time in nanoseconds, and digest
+    models: Mapping[str, Mapping[str, tuple[int, Digest]]]
+
+
+def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
+    """Return the files read by a model's export that have changed since; empty unless installed as editable."""
+    path = folder.path / SOURCES
+    if not folder.installed or not path.exists():
+        return []
+    try:
+        root = editable_folder(importlib.metadata.distribution(folder.manifest.distribution))
+    except importlib.metadata.PackageNotFoundError:
+        root = None
+    if root is None:
+        return []
+    sources = decode_file(Sources, read_bytes(path), SOURCES_SCHEMA, str(path)).models.get(model, {})
+    return [name for name, (time, digest) in sources.items() if has_changed(Path(root, name), time, digest)]
+
+
+def has_changed(path: Path, time: int, digest: str) -> bool:
+    # contents are read only if the time has changed
+    try:
+        return path.stat().st_mtime_ns != time and sha256_file(path) != digest
+    except OSError:
+        return True
+
+
+def stale_text(model: str, changed: list[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in changed[:3])
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return (
+        f"model `{model}` was lowered before {names}{more} changed: install the project again, or set "
+        '`editable = "eager"`'
+    )
+
+
+def warn_if_stale(folder: PackagedFolder, model: str) -> None:
+    if changed := changed_sources(folder, model):
+        warnings.warn(stale_text(model, changed), RuntimeWarning, stacklevel=3)
+
+
+def warn_if_unknown(model: str, reason: str) -> None:
+    if reason:
+        how = 'build the wheel and install the project again, or set `editable = "lower"`'
+        warnings.warn(f"model `{model}` runs eagerly, for {reason}: {how}", RuntimeWarning, stacklevel=3)
 
 
 def load(

@@ -18,8 +18,16 @@ from typing import Any, NamedTuple
 from hatch_lower.canonical import open_file, sha256_bytes
 from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.format.codec import decode, installation_error, parse_json, refuse
-from hatch_lower.format.constants import DATA_MAP_BYTES, Storage, TensorEntry, content_key, header_span, tensors_begin
-from hatch_lower.format.delegates import DataFile, DataLayout
+from hatch_lower.format.constants import (
+    DATA_MAP_BYTES,
+    DataFile,
+    DataLayout,
+    Storage,
+    TensorEntry,
+    content_key,
+    header_span,
+    tensors_begin,
+)
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.delegates import Place

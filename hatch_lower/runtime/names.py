@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from hatch_lower.format.arithmetic import OPERATIONS
-from hatch_lower.format.expression import Compound, Expression
+from hatch_lower.format.expression import OPERATIONS, Compound, Expression
 
 
 class Names:

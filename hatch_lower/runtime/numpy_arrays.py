@@ -1,7 +1,10 @@
-"""NumPy's arrays as the arrays of a program."""
+"""NumPy's arrays as the arrays of a program, and NumPy dtypes for the dtypes of a plan. Dtypes that NumPy lacks come
+from `ml_dtypes`, if installed.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,17 +13,64 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.arguments import Special
+from hatch_lower.format.arguments import Special, TensorInput, is_contiguous
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
-from hatch_lower.format.inputs import TensorInput, is_contiguous
+from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import Names, tuple_code
-from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype, extra_dtype, is_common
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
 from hatch_lower.runtime.operators import calls_in
+
+DType = np.dtype[Any]
+OTHERS = frozenset(name for name in DTYPES if name == "bfloat16" or name.startswith("float8"))  # in `ml_dtypes`
+
+
+def is_common(name: str) -> bool:
+    return name not in OTHERS and name != "complex32"
+
+
+def element_dtype(name: str) -> DType:
+    """Return the NumPy dtype for elements of a plan's dtype; raw bytes if unavailable."""
+    if is_common(name):
+        return np.dtype(name)
+    found = extra_dtype(name) if name in OTHERS else None
+    return np.dtype(f"V{DTYPES[name].size}") if found is None else found
+
+
+def border_dtype(name: str) -> DType:
+    """Return the NumPy dtype for a method's arguments. Raises `ProgramError` if unavailable."""
+    if is_common(name):
+        return np.dtype(name)
+    if name not in OTHERS:
+        raise ProgramError(
+            f"the program takes {name}, which NumPy does not have", hint='load the model with `arrays="torch"`'
+        )
+    found = extra_dtype(name)
+    if found is None:
+        raise ProgramError(
+            f"the program takes {name}, which NumPy has from the package `ml_dtypes`",
+            found="`ml_dtypes` is not installed, or too old",
+            hint='run `pip install ml_dtypes`, or load the model with `arrays="torch"`',
+        )
+    return found
+
+
+def extra_dtype(name: str) -> DType | None:
+    try:
+        kind = getattr(importlib.import_module("ml_dtypes"), name, None)
+    except ImportError:
+        return None
+    return None if kind is None else np.dtype(kind)
+
+
+def is_bfloat16(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether a delegate's array is bfloat16, as the dtype of `ml_dtypes` or as raw bytes."""
+    dtype: DType = array.dtype
+    return bool(dtype.kind == "V" and dtype.itemsize == 2)
+
 
 Array = np.ndarray[Any, Any]
 CPU = 1  # DLPack's number of the device

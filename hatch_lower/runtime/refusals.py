@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from hatch_lower.errors import NO_MEMORY, CallError, InputError, LowerError, ProgramError
-from hatch_lower.format.arguments import Special
+from hatch_lower.format.arguments import Input, LiteralInput, Special, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
-from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.arrays import Arrays, same_layout

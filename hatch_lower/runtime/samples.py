@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hatch_lower.errors import InputError, ProgramError, SampleError, nearest
-from hatch_lower.format.inputs import LiteralInput
+from hatch_lower.format.arguments import LiteralInput
 from hatch_lower.format.plan import MethodPlan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import bind_symbols

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hatch_lower.format.arguments import Special, constants_in, literal_text
+from hatch_lower.format.arguments import Input, LiteralInput, Special, TensorInput, constants_in, literal_text
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, arguments_in, arguments_of, outputs_in, walk
-from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, Plan, input_paths
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.numpy_dtypes import OTHERS
+from hatch_lower.runtime.numpy_arrays import OTHERS
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
 NUMPY = "numpy>=1.26"

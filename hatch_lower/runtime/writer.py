@@ -33,18 +33,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
-from hatch_lower.format.delegates import holds_state
+from hatch_lower.format.arguments import Argument, ConstantName, Input, Special, TensorInput, Value
+from hatch_lower.format.constants import holds_state
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
-from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan, input_paths
 from hatch_lower.format.tree import Leaf, count_leaves
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
-from hatch_lower.runtime.empty import ZeroTests, lines_for_empty, refuse_empty
-from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
+from hatch_lower.runtime.inputs import InputWriter, ZeroTests, delegate_input_lines, lines_for_empty, refuse_empty
 from hatch_lower.runtime.names import Names, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
 from hatch_lower.runtime.refusals import Refusals, call_failed, check_outputs

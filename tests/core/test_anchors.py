@@ -17,9 +17,8 @@ from torch.fx import Node
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap, Origin
-from hatch_lower.pipeline.emit.anchors import anchors_of, re_anchor, source_lines
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
-from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.emit.sources import SourceRoots, anchors_of, re_anchor, source_lines
 
 pytestmark = pytest.mark.torch
 

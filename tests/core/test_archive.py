@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 
-from hatch_lower.hatch.archive import CHUNK, copy_span, read_archive, write_file
+from hatch_lower.hatch.wheel import CHUNK, copy_span, read_archive, write_file
 
 DATE = (2020, 2, 2, 12, 30, 58)
 DATA = bytes(range(256)) * 10_000

@@ -8,7 +8,7 @@ import pytest
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.driver.assets import find_assets, with_assets
+from hatch_lower.driver.sources import find_assets, with_assets
 from hatch_lower.errors import ConfigError
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, model_json, write_manifest
 from hatch_lower.format.results import ModelResult, package_manifest

@@ -11,9 +11,8 @@ from hatch_lower.cli.cache import audit_text
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.driver.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
 from hatch_lower.driver.build import build
-from hatch_lower.driver.context import BuildContext, build_context
+from hatch_lower.driver.context import BuildContext, ProjectView, build_context
 from hatch_lower.driver.environment import child_environment
-from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry

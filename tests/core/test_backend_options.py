@@ -80,19 +80,19 @@ def test_an_engine_of_another_version_is_refused_before_it_is_asked(
     from hatch_lower.config.tables import BackendChoice
     from hatch_lower.exir.backend.registry import find_backend
     from hatch_lower.pipeline import recipes
-    from hatch_lower.runtime import requirements
+    from hatch_lower.runtime import selection
 
     pytest.importorskip(backend)
     choice = BackendChoice(backend)
     recipe = Recipe("fast", (choice,))
     (needed,) = find_backend(backend).requirements({})
     recipes.partitioner_of(choice, recipe)
-    real = requirements.version_here
+    real = selection.version_here
 
     def version_here(name: str) -> str | None:
         return "1.0" if name == backend else real(name)
 
-    monkeypatch.setattr(requirements, "version_here", version_here)
+    monkeypatch.setattr(selection, "version_here", version_here)
     monkeypatch.setattr(recipes, "version_here", version_here)
     with pytest.raises(BackendError) as caught:
         recipes.partitioner_of(choice, recipe)

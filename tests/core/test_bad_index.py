@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from hatch_lower import load
-from hatch_lower.backends.aoti.regions import contain_errors
+from hatch_lower.backends.aoti.record import contain_errors
 from hatch_lower.errors import BackendError, CallError, ProgramError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program

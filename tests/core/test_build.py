@@ -25,17 +25,15 @@ from support.processes import is_running, wait_for
 
 import hatch_lower.driver.process
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config.bench_tables import BenchTable, ModelLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BenchTable, ModelLimits
 from hatch_lower.driver.build import build
-from hatch_lower.driver.child_exit import ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.driver.child_guards import shorten_sockets
-from hatch_lower.driver.context import BuildContext, CacheNotes, build_context, open_cache
+from hatch_lower.driver.context import BuildContext, CacheNotes, ProjectView, build_context, open_cache, write_site
 from hatch_lower.driver.environment import child_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import Child, tell_of_long_stage
-from hatch_lower.driver.project_view import ProjectView, write_site
-from hatch_lower.driver.protocol import Answer, Request, write_answer
+from hatch_lower.driver.protocol import Answer, ChildExit, Request, answer_of, output_tail, without_errors, write_answer
 from hatch_lower.driver.worker import enter_folder, unexpected_error
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter, SaidOnce
@@ -45,7 +43,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-from hatch_lower.runtime.torch_private.versions import tried_versions
+from hatch_lower.runtime.torch_private.unimported import tried_versions
 
 MODELS = """
 import json, os, stub, subprocess, sys, tempfile, time
@@ -112,7 +110,7 @@ import hashlib, os, random, sys
 import hatch_lower.pipeline.lower_model
 import torch
 from hatch_lower.events import stage
-from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.constants import TargetEntry
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 

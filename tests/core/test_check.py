@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.inputs.check import Change, changes
-from hatch_lower.driver.inputs.present import Present
+from hatch_lower.driver.inputs.present import Change, Present, changes
 from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.format.codec import decode, encode

@@ -28,7 +28,7 @@ from hatch_lower.errors import UnavailableError
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants import constants_bytes
 from hatch_lower.runtime.check import check_model, mark_name, stored_arrays
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile

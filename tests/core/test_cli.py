@@ -23,12 +23,10 @@ from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import schema_text
 from hatch_lower.driver.installation import installed_sizes
 from hatch_lower.errors import size_text
-from hatch_lower.format.arguments import ConstantName, Value
-from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.arguments import ConstantName, Symbol, TensorInput, Value
+from hatch_lower.format.constants import Constant, DelegateEntry, Storage, TargetEntry
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry
 from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
-from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Container, Leaf

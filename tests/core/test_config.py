@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.settings import Metadata, ModelSettings, Recipe, Settings, read_settings
-from hatch_lower.config.tables import BackendChoice, CacheSettings
+from hatch_lower.config.tables import BackendChoice, BenchTable, CacheSettings, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.errors import ConfigError
 
 LOWER = "tool.hatch.build.hooks.lower"

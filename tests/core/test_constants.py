@@ -13,16 +13,18 @@ import torch
 from safetensors import safe_open
 
 from hatch_lower.errors import EdgeError, ProgramError
-from hatch_lower.format.delegates import DataLayout
+from hatch_lower.format.constants import DataLayout
 from hatch_lower.pipeline.emit.constants import (
     Constants,
     ConstantUse,
+    NamedStorage,
     SpanDigests,
     collect_constants,
+    constants_bytes,
     merge_storages,
     name_constants,
+    write_constants,
 )
-from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes, write_constants
 from hatch_lower.runtime.mapped import ConstantsFile
 
 pytestmark = pytest.mark.torch

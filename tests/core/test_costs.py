@@ -9,7 +9,7 @@ from support.kept_events import Events
 
 from hatch_lower.cache.recipes import cost_key, put_cost, read_cost
 from hatch_lower.cache.store import Store
-from hatch_lower.driver.costs import StageSeconds, keep_costs
+from hatch_lower.driver.worker import StageSeconds, keep_costs
 from hatch_lower.events import Event
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.record import ModelReport

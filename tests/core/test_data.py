@@ -30,8 +30,7 @@ from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.format.codec import decode
-from hatch_lower.format.constants import Constant
-from hatch_lower.format.delegates import DataFile, DataLayout
+from hatch_lower.format.constants import Constant, DataFile, DataLayout
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants

@@ -11,9 +11,9 @@ from support.backends import TagBy, everything
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap, Detail, read_debug, write_debug
-from hatch_lower.pipeline.emit.anchors import anchors_of
-from hatch_lower.pipeline.emit.details import LONGEST, with_details
+from hatch_lower.pipeline.emit.arguments import LONGEST, with_details
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.sources import anchors_of
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,7 @@ import torch
 
 from hatch_lower.errors import EntryPointError
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline.discover import EntryPoint, discover
-from hatch_lower.pipeline.entry_hints import without_connection
+from hatch_lower.pipeline.discover import EntryPoint, discover, without_connection
 
 pytestmark = pytest.mark.torch
 

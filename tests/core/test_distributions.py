@@ -8,7 +8,7 @@ import pytest
 
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.driver.inputs.distributions import (
+from hatch_lower.driver.inputs.machine import (
     distribution_in,
     find_distributions,
     installed_files,

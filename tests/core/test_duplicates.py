@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support import wheels
 
-from hatch_lower.driver.project_view import DistributedFile
+from hatch_lower.driver.context import DistributedFile
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
-from hatch_lower.pipeline.emit.data_map import data_map_head
+from hatch_lower.pipeline.emit.constants import data_map_head
 
 ONE, TWO = b"1" * 4096, b"2" * 4096
 

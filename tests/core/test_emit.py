@@ -23,9 +23,9 @@ from hatch_lower.errors import BackendError, EdgeError, InputError
 from hatch_lower.exir.backend.backend_api import to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.format.arguments import Symbol, TensorInput
 from hatch_lower.format.debug_map import read_debug, write_debug
 from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While, nested_graphs
-from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.pipeline.emit.constants import SpanDigests

@@ -18,11 +18,9 @@ from hatch_lower.cache.store import open_store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.context import build_context
-from hatch_lower.driver.diff.align import MOST_EDITS, align, gaps
-from hatch_lower.driver.diff.forms import Form, differences, read_form
-from hatch_lower.driver.diff.settings import consequences, key_changes
-from hatch_lower.driver.diff.words import literal_text, operator_text
+from hatch_lower.driver.context import ProjectView, build_context
+from hatch_lower.driver.diff.forms import MOST_EDITS, Form, align, differences, gaps, read_form
+from hatch_lower.driver.diff.words import consequences, key_changes, literal_text, operator_text
 from hatch_lower.driver.executor import summary_note
 from hatch_lower.driver.explain import (
     FIRST_BUILD,
@@ -35,9 +33,8 @@ from hatch_lower.driver.explain import (
     read_history,
     write_history,
 )
-from hatch_lower.driver.inputs.distributions import Distribution
+from hatch_lower.driver.inputs.machine import Distribution
 from hatch_lower.driver.lookup import backend_distributions
-from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.graph.canonical import canonical_form
 from hatch_lower.format.record import MethodRecord

@@ -206,15 +206,15 @@ def test_a_build_that_is_to_fail_leaves_nothing_out(shop: Workshop) -> None:
 
 
 def test_a_portable_recipe_leaves_nothing_out(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hatch_lower.runtime import torch_operators
+    from hatch_lower.runtime import torch_arrays
 
-    found = torch_operators.function_of
+    found = torch_arrays.function_of
 
     def doubled(name: str, operator: Any) -> Any:
         function: Any = found(name, operator)
         return (lambda *args: function(*args) * 2) if name == "aten.sin.default" else function
 
-    monkeypatch.setattr(torch_operators, "function_of", doubled)
+    monkeypatch.setattr(torch_arrays, "function_of", doubled)
     with pytest.raises(VerificationError, match="which the program runs itself"):
         build(shop, settings_of(Recipe("portable")))
 

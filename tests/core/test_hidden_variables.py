@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.inputs.check import changes
 from hatch_lower.driver.inputs.collect import no_inputs
-from hatch_lower.driver.inputs.hidden import hidden_refused
-from hatch_lower.driver.inputs.present import Present
+from hatch_lower.driver.inputs.present import Present, changes
+from hatch_lower.driver.inputs.record import hidden_variables
 from hatch_lower.driver.inputs.recorder import Recorder
 from hatch_lower.driver.inputs.roots import Roots
-from hatch_lower.driver.inputs.variables import hidden_variables
+from hatch_lower.driver.inputs.strict import hidden_refused
 from hatch_lower.errors import CaptureError, HiddenVariableError
 
 

@@ -18,13 +18,12 @@ from hatch_lower.cli.measure.limits import (
     limits_for,
     ways,
 )
-from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
-from hatch_lower.config.tables import toml_key
+from hatch_lower.config.tables import BenchTable, toml_key
 from hatch_lower.errors import ConfigError
+from hatch_lower.format.arguments import LiteralInput, Symbol, SymbolInput, TensorInput
 from hatch_lower.format.expression import Compound
 from hatch_lower.format.graph import Graph
-from hatch_lower.format.inputs import LiteralInput, Symbol, SymbolInput, TensorInput
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import Leaf
 

@@ -43,8 +43,7 @@ from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
 from hatch_lower.runtime.load import load, load_folder
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel
-from hatch_lower.runtime.requirements import requirement_reason
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.selection import DelegateKinds, requirement_reason
 from hatch_lower.runtime.torch_private.operators import REGISTERED_BY
 
 pytestmark = pytest.mark.torch

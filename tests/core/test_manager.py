@@ -21,7 +21,7 @@ from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBacken
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, ops
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
 from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.lowering.wishes import NotDelegatedError
+from hatch_lower.exir.lowering.lower import NotDelegatedError
 from hatch_lower.exir.program._program import EdgeProgramManager, to_edge, to_edge_transform_and_lower
 
 pytestmark = pytest.mark.torch

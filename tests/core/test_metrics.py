@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hatch_lower.format.metrics import OutputMetrics, worst
-from hatch_lower.runtime import metrics as module
-from hatch_lower.runtime.metrics import Measured
+from hatch_lower.format.record import OutputMetrics, worst
+from hatch_lower.runtime import numbers as module
+from hatch_lower.runtime.numbers import Measured
 
 pytestmark = pytest.mark.torch
 

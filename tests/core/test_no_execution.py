@@ -28,7 +28,7 @@ GENERATED = {"builtins.compile", "builtins.exec"}
 IMPORTS, NAMED, LIBRARIES = {"importlib.import_module"}, {"pkgutil.resolve_name"}, {"ctypes"}
 ALLOWED = {
     # a function made from the checked fields of a plan
-    "runtime/compile.py": GENERATED,
+    "runtime/executor.py": GENERATED,
     # the package's own names, the project's code, an eager model's, and classes of installed packages for outputs
     "__init__.py": IMPORTS,
     "exir/__init__.py": IMPORTS,
@@ -36,8 +36,8 @@ ALLOWED = {
     "runtime/eager.py": IMPORTS,
     "runtime/classes.py": IMPORTS,
     # the modules that register operators: torch's own, and those that an installed wheel names
-    "runtime/torch_operators.py": IMPORTS,
-    "runtime/requirements.py": IMPORTS,
+    "runtime/torch_arrays.py": IMPORTS,
+    "runtime/selection.py": IMPORTS,
     # our own modules of the two libraries of arrays
     "runtime/arrays.py": IMPORTS,
     "pipeline/fresh_process.py": IMPORTS,
@@ -63,7 +63,7 @@ ALLOWED = {
     # what an installed run half names as the function that loads a blob to be timed
     "runtime/timing.py": IMPORTS,
     # libraries that are in the process already, and a tensor's memory
-    "backends/aoti/openmp.py": LIBRARIES,
+    "backends/aoti/run.py": LIBRARIES,
     "backends/aoti/timed.py": LIBRARIES,
     "exir/graph/tensors.py": LIBRARIES,
     "driver/inputs/audit.py": LIBRARIES,

@@ -28,7 +28,7 @@ from support.plans import (
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.numpy_dtypes import element_dtype
+from hatch_lower.runtime.numpy_arrays import element_dtype
 
 Array = np.ndarray[Any, Any]
 ROWS = tensor_input("s0", 4)

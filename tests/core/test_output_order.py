@@ -22,7 +22,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.output_order import Layout, in_eagers_order, layouts_of
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 pytestmark = pytest.mark.torch
 
@@ -80,7 +80,7 @@ def build(
 
 
 def strides(outputs: Any) -> list[tuple[int, ...] | None]:
-    return [leaf.stride() if isinstance(leaf, Tensor) else None for leaf in trees.tree_leaves(outputs)]
+    return [leaf.stride() if isinstance(leaf, Tensor) else None for leaf in tensors.tree_leaves(outputs)]
 
 
 # Orders.
@@ -174,7 +174,7 @@ def test_outputs_have_eagers_strides_on_numpys_arrays(tmp_path: Path) -> None:
     tokens = torch.randn(1, 24, 8)
     model, _ = build(tmp_path, module, tokens, "onnxruntime", arrays="numpy")
     found, expected = model(tokens.numpy()), module(tokens)
-    for one, other in zip(trees.tree_leaves(found), trees.tree_leaves(expected), strict=True):
+    for one, other in zip(tensors.tree_leaves(found), tensors.tree_leaves(expected), strict=True):
         if other is not None:
             assert tuple(step // one.itemsize for step in one.strides) == other.stride()
 

@@ -14,7 +14,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import BackendError
 from hatch_lower.pipeline import package
-from hatch_lower.pipeline.emit.constants_file import WrittenConstants, write_constants
+from hatch_lower.pipeline.emit.constants import WrittenConstants, write_constants
 from hatch_lower.pipeline.package import Packager, ProgramFiles
 
 pytestmark = pytest.mark.torch

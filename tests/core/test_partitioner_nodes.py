@@ -8,8 +8,8 @@ import torch
 from torch.export import Dim
 from torch.fx import Graph
 
-from hatch_lower.exir.backend.canonical_partitioners.nodes import VIEWS, is_view, may_be_zero, tensors_of
 from hatch_lower.exir.dialects._ops import edge_overload
+from hatch_lower.exir.graph.nodes import VIEWS, is_view, may_be_zero, tensors_of
 
 pytestmark = pytest.mark.torch
 

@@ -35,7 +35,6 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     GroupError,
 )
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
-from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
 from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner import (
     generate_grouped_partitions_from_list_of_nodes,
     generate_partitions_from_list_of_nodes,
@@ -55,6 +54,7 @@ from hatch_lower.exir.backend.utils import (
     tag_mutated_buffer,
 )
 from hatch_lower.exir.dialects._ops import ops
+from hatch_lower.exir.graph.operators import OperatorSet, operator_name
 from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch

@@ -27,10 +27,9 @@ from support.plans import (
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.arguments import Argument
+from hatch_lower.format.arguments import Argument, TensorInput, is_contiguous
 from hatch_lower.format.codec import decode
 from hatch_lower.format.expression import Expression, evaluate, expression_text
-from hatch_lower.format.inputs import TensorInput, is_contiguous
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan, signature_text, write_plan
 
 WHERE = "digits/default.json"

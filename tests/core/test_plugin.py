@@ -29,8 +29,7 @@ from support import wheels
 
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.context import BuildContext, ProjectView
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event
 from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.runtime import processor
-from hatch_lower.runtime.processor import multiplies_bytes, physical_cores, thread_count
+from hatch_lower.runtime import selection
+from hatch_lower.runtime.selection import multiplies_bytes, physical_cores, thread_count
 
 
 @pytest.mark.torch
@@ -37,7 +37,7 @@ def test_without_torch_openmps_variable_or_the_cores_count(
     monkeypatch: pytest.MonkeyPatch, asked: str, count: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(processor, "physical_cores", lambda: 5)
+    monkeypatch.setattr(selection, "physical_cores", lambda: 5)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert thread_count() == count
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -63,5 +63,5 @@ def test_without_torch_the_processors_flags_are_read(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(selection, "CPUINFO", tmp_path / "cpuinfo")
     assert multiplies_bytes() is has

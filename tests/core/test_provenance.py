@@ -22,11 +22,10 @@ from hatch_lower.driver.sbom import Subject
 from hatch_lower.driver.sbom.card import read_cards
 from hatch_lower.driver.sbom.document import document_text
 from hatch_lower.errors import ConfigError, PackageError
-from hatch_lower.format.arguments import Value
+from hatch_lower.format.arguments import Symbol, TensorInput, Value
 from hatch_lower.format.codec import encode
-from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.constants import TargetEntry
 from hatch_lower.format.graph import Graph, OpCall
-from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.record import Architecture, BackendRecord
@@ -34,7 +33,7 @@ from hatch_lower.format.results import SBOM_FILE, BuildResult, ModelResult, Payl
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.format.weights import Source, Span, Weights, write_weights
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, version_of
-from hatch_lower.hatch.times import check_fixed_time, fixed_time
+from hatch_lower.hatch.wheel import check_fixed_time, fixed_time
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
 PLAN = Plan(

@@ -19,7 +19,7 @@ from hatch_lower.errors import EntryPointError, LowerError, SampleError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants import constants_bytes
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 
 pytestmark = pytest.mark.torch

@@ -19,12 +19,11 @@ from support.cache_server import FAULTS, CacheServer, cache_server
 from support.dav import dav_server
 
 from hatch_lower.cache.partition import FIELDS
-from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
-from hatch_lower.cache.remote.client import RemoteClient
+from hatch_lower.cache.remote.client import OutputFile, RemoteClient, decode_action_result, encode_action_result
+from hatch_lower.cache.remote.envelope import reason_to_refuse
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
 from hatch_lower.cache.remote.transport import Limits
-from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 

@@ -251,7 +251,7 @@ def test_native_code_that_calls_unknown_functions_requires_the_minor_version_tha
 def test_the_torch_that_is_installed_is_compared_at_load(
     version: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hatch_lower.runtime.requirements import requirement_reason
+    from hatch_lower.runtime.selection import requirement_reason
 
     monkeypatch.setattr("torch.__version__", version)
     expected = None if is_met else f"it needs torch==2.13.*, and {version} is installed"
@@ -266,7 +266,7 @@ def test_the_torch_that_is_installed_is_compared_at_load(
 def test_a_range_of_torch_versions_is_compared_at_load(
     version: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hatch_lower.runtime.requirements import requirement_reason
+    from hatch_lower.runtime.selection import requirement_reason
 
     monkeypatch.setattr("torch.__version__", version)
     expected = None if is_met else f"it needs torch>=2.13,<2.16, and {version} is installed"
@@ -291,7 +291,7 @@ BOUNDS = st.one_of(
 @example("<=2.13", "2.13.0", "+cpu")
 @example("==2.13", "2.13.0", "+cpu")
 def test_plain_bounds_are_read_as_packaging_reads_them(bounds: str, numbers: str, suffix: str) -> None:
-    from hatch_lower.runtime.requirements import PLAIN_REQUIREMENT, is_within
+    from hatch_lower.runtime.selection import PLAIN_REQUIREMENT, is_within
 
     assert PLAIN_REQUIREMENT.fullmatch(f"some-name{bounds}")
     expected = SpecifierSet(bounds).contains(numbers + suffix, prereleases=True)
@@ -308,6 +308,6 @@ def test_plain_bounds_are_read_as_packaging_reads_them(bounds: str, numbers: str
     ],
 )
 def test_other_requirements_are_left_to_packaging(requirement: str) -> None:
-    from hatch_lower.runtime.requirements import PLAIN_REQUIREMENT
+    from hatch_lower.runtime.selection import PLAIN_REQUIREMENT
 
     assert not PLAIN_REQUIREMENT.fullmatch(requirement)

@@ -19,11 +19,10 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, UnavailableError, VerificationError
 from hatch_lower.exir.backend.partitioner import PartitionResult
 from hatch_lower.format.debug_map import read_debug
-from hatch_lower.format.metrics import VerifiedMethod
-from hatch_lower.format.record import ModelReport
+from hatch_lower.format.record import ModelReport, VerifiedMethod
 from hatch_lower.pipeline import verify
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants import constants_bytes
 
 pytestmark = pytest.mark.torch
 

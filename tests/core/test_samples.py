@@ -9,7 +9,7 @@ import torch
 from support.plans import BATCH, method, op, parameter, plan_of, plan_value, tensor_input, v
 
 from hatch_lower.errors import SampleError
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants import constants_bytes
 from hatch_lower.runtime.samples import Sample, read_samples, sample_leaves, sample_paths
 
 pytestmark = pytest.mark.torch

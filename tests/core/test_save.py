@@ -18,7 +18,7 @@ from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
-from hatch_lower.format.delegates import data_name
+from hatch_lower.format.constants import data_name
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.load import load_folder
 

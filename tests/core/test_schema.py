@@ -9,14 +9,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
     BackendChoice,
+    BenchTable,
     CacheSettings,
     HookTable,
+    MethodLimits,
+    ModelLimits,
     ModelTable,
+    RecipeLimits,
     RecipeTable,
 )
 

@@ -6,12 +6,11 @@ import base64
 
 import pytest
 
-from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
+from hatch_lower.cache.remote.client import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, is_native, read_envelope, write_envelope
 from hatch_lower.cache.remote.policy import RemotePolicy, read_policy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, key_id, new_key_pair, read_key
-from hatch_lower.driver.inputs.record import RecordedInputs, received, shareable
-from hatch_lower.driver.inputs.variables import mark_of
+from hatch_lower.driver.inputs.record import RecordedInputs, mark_of, received, shareable
 from hatch_lower.errors import CacheError, ConfigError
 
 # RFC 8032, section 7.1, test 1

@@ -378,7 +378,7 @@ def test_opening_and_reading_a_store_imports_no_library_for_locks(tmp_path: Path
     code = f"""
 from pathlib import Path
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.trim import maybe_trim
+from hatch_lower.cache.contents import maybe_trim
 assert Store(Path({str(tmp_path)!r}), "on", print).find("ab" * 32) is None
 """
     assert callable(modules_after)

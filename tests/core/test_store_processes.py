@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import repair, survey
+from hatch_lower.cache.contents import Limits, repair, survey, trim
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.trim import Limits, trim
 
 pytestmark = pytest.mark.processes
 
@@ -180,7 +179,7 @@ def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path
 def test_a_trim_does_not_disturb_builds(tmp_path: Path) -> None:
     code = """
 from hatch_lower.cache import trim as module
-from hatch_lower.cache.trim import Limits, trim
+from hatch_lower.cache.contents import Limits, trim
 number = random.Random(int(os.getpid()))
 module.KEPT = -60.0  # a record may go as soon as it is written
 until, removed, found = time.monotonic() + 2, 0, 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.driver.project_view import DistributedFile, find_import_roots, find_packages, plan_links
+from hatch_lower.driver.context import DistributedFile, find_import_roots, find_packages, plan_links
 
 
 @pytest.fixture

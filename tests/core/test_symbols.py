@@ -41,9 +41,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.canonical import Encoder
+from hatch_lower.format.arguments import Symbol
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.expression import Compound, Expression, evaluate
-from hatch_lower.format.inputs import Symbol
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.names import Names, expression_code
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.format.delegates import TargetEntry
-from hatch_lower.runtime.requirements import unsupported_reason
+from hatch_lower.format.constants import TargetEntry
+from hatch_lower.runtime.selection import unsupported_reason
 
 V2 = "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = V2 + " abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

@@ -21,7 +21,7 @@ from hatch_lower.driver.protocol import Request
 from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult
-from hatch_lower.pipeline.emit.constants_file import write_constants
+from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.fresh_process import Packaged, problem_of
 from hatch_lower.runtime.arrays import Operator
 from hatch_lower.runtime.numbers import Tolerance

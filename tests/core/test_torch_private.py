@@ -11,7 +11,7 @@ import torch
 from torch.export import export
 from torch_tried import PACKAGE, ROOM, TABLE, is_there, names_of, used
 
-from hatch_lower.runtime.torch_private import inductor, operators, programs, symbols, tensors, versions
+from hatch_lower.runtime.torch_private import inductor, operators, programs, symbols, tensors, unimported
 
 pytestmark = pytest.mark.torch
 
@@ -101,21 +101,21 @@ def test_the_table_says_of_each_name_with_what_it_was_tried() -> None:
 def test_no_torch_up_to_the_newest_that_was_tried_is_warned_about(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "tried_versions", lambda: ["2.13", "2.15"])
-    assert versions.why_untried(version) == ""
+    monkeypatch.setattr(unimported, "tried_versions", lambda: ["2.13", "2.15"])
+    assert unimported.why_untried(version) == ""
 
 
 @pytest.mark.parametrize("version", ["2.16.0", "2.16.0.dev20261101+cu130", "2.100.0", "3.0.0"])
 def test_a_newer_torch_is_named_with_those_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "tried_versions", lambda: ["2.13", "2.15"])
+    monkeypatch.setattr(unimported, "tried_versions", lambda: ["2.13", "2.15"])
     tried = "newer than all versions that hatch-lower was tried with (2.13, 2.15)"
-    assert versions.why_untried(version) == f"torch {version} is {tried}"
+    assert unimported.why_untried(version) == f"torch {version} is {tried}"
 
 
 def test_a_version_counts_as_tried_with_all_of_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "TABLE", tmp_path / "tried.json")
-    versions.TABLE.write_text('{"torch._a": ["2.9", "2.10", "2.11"], "torch._b": ["2.10", "2.9"]}')
-    assert versions.tried_versions() == ["2.9", "2.10"]
+    monkeypatch.setattr(unimported, "TABLE", tmp_path / "tried.json")
+    unimported.TABLE.write_text('{"torch._a": ["2.9", "2.10", "2.11"], "torch._b": ["2.10", "2.9"]}')
+    assert unimported.tried_versions() == ["2.9", "2.10"]
 
 
 def test_operators_say_their_names() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.format.delegates import DelegateEntry
-from hatch_lower.pipeline.emit.traces import machine_words, trace_in, traces_of
+from hatch_lower.format.constants import DelegateEntry
+from hatch_lower.pipeline.emit.emit import machine_words, trace_in, traces_of
 
 pytestmark = pytest.mark.torch
 

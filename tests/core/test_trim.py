@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hatch_lower.cache.files import in_folder, remove_unused
+from hatch_lower.cache.contents import Limits, Trimmed, clear, limits_of, maybe_trim, trim
+from hatch_lower.cache.directory import in_folder, remove_unused
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.trim import Limits, Trimmed, clear, limits_of, maybe_trim, trim
 from hatch_lower.canonical import sha256_bytes
 
 NOW = time.time()

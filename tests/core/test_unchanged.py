@@ -15,14 +15,12 @@ from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.config.tables import BackendChoice, CacheSettings
+from hatch_lower.config.tables import BackendChoice, BenchTable, CacheSettings
+from hatch_lower.driver.context import ProjectView
 from hatch_lower.driver.environment import FIXED
-from hatch_lower.driver.inputs.record import RecordedInputs, shareable
-from hatch_lower.driver.inputs.variables import mark_of, secret
+from hatch_lower.driver.inputs.record import RecordedInputs, mark_of, secret, shareable
 from hatch_lower.driver.lookup import ResultLookup, remember, roots_of
-from hatch_lower.driver.project_view import ProjectView
 from hatch_lower.driver.sources import KnownSource, keep_source
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import ModelReport

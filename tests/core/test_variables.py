@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.driver.inputs.variables import UNSET, is_credential, mark_of, secret
+from hatch_lower.driver.inputs.record import UNSET, is_credential, mark_of, secret
 
 
 def test_a_mark_depends_on_key_name_and_value_and_does_not_hold_them() -> None:
@@ -79,7 +79,7 @@ def test_without_a_folder_there_is_another_secret_each_time(tmp_path: Path) -> N
 
 def test_processes_that_start_together_get_the_same_secret(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hatch_lower.driver.inputs.variables import secret; input();"
+        "import sys; from pathlib import Path; from hatch_lower.driver.inputs.record import secret; input();"
         " print(secret(Path(sys.argv[1])).hex())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]

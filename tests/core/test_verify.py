@@ -17,14 +17,13 @@ from torch.export import Dim
 
 from hatch_lower.errors import SampleError, VerificationError
 from hatch_lower.events import NullReporter
-from hatch_lower.format.metrics import OutputMetrics
+from hatch_lower.format.record import OutputMetrics
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.check_data import example_tensors, limited
 from hatch_lower.pipeline.comparison import Verification, verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.eager import changed_parameters, random_operators
-from hatch_lower.pipeline.generated_inputs import InputMaker
-from hatch_lower.pipeline.input_sizes import LARGEST_ELEMENTS
+from hatch_lower.pipeline.generated_inputs import LARGEST_ELEMENTS, InputMaker
 from hatch_lower.pipeline.random_inputs import InputCase, example_case
 from hatch_lower.pipeline.real_inputs import RealInputs
 from hatch_lower.pipeline.verify import compared_text

@@ -12,7 +12,7 @@ import pytest
 from support.recorded import Project
 
 from hatch_lower.driver.inputs.preload import built_library
-from hatch_lower.driver.inputs.watch import PausingReporter
+from hatch_lower.driver.inputs.strict import PausingReporter
 from hatch_lower.events import Event
 
 pytestmark = pytest.mark.processes
@@ -678,7 +678,7 @@ def test_what_a_shared_cache_reads_is_no_input(either: Project) -> None:
     either.write("entry.json")
     inputs = either.record(
         """
-        from hatch_lower.driver.inputs.watch import PausingRemote
+        from hatch_lower.driver.inputs.strict import PausingRemote
 
         class Remote:
             def fetch(self, key, keep):

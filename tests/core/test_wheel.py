@@ -24,8 +24,7 @@ from hatch_lower.cache import stats
 from hatch_lower.cache.store import LARGE, Store, open_store
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.hatch.archive import read_archive
-from hatch_lower.hatch.wheel import TEMPORARY_SUFFIX, append_payload, remove_temporaries
+from hatch_lower.hatch.wheel import TEMPORARY_SUFFIX, append_payload, read_archive, remove_temporaries
 
 NAME = "digits-1.0-py3-none-any.whl"
 INFO = "digits-1.0.dist-info"
@@ -313,14 +312,14 @@ def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(
     first = path.read_bytes()
 
     path = make_wheel(dist)
-    monkeypatch.setattr("hatch_lower.hatch.archive.CHUNK", 1 << 25)
+    monkeypatch.setattr("hatch_lower.hatch.wheel.CHUNK", 1 << 25)
     computed: list[int] = []
 
     def crc32(data: bytes, start: int = 0) -> int:
         computed.append(len(data))
         return zlib.crc32(data, start)
 
-    monkeypatch.setattr("hatch_lower.hatch.archive.zlib", SimpleNamespace(**{**vars(zlib), "crc32": crc32}))
+    monkeypatch.setattr("hatch_lower.hatch.wheel.zlib", SimpleNamespace(**{**vars(zlib), "crc32": crc32}))
     append_payload(path, [large[1]], large[0])
     assert path.read_bytes() == first
     assert large[1].size not in computed

@@ -22,9 +22,9 @@ from torch.export import Dim, ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
+from hatch_lower.backends.aoti.library import find_compiler
 from hatch_lower.backends.aoti.record import refuse_extern
 from hatch_lower.backends.aoti.run import AotiDelegate
-from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.backends.aoti.versions import read_shim, read_symbols
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
@@ -201,7 +201,7 @@ import json, resource, sys, torch
 from pathlib import Path
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.run import AotiDelegate
-from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.backends.aoti.library import find_compiler
 from hatch_lower.runtime.delegates import DelegateBlob
 delegate = AotiDelegate.load(DelegateBlob(Path(sys.argv[1]), json.loads(sys.argv[2])), [])
 x, y, z = torch.randn(2, 5, 8), torch.randn(7, 3), torch.randn(512, 1024)

@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
+from hatch_lower.backends.aoti.library import find_compiler
 from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
-from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import ProgramError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.runtime.delegates import DelegateBlob

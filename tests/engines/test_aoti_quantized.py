@@ -19,9 +19,8 @@ from torch.fx import GraphModule
 
 import hatch_lower
 from hatch_lower.backends.aoti import run
-from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.compile import AotiBackend, AotiPartitioner
 from hatch_lower.backends.aoti.configuration import ISAS, parse_options
-from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.call_map import call_facts
@@ -36,7 +35,7 @@ from hatch_lower.format.plan import read_plan
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
-from hatch_lower.runtime.requirements import cpu_flags
+from hatch_lower.runtime.selection import cpu_flags
 from hatch_lower.runtime.torch_private.inductor import packed_weight
 
 pytestmark = pytest.mark.torch

@@ -14,8 +14,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import compiling, generate_all
 from hatch_lower.backends.aoti.configuration import parse_options
-from hatch_lower.backends.aoti.library import KERNELS, WRAPPER, Source, Sources, compilation
-from hatch_lower.backends.aoti.toolchain import INTERFACE
+from hatch_lower.backends.aoti.library import INTERFACE, KERNELS, WRAPPER, Source, Sources, compilation
 from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch

@@ -24,7 +24,7 @@ from hatch_lower.format.expression import Compound
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.runtime.empty import is_growing
+from hatch_lower.runtime.inputs import is_growing
 
 pytestmark = pytest.mark.torch
 

@@ -32,17 +32,17 @@ from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.backend_details import PreprocessResult
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_program
 from hatch_lower.exir.graph_module import get_control_flow_submodules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.exir.tensor_layout import TensorLayout
-from hatch_lower.format.delegates import DataLayout
+from hatch_lower.format.constants import DataLayout
 from hatch_lower.format.plan import read_plan
-from hatch_lower.pipeline.emit.constants_file import NamedStorage, write_constants
+from hatch_lower.pipeline.emit.constants import NamedStorage, write_constants
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob, Place

@@ -15,8 +15,8 @@ from torch.export import Dim, ExportedProgram
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.portable import NAN_LOSING
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.capture._config import EdgeCompileConfig
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower

@@ -19,7 +19,7 @@ from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.pipeline import refuse_unusable
 from hatch_lower.backends.executorch.quantized import moved
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower

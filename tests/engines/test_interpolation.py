@@ -23,8 +23,7 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
-from hatch_lower.exir.lowering.places import DECOMPOSED, ENGINES_OWN, rounds_places
-from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
+from hatch_lower.exir.lowering.unlike_eager import DECOMPOSED, ENGINES_OWN, UNLIKE_EAGER, rounds_places
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 

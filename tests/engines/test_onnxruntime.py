@@ -23,15 +23,15 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import hatch_lower
+from hatch_lower.backends.testing.bench import of_tensors
 from hatch_lower.backends.testing.memory import SMAPS, own_bytes
-from hatch_lower.backends.testing.probes import of_tensors
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError, UnavailableError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
-from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
@@ -51,9 +51,8 @@ from onnxruntime_operators import choice, examine, examine_samples, write_table
 from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
-from hatch_lower.backends.onnxruntime.external import refuse_files
 from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
-from hatch_lower.backends.onnxruntime.places import FILE_MARK, NAME_BYTES, offset_mark, relocate
+from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, NAME_BYTES, offset_mark, refuse_files, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
 

@@ -30,10 +30,10 @@ from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, MULTIPLY_INTEGERS, NAN_LOSING
 from hatch_lower.backends.openvino.direct import WRITTEN
 from hatch_lower.backends.openvino.prepare import COMPOSITES
-from hatch_lower.backends.testing.probes import of_tensors
+from hatch_lower.backends.testing.bench import of_tensors
 from hatch_lower.errors import BackendError, CallError, OperationError, ProgramError, UnavailableError
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge

@@ -13,8 +13,8 @@ from support.quantized import mlp, quantized, quiet, x86_quantizer, xnnpack_quan
 from torch import Tensor, nn
 
 from hatch_lower import load
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.capture._config import EdgeCompileConfig
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program

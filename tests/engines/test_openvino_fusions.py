@@ -19,8 +19,8 @@ if find_spec("openvino") is None:
     pytest.skip("OpenVINO is not installed", allow_module_level=True)
 
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
-from hatch_lower.backends.openvino.fusions import keep_numbers
 from hatch_lower.backends.openvino.library import engine, import_openvino
+from hatch_lower.backends.openvino.run import keep_numbers
 
 pytestmark = [
     pytest.mark.torch,

@@ -57,9 +57,8 @@ from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.cache import reports
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
-from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
-from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
-from hatch_lower.cache.remote.unsigned import reason_to_refuse
+from hatch_lower.cache.remote.client import OutputFile, decode_action_result, encode_action_result
+from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, reason_to_refuse, write_envelope
 from hatch_lower.cache.reports import read_report, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
@@ -75,9 +74,8 @@ from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.pipeline.lower_model import lower_model, start_build
-from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record
-from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.executor import compile_method, execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.sources import hub_file, hub_path

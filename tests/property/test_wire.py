@@ -6,8 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.generated import examples
 
-from hatch_lower.driver.spread.answers import CONTENTS, HEAD, MAC, code, mark, read_answer, write_answer
-from hatch_lower.driver.spread.protocol import UnitAnswer, UnitRequest, WrongAnswerError, read_request, write_request
+from hatch_lower.driver.spread.protocol import (
+    CONTENTS,
+    HEAD,
+    MAC,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    code,
+    mark,
+    read_answer,
+    read_request,
+    write_answer,
+    write_request,
+)
 
 KEY, SECRET = "ab" * 32, "cd" * 32
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))

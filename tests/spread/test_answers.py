@@ -15,18 +15,27 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.driver.lookup import add_entry, readable_entries, shared_key
-from hatch_lower.driver.spread.answers import CONTENTS, HEAD, MAC, code, read_answer, write_answer
-from hatch_lower.driver.spread.entries import Entries, Entry, entry_of, read_entries, write_entries
 from hatch_lower.driver.spread.protocol import (
+    CONTENTS,
+    HEAD,
+    MAC,
+    Entries,
+    Entry,
     Lack,
     UnitAnswer,
     UnitRequest,
     WrongAnswerError,
+    code,
+    entry_of,
     new_secret,
+    read_answer,
+    read_entries,
     read_request,
+    write_answer,
+    write_entries,
     write_request,
 )
-from hatch_lower.driver.spread.requests import remember_read
+from hatch_lower.driver.spread.spread import remember_read
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 BLOBS = (b"native code" * 99, b"", b"tensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.spread.facts import COMPILER, LINKER, compare_facts, facts_here, facts_wanted
+from hatch_lower.driver.spread.run_unit import COMPILER, LINKER, compare_facts, facts_here, facts_wanted
 
 
 def test_facts_are_those_on_which_a_recipe_s_results_depend(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_processors_that_a_build_uses_alike_are_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: str, told: str
 ) -> None:
     machine = {"system": "", "machine": "", "libc": "", "cpu": sets, "python": ""}
-    monkeypatch.setattr("hatch_lower.driver.spread.facts.machine_facts", lambda: machine)
+    monkeypatch.setattr("hatch_lower.driver.spread.run_unit.machine_facts", lambda: machine)
     stats = StatCache(tmp_path / "stats.json")
     assert facts_here(["instruction sets", "system"], {}, stats) == {"instruction sets": told}
 
@@ -52,7 +52,7 @@ def test_the_compiler_is_told_by_its_first_line_without_its_folder(tmp_path: Pat
 @pytest.mark.torch
 def test_the_compiler_is_the_one_that_the_backend_would_run(tmp_path: Path) -> None:
     from hatch_lower.backends.aoti.configuration import parse_options
-    from hatch_lower.backends.aoti.toolchain import find_compiler
+    from hatch_lower.backends.aoti.library import find_compiler
 
     versions = find_compiler(parse_options({}).isa).versions()
     facts = facts_here([COMPILER, LINKER], os.environ, StatCache(tmp_path / "stats.json"))
@@ -77,7 +77,7 @@ def test_facts_import_no_torch(modules_after: Callable[[str], set[str]]) -> None
 import os
 from pathlib import Path
 import hatch_lower.driver.spread.run_unit
-from hatch_lower.driver.spread.facts import facts_here, facts_wanted
+from hatch_lower.driver.spread.run_unit import facts_here, facts_wanted
 from hatch_lower.cache.stats import StatCache
 facts_here(facts_wanted(["aoti", "openvino"]), os.environ, StatCache(Path(os.devnull)))
 """

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cache.entry import Keep, Record, make_record
-from hatch_lower.cache.outbox import Outbox, read_outbox
+from hatch_lower.cache.entry import Keep, Outbox, Record, make_record, read_outbox
 from hatch_lower.cache.store import Store
 
 MADE, SENT, CAME, OWN = (letter * 64 for letter in "abcd")

@@ -11,7 +11,7 @@ from support.cache_server import CacheServer, cache_server
 from support.compilers import make_compiler
 from support.scenarios import Project, sha256
 
-from hatch_lower.cache.remote.action_result import decode_action_result
+from hatch_lower.cache.remote.client import decode_action_result
 from hatch_lower.cache.remote.signing import new_key_pair
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]

@@ -26,14 +26,23 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.driver.context import BuildContext, build_context
 from hatch_lower.driver.protocol import Answer
-from hatch_lower.driver.spread import requests
-from hatch_lower.driver.spread.answers import read_answer, write_answer
-from hatch_lower.driver.spread.entries import Entries, entry_of, read_entries, write_entries
-from hatch_lower.driver.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, write_request
-from hatch_lower.driver.spread.requests import error_of, requests_of, take_answer
-from hatch_lower.driver.spread.run_unit import run_unit
+from hatch_lower.driver.spread import spread
+from hatch_lower.driver.spread.protocol import (
+    Entries,
+    Lack,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    entry_of,
+    read_answer,
+    read_entries,
+    write_answer,
+    write_entries,
+    write_request,
+)
+from hatch_lower.driver.spread.run_unit import PREFIX, Workplace, open_workplace, run_unit
 from hatch_lower.driver.spread.snapshot import Snapshot, take_snapshot
-from hatch_lower.driver.spread.workplace import PREFIX, Workplace, open_workplace
+from hatch_lower.driver.spread.spread import error_of, requests_of, take_answer
 from hatch_lower.driver.units import Unit, find_units, recipe_units
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
@@ -541,13 +550,13 @@ def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_
     shop: BuildContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[object] = []
-    wanted = requests.facts_wanted
+    wanted = spread.facts_wanted
 
     def count(backends: Iterable[str]) -> tuple[str, ...]:
         asked_for.append(backends)
         return wanted(backends)
 
-    monkeypatch.setattr(requests, "facts_wanted", count)
+    monkeypatch.setattr(spread, "facts_wanted", count)
     (model, *_), many = shop.settings.models, range(50)
     models = [replace(model, name=f"{model.name}{number}") for number in many]
     units = [replace(unit_of(shop, model.name), model=each.name) for each in models]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.context import ProjectView
 from hatch_lower.driver.spread.snapshot import (
     HostileArchiveError,
     Relocated,

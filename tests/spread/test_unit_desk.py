@@ -15,9 +15,15 @@ from support.simulated import Make, RecordingWatcher, SimulatedEngine
 from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.spread.answers import write_answer
 from hatch_lower.driver.spread.pool import Reply
-from hatch_lower.driver.spread.protocol import Lack, UnitAnswer, UnitRequest, WrongAnswerError, read_request
+from hatch_lower.driver.spread.protocol import (
+    Lack,
+    UnitAnswer,
+    UnitRequest,
+    WrongAnswerError,
+    read_request,
+    write_answer,
+)
 from hatch_lower.driver.spread.scheduler import Scheduler
 from hatch_lower.driver.spread.spread import UnitDesk
 from hatch_lower.driver.units import find_units, recipe_units

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hatch_lower.driver.spread.pool import Work
-from hatch_lower.driver.spread.view import Progress, UnitView, duration
+from hatch_lower.driver.spread.scheduler import Progress, UnitView, duration
 from hatch_lower.events import Event
 
 A, B = Work("a", "digits/a"), Work("b", "digits/b")

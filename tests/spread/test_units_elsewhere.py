@@ -9,11 +9,10 @@ import pytest
 from support.elsewhere import context_of, worker
 from support.scenarios import Project, sha256, tree
 
-from hatch_lower.driver.spread.answers import read_answer
-from hatch_lower.driver.spread.protocol import write_request
-from hatch_lower.driver.spread.requests import requests_of, take_answer
+from hatch_lower.driver.spread.protocol import read_answer, write_request
 from hatch_lower.driver.spread.run_unit import run_unit
 from hatch_lower.driver.spread.snapshot import take_snapshot
+from hatch_lower.driver.spread.spread import requests_of, take_answer
 from hatch_lower.driver.units import find_units, recipe_units
 
 pytestmark = pytest.mark.torch

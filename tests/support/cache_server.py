@@ -41,8 +41,7 @@ class CacheServer:
 
     def kind_of(self, path: str) -> object:
         """Return the kind of an entry, as its key names it."""
-        from hatch_lower.cache.remote.action_result import decode_action_result
-        from hatch_lower.cache.remote.client import ENVELOPE
+        from hatch_lower.cache.remote.client import ENVELOPE, decode_action_result
         from hatch_lower.cache.remote.envelope import read_envelope
 
         files = decode_action_result(self.object("ac", Path(path).name).read_bytes())

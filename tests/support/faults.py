@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import survey
-from hatch_lower.cache.trim import Limits, trim
+from hatch_lower.cache.contents import Limits, survey, trim
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import Finished, run
 

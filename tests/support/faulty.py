@@ -18,9 +18,9 @@ from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import ProgramError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.dialects._ops import ops
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_program
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.selection import DelegateKinds

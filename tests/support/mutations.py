@@ -32,7 +32,7 @@ import hatchling.builders.hooks.custom, hatchling.builders.hooks.version, hatchl
 import hatchling.bridge.app, hatchling.metadata.core, hatchling.plugin.manager, hatchling.plugin.specs
 import hatchling.version.core
 import hatch_lower.driver.build, hatch_lower.cli.explain
-import hatch_lower.driver.explain, hatch_lower.driver.diff.settings
+import hatch_lower.driver.explain, hatch_lower.driver.diff.words
 import hatch_lower.hatch.hooks, hatch_lower.hatch.outside, hatch_lower.hatch.plugin, hatch_lower.hatch.project
 plain = [entry for entry in sys.path if entry]
 for line in sys.stdin:

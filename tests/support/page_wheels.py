@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.format.arguments import Value
-from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.arguments import TensorInput, Value
+from hatch_lower.format.constants import Constant, DelegateEntry, Storage
 from hatch_lower.format.debug_map import (
     DebugMap,
     DelegateDebug,
@@ -20,9 +20,7 @@ from hatch_lower.format.debug_map import (
     input_number,
     write_debug,
 )
-from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall
-from hatch_lower.format.inputs import TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Leaf

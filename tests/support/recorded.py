@@ -13,10 +13,9 @@ from typing import Any
 
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.driver.environment import child_environment
-from hatch_lower.driver.inputs.check import changes
-from hatch_lower.driver.inputs.distributions import marks_of_project
+from hatch_lower.driver.inputs.machine import marks_of_project
 from hatch_lower.driver.inputs.preload import preload_environment
-from hatch_lower.driver.inputs.present import Present
+from hatch_lower.driver.inputs.present import Present, changes
 from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.format.codec import decode
@@ -25,7 +24,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from hatch_lower.driver.inputs.collect import collect
-from hatch_lower.driver.inputs.distributions import marks_of_project
+from hatch_lower.driver.inputs.machine import marks_of_project
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.driver.inputs.recorder import Recorder

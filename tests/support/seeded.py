@@ -16,9 +16,9 @@ from torch.fx import Graph, Node
 
 from hatch_lower.exir.backend import backend_api
 from hatch_lower.exir.backend.backend_details import BackendDetails
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.dialects._ops import ops
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_program
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.emit.sources import module_path

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Work
 from hatch_lower.driver.spread.protocol import Lack, LacksError, WrongAnswerError
-from hatch_lower.driver.spread.scheduler import Scheduler
-from hatch_lower.driver.spread.view import Progress
+from hatch_lower.driver.spread.scheduler import Progress, Scheduler
 from hatch_lower.errors import CaptureError
 
 # Seconds that a unit takes on a worker, and what comes back

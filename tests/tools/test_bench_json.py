@@ -16,10 +16,9 @@ import pytest
 
 from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.json_report import FORMAT, NO_TIME, report_text, stats_of
-from hatch_lower.cli.measure.limits import Limit
+from hatch_lower.cli.measure.limits import Limit, Row, exact_row
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.cli.measure.timed import Measured, Observations
-from hatch_lower.cli.measure.verdict import Row, exact_row
 
 main = pytest.importorskip("pytest_benchmark.cli").main
 

@@ -11,10 +11,9 @@ import pytest
 from hatch_lower.cli.bench_text import NONE, cells_of, markdown_text, report_lines
 from hatch_lower.cli.measure.figures import Subject
 from hatch_lower.cli.measure.gate import Result
-from hatch_lower.cli.measure.limits import limits_for
+from hatch_lower.cli.measure.limits import Row, breach_text, exact_row, limits_for, timed_row
 from hatch_lower.cli.measure.timed import Observations
-from hatch_lower.cli.measure.verdict import Row, breach_text, exact_row, timed_row
-from hatch_lower.config.bench_tables import BenchTable
+from hatch_lower.config.tables import BenchTable
 
 pytest.importorskip("scipy")
 

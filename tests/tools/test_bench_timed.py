@@ -20,10 +20,9 @@ from support.processes import is_running, wait_for
 
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.measure import opened, worker
-from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.host import Host
+from hatch_lower.cli.measure.command import Host
+from hatch_lower.cli.measure.figures import FEWEST, Interval, Subject, interval_of
 from hatch_lower.cli.measure.opened import input_values
-from hatch_lower.cli.measure.statistics import FEWEST, Interval, interval_of
 from hatch_lower.cli.measure.timed import Observations, Work, has_enough, measure
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.format.plan import read_plan
@@ -300,7 +299,7 @@ def test_what_measures_ends_with_who_asked(folder: Path, tmp_path: Path, is_idle
     )
     request = calls_of(folder, "grow", eager={"paths": [str(tmp_path), str(folder.parent)], "export": "leaving:export"})
     code = (
-        "import os, time; from hatch_lower.cli.measure.host import Host\n"
+        "import os, time; from hatch_lower.cli.measure.command import Host\n"
         f"host = Host(1, os.environ); host.ask({request!r}, 'net', 600)\n"
         f"open({str(answered)!r}, 'w').close(); time.sleep(1000)\n"
     )

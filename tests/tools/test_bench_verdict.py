@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.limits import limits_for
-from hatch_lower.cli.measure.statistics import FEWEST
+from hatch_lower.cli.measure.figures import FEWEST, Subject
+from hatch_lower.cli.measure.limits import Row, exact_row, found_text, is_settled, limits_for, timed_row
 from hatch_lower.cli.measure.timed import Observations
-from hatch_lower.cli.measure.verdict import Row, exact_row, found_text, is_settled, timed_row
-from hatch_lower.config.bench_tables import BenchTable
+from hatch_lower.config.tables import BenchTable
 
 pytest.importorskip("scipy")
 

@@ -19,12 +19,10 @@ from support.wheels import tensors
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.driver.diff.tensors import compare_numbers
-from hatch_lower.format.arguments import ConstantName, Value
-from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.arguments import ConstantName, TensorInput, Value
+from hatch_lower.format.constants import Constant, DelegateEntry, Storage
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, write_debug
-from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, Graph, Instruction, OpCall, PythonCall
-from hatch_lower.format.inputs import TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Leaf

@@ -18,7 +18,7 @@ from support.wheels import METADATA, Contents, lowered, make_wheel, sha256, tens
 from hatch_lower.driver.diff.difference import Difference
 from hatch_lower.driver.diff.wheels import compare_wheels
 from hatch_lower.errors import PackageError
-from hatch_lower.pipeline.emit.data_map import data_map_head
+from hatch_lower.pipeline.emit.constants import data_map_head
 
 DOCUMENT = "tiny/_lowered/net/default.debug.json"
 NAME = "tiny-1.0-py3-none-any.whl"

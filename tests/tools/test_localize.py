@@ -31,7 +31,7 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.localize.finding import Finding, Findings, Localization, finding_lines
 from hatch_lower.pipeline.lower_model import find_wrong, lower_model, start_build
-from hatch_lower.runtime import torch_operators
+from hatch_lower.runtime import torch_arrays
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.selection import DelegateKinds
 
@@ -244,13 +244,13 @@ def test_a_graph_that_was_converted_wrongly_is_no_backends_fault(look: Look, mon
 
 
 def test_what_a_program_runs_itself_is_compared_too(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = torch_operators.function_of
+    found = torch_arrays.function_of
 
     def doubled(name: str, operator: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = found(name, operator)
         return (lambda *args: function(*args) * 2) if name == "aten.softmax.int" else function
 
-    monkeypatch.setattr(torch_operators, "function_of", doubled)
+    monkeypatch.setattr(torch_arrays, "function_of", doubled)
     finding = only(look(forward(), backends=()))
     assert (finding.verdict, finding.operations[0].op, finding.backend) == ("outside", "aten.softmax.int", "")
     assert next(finding_lines(finding)).startswith("first wrong: softmax at ")
@@ -291,7 +291,7 @@ def test_a_backend_that_refuses_parts_is_said_to(look: Look, monkeypatch: pytest
 
 
 def test_inputs_that_eager_refuses_are_nothing_to_compare_with(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.pipeline.localize.model.runs", lambda case: False)
+    monkeypatch.setattr("hatch_lower.pipeline.heal.runs", lambda case: False)
     with pytest.raises(VerificationError, match="the eager module refuses all inputs"):
         look(forward())
 
@@ -383,7 +383,7 @@ def test_a_build_fails_by_its_comparison_whatever_happens_afterwards(
     def broken(*_: object) -> Finding:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("hatch_lower.pipeline.localize.model.localize_method", broken)
+    monkeypatch.setattr("hatch_lower.pipeline.heal.localize_method", broken)
     with pytest.raises(
         VerificationError, match="search for the first wrong operation failed: RuntimeError: out of luck"
     ):

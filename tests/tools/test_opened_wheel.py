@@ -9,10 +9,9 @@ import pytest
 from support.sides import PLAIN, write_wheel
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.cli.page.sources import in_wheel
-from hatch_lower.driver.contents import find_contents
+from hatch_lower.cli.page.data import in_wheel
+from hatch_lower.driver.contents import find_contents, places_of
 from hatch_lower.driver.diff.models import compare_models, read_side
-from hatch_lower.driver.unpack import places_of
 from hatch_lower.format.manifest import FileEntry
 
 

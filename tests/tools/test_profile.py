@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hatch_lower.backends.aoti.record import Generated
+from hatch_lower.backends.aoti.record import Generated, with_timers
 from hatch_lower.backends.aoti.timed import run_of
-from hatch_lower.backends.aoti.timers import with_timers
 from hatch_lower.backends.executorch.timed import runs_in as runs_in_dump
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
-from hatch_lower.backends.onnxruntime.nodes import ModelNode, nodes_of, originals
+from hatch_lower.backends.onnxruntime.model_file import ModelNode, nodes_of, originals
 from hatch_lower.backends.onnxruntime.timed import TimedOnnxruntimeDelegate, runs_in
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.measure.profile.attribute import attribute
-from hatch_lower.cli.measure.profile.exports import export_text, format_of
-from hatch_lower.cli.measure.profile.instrumented import refuse_other
-from hatch_lower.cli.measure.profile.instrumented import with_timers as with_timer_settings
-from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
+from hatch_lower.cli.measure.profile.profile import attribute, refuse_other
+from hatch_lower.cli.measure.profile.profile import with_timers as with_timer_settings
+from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row, export_text, format_of
 from hatch_lower.cli.profile import changed_lines, profile_lines
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice

@@ -16,10 +16,9 @@ from support.page_wheels import REASON, page_wheel
 
 import hatch_lower
 from hatch_lower.cli.main import main
-from hatch_lower.cli.page.data import Extras, report_data
-from hatch_lower.cli.page.exports import dot_text, graphs_of, model_explorer_json
+from hatch_lower.cli.page.data import AROUND, WHOLE, Extras, report_data, text_of
+from hatch_lower.cli.page.operations import dot_text, graphs_of, model_explorer_json
 from hatch_lower.cli.page.page import SCRIPTS, STYLE, data_text, page_text, resource
-from hatch_lower.cli.page.sources import AROUND, WHOLE, text_of
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.debug_map import NO_REASON, DebugMap, Detail, MethodDebug, Origin, write_debug

@@ -23,7 +23,7 @@ from support.scenarios import only, tree
 from support.venv import child_environment, run
 
 from hatch_lower.cli.entry import main
-from hatch_lower.driver.reproduce.sources import copy_tree, unpack_sdist
+from hatch_lower.driver.reproduce.rebuild import copy_tree, unpack_sdist
 from hatch_lower.errors import ConfigError, PackageError
 
 PROJECT = """\

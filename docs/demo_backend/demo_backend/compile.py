@@ -15,10 +15,10 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import CapabilityBasedPartitioner
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import DelegateMappingBuilder, tag_constant_data
+from hatch_lower.exir.graph.operators import operator_name
 
 __all__ = ["DemoBackend", "DemoPartitioner"]
 

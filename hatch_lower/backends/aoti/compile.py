@@ -1,4 +1,5 @@
-"""Compile half of the `aoti` backend: edge programs in, a small shared library for each out.
+"""Compile half of the `aoti` backend: the partitioner takes all nodes that inductor compiles, and each partition
+becomes a small shared library.
 
 Libraries hold no weights, and compilation needs no weights: constants are bound when a program is loaded. So new
 weights compile nothing, and methods, recipes and clones share one copy of the weights in memory, except convolution
@@ -7,16 +8,18 @@ weights that loading packs.
 
 from __future__ import annotations
 
+import operator
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from hatch_lower.backends.aoti.configuration import (
     TIMERS,
@@ -27,21 +30,117 @@ from hatch_lower.backends.aoti.configuration import (
     parse_options,
 )
 from hatch_lower.backends.aoti.convolutions import may_copy
-from hatch_lower.backends.aoti.library import LibraryPool
-from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
-from hatch_lower.backends.aoti.partitioner import AotiPartitioner
+from hatch_lower.backends.aoti.library import Compiler, LibraryPool, find_compiler
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
-from hatch_lower.backends.aoti.record import Generated, generate
-from hatch_lower.backends.aoti.timers import with_timers
-from hatch_lower.backends.aoti.toolchain import Compiler, find_compiler
+from hatch_lower.backends.aoti.record import Generated, generate, with_timers
+from hatch_lower.backends.aoti.run import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
+from hatch_lower.backends.aoti.sizes import find_sources, is_resolvable
+from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
+from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.graph.nodes import is_view, producer_of
 from hatch_lower.format.codec import encode
+
+BACKEND_ID = "aoti"
+ONLY_VIEWS = "it computes nothing, and its neighbours are not compiled"
+ONLY_SIZES = "it computes a size that is needed outside the partition"
+
+
+class Refusals:
+    # an operation is looked up once
+    def __init__(self, exclude: frozenset[str]) -> None:
+        self.known: dict[Node, str] = {}
+        self._exclude = exclude
+
+    def __call__(self, node: Node) -> str:
+        if node not in self.known:
+            is_part = node.target is operator.getitem and not is_symbolic(node)
+            self.known[node] = self(producer_of(node)) if is_part else why_not(node, self._exclude)
+        return self.known[node]
+
+
+class AotiPartitioner(EnginePartitioner[Refusals]):
+    def __init__(self, options: Options) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
+        self.options = options
+
+    takes_state: ClassVar[bool] = True
+
+    def reasons(self, program: ExportedProgram) -> Refusals:
+        return Refusals(frozenset(self.options.exclude))
+
+    def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
+        # branches and bodies of control flow are left to the program
+        return [program.graph]
+
+    def groups(self, graph: Graph, why_not: Refusals) -> Iterable[Iterable[Node]]:
+        # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
+        groups = group_operations(graph, why_not)
+        while (unresolved := find_unresolved(groups)) is not None:
+            why_not.known[unresolved] = "it takes a symbolic size that no tensor input of its partition has"
+            groups = group_operations(graph, why_not)
+        return groups
+
+    def computes(self, node: Node) -> bool:
+        return not is_view(node) and not is_symbolic(node)
+
+    def idle_refusal(self, node: Node) -> str:
+        return ONLY_SIZES if is_symbolic(node) else ONLY_VIEWS
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        return list(KEPT_OPERATORS), None
+
+
+def group_operations(graph: Graph, reasons: Refusals) -> list[list[Node]]:
+    grouping = group_nodes(graph, lambda node: not reasons(node))
+    numbers = {node: number for number, nodes in enumerate(grouping.partitions) for node in nodes}
+    taken = {node: number for node, number in numbers.items() if not is_symbolic(node)}
+    useful = {number for node, number in taken.items() if not is_view(node)}
+    taken = {node: number for node, number in taken.items() if number in useful}
+    sizes = [node for node in numbers if is_symbolic(node)]
+    # A size that a group both makes possible and needs must be computed inside the group.
+    for node in reversed(sizes):
+        if any(taken.get(user) == numbers[node] for user in node.users):
+            taken[node] = numbers[node]
+    # Other sizes that are needed elsewhere stay outside: each group reads them off its own tensors.
+    for node in sizes:
+        number = taken.get(node)
+        if number is None or all(taken.get(user) == number for user in node.users):
+            continue
+        if all(taken.get(source) != number for source in node.all_input_nodes):
+            del taken[node]
+    groups: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node in taken:
+            groups.setdefault(taken[node], []).append(node)
+    return list(groups.values())
+
+
+def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
+    """Return an operation that needs a symbolic size which none of its group's tensor inputs shows."""
+    for nodes in groups:
+        members = set(nodes)
+        inputs = {source: None for node in nodes for source in node.all_input_nodes if source not in members}
+        shapes = [source.meta["val"].shape for source in inputs if isinstance(source.meta["val"], torch.Tensor)]
+        symbols = (torch.SymInt, torch.SymBool, torch.SymFloat)
+        needed = {source for source in inputs if isinstance(source.meta["val"], symbols)}
+        if not needed:
+            continue
+        sources = find_sources(shapes)
+        bad = {source for source in needed if not is_resolvable(source.meta["val"].node.expr, sources)}
+        for node in nodes:
+            if bad.intersection(node.all_input_nodes):
+                return node
+    return None
+
 
 VERSION = "21"
 

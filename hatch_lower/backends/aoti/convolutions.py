@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.runtime.torch_private.inductor import float_convolution
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 Call = Callable[..., Any]  # writes an operation

@@ -1,4 +1,4 @@
-"""From generated C++ to shared libraries, with the compiler's commands in a pool.
+"""From generated C++ to shared libraries: the choice of the compiler, its version, and its commands in a pool.
 
 Most of the C++ around a partition is the same for every partition: this shared part is compiled once, and starts
 compiling before inductor has written anything.
@@ -8,17 +8,181 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import struct
+import subprocess
+import sysconfig
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from hatch_lower.backends.aoti.configuration import Isa
+from hatch_lower.backends.aoti.program import find_program
 from hatch_lower.backends.aoti.record import Generated
-from hatch_lower.backends.aoti.toolchain import EXPORTED, EXPORTS, INTERFACE, Compiler
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
+from hatch_lower.errors import BackendError
+from hatch_lower.runtime.torch_private import inductor
 from hatch_lower.runtime.torch_private.inductor import interface_path
+
+HINT = "check the compiler, or set CXX to another compiler"
+ERROR_LINES = 12
+ERROR_CHARACTERS = 300
+# marks the first line of a compiler's output that gives the reason of a failure
+ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", re.IGNORECASE)
+
+# of an ELF file's header: its type, and the table of sections' place, the size of its entries, and their number
+ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
+ELF_OBJECT, ELF_LIBRARY = 1, 3
+INTERFACE = "interface.cpp"  # the code that all libraries share
+EXPORTS = "exports.map"  # a file in the folder where libraries are linked
+# The symbols that torch looks up in a library, and the kernels that `hatch-lower diff` looks up. All other exports
+# would be names of the C++ library, a fifth of the file.
+EXPORTED = "{ global: AOTInductor*; cpp_*; hatch_lower_*; local: *; };\n"
+ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    program: str
+    isa: Isa
+
+    def versions(self) -> dict[str, str]:
+        return {
+            "compiler": first_line([self.program, "--version"]),
+            "linker": first_line([self.program, "-Wl,--version"]),
+        }
+
+    def compile_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
+        # names are relative to where the command runs: no path of this machine gets into the object
+        options = self._options(compile_only=True, min_optimize=not optimize)
+        return [
+            self.program,
+            source,
+            *(f"-D{definition.strip()}" for definition in options.get_definitions()),
+            *(f"-{flag}" for flag in options.get_cflags()),
+            *(f"-I{folder}" for folder in options.get_include_dirs()),
+            *(word for argument in options.get_passthrough_args() for word in argument.split()),
+            # they keep absolute paths out of the object
+            *(f"-ffile-prefix-map={folder}={name}" for folder, name in self._folders(options).items()),
+            f"-frandom-seed={source}",
+            # integers wrap around, and a comparison after that is no constant
+            "-fwrapv",
+            # calls do not pass through most of a library
+            *(["-Os"] if source == INTERFACE else []),
+            "-ffunction-sections",
+            "-fdata-sections",
+            "-w",
+            "-c",
+            "-o",
+            target,
+        ]
+
+    def link_command(self, objects: list[str], target: str) -> list[str]:
+        options = self._options(compile_only=False, min_optimize=False)
+        return [
+            self.program,
+            "-shared",
+            "-fPIC",
+            *objects,
+            # Link the C++ library: libtorch exports the parts that are newer than its target systems, a different set
+            # in each version of torch, and without the symbol versions that determine a wheel's tag.
+            "-lstdc++",
+            *(f"-{flag}" for flag in options.get_ldflags()),
+            f"-L{Path(torch.__file__).parent / 'lib'}",
+            *(f"-l{library}" for library in options.get_libraries()),
+            "-Wl,--gc-sections",
+            f"-Wl,--version-script={EXPORTS}",
+            "-Wl,--build-id=none",
+            "-Wl,-s",
+            "-Wl,-z,noexecstack",
+            "-o",
+            target,
+        ]
+
+    def run(self, command: list[str], folder: Path) -> None:
+        """Run a command in `folder`; the command's last word is the output file."""
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
+        where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
+        done = execute(command, where, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode != 0:
+            killed = done.returncode == -signal.SIGKILL or "Killed signal" in done.stdout
+            raise BackendError(
+                "the C++ compiler failed on the code that inductor generated",
+                where=where,
+                found=error_lines(done.stdout) or f"{ending(done.returncode)} without a message",
+                hint="give the build more memory" if killed else HINT,
+            )
+        reason = reason_to_refuse(folder / command[-1], linked="-c" not in command)
+        if reason is not None:
+            raise BackendError(
+                "the C++ compiler reported success, but wrote no output file",
+                where=where,
+                found="\n".join([reason, *filter(None, [error_lines(done.stdout)])]),
+                hint=HINT,
+            )
+
+    def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
+        return inductor.compiler_options(self.program, compile_only=compile_only, min_optimize=min_optimize)
+
+    def _folders(self, options: Any) -> dict[str, str]:
+        folders = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}
+        return folders | {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
+
+
+def find_compiler(isa: Isa) -> Compiler:
+    return Compiler(find_program(), isa)
+
+
+def execute(command: list[str], where: str = "", **how: Any) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, text=True, errors="replace", check=False, **how)
+    except OSError as error:
+        raise BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=HINT) from error
+
+
+def error_lines(output: str) -> str:
+    # a reader needs the lines from the first error on, or else the first
+    lines = output.strip().splitlines()
+    first = next((i for i, line in enumerate(lines) if ERROR.search(line)), 0)
+    shown = [line if len(line) <= ERROR_CHARACTERS else f"{line[:ERROR_CHARACTERS]} …" for line in lines[first:]]
+    return "\n".join([*shown[:ERROR_LINES], "…"] if len(shown) > ERROR_LINES else shown)
+
+
+def ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended by {names.get(-status, f'signal {-status}')},"
+
+
+def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
+    # of a file that a compiler wrote and reported as well made
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return f"there is no file `{path.name}`"
+    if len(data) < ELF_HEADER.size or not data.startswith(b"\x7fELF"):
+        return f"`{path.name}` ({len(data)} bytes) is not an ELF file"
+    kind, sections, size, count = ELF_HEADER.unpack_from(data)
+    if kind != (ELF_LIBRARY if linked else ELF_OBJECT):
+        return f"`{path.name}` is another kind of ELF file"
+    if sections + size * count > len(data):  # the table of sections is the last of the file
+        return f"`{path.name}` ({len(data)} bytes) is cut off"
+    return f"`{path.name}` holds no model" if linked and ENTRANCE not in data else None
+
+
+def first_line(command: list[str]) -> str:
+    # without the folder in which the program lies
+    done = execute(command, capture_output=True)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return re.sub(r"^\S*/", "", lines[0]) if lines else "unknown"
+
 
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 # This template's members take a third of the time. The shared object defines them, and the other objects refer to it.

@@ -32,10 +32,15 @@ from hatch_lower.backends.aoti.quantized import (
     write_parameters,
     write_product,
 )
-from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
-from hatch_lower.backends.floored import is_floored, write_floored
-from hatch_lower.backends.partition_copy import PartitionCopy, memory_order, without_negatives
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.backends.aoti.sizes import find_sources, rebuild_expression
+from hatch_lower.backends.partition_copy import (
+    PartitionCopy,
+    is_floored,
+    memory_order,
+    without_negatives,
+    write_floored,
+)
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import constant_of, mutated_targets, stand_ins
 from hatch_lower.runtime.torch_private.programs import FakeTensorMode
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, source_of_size

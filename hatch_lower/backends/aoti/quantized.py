@@ -1,4 +1,6 @@
-"""Operations that PT2E writes, for inductor: quantization parameters, linear layers and convolutions over integers."""
+"""Products and convolutions for inductor: weights that are packed at load, and operations over integers that PT2E
+writes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.aoti.convolutions import Call, Places
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.inductor import byte_convolution
 from hatch_lower.runtime.torch_private.quantized import quantized_decomposed

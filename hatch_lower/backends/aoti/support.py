@@ -12,8 +12,8 @@ from hatch_lower.backends.aoti.exact import STD
 from hatch_lower.backends.aoti.quantized import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.runtime.torch_private.inductor import is_generated, is_taken_apart_or_called
 from hatch_lower.runtime.torch_private.operators import (
     OpOverload,

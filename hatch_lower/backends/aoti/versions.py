@@ -20,7 +20,7 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-from hatch_lower.runtime.torch_private.versions import numbers
+from hatch_lower.runtime.torch_private.unimported import numbers
 
 TABLE = Path(__file__).with_name("shim.json")
 RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(?:\+[a-z0-9.]+)?")

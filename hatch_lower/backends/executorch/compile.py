@@ -11,20 +11,20 @@ from torch.fx import Graph, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
+from hatch_lower.backends.executorch.formulas import SAFE_SOFTMAX
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.quantized import quantizes
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
-from hatch_lower.backends.executorch.softmax import SAFE_SOFTMAX
 from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
 from hatch_lower.backends.executorch.versions import LIMIT, REQUIREMENT
 from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.options import spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_placeholders
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

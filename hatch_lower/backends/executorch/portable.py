@@ -17,9 +17,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.backends.engine_partitioner import INTEGERS, ZERO_FACTOR, arguments_of, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
-from hatch_lower.backends.floored import REMAINDERS, is_floored
-from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.backends.partition_copy import REMAINDERS, is_floored
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.runtime.torch_private.operators import schema_of
 
 NUMBERS = frozenset({torch.float32, *INTEGERS})

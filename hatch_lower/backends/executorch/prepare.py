@@ -24,8 +24,8 @@ from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, 
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowering.extract import argument_of, make_program

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.executorch.sizes import SHAPED, aten_names
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.surgery import reach
 
 LIBRARY = "quantized_decomposed"

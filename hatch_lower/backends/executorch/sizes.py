@@ -14,8 +14,8 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
-from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, may_be_zero, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.exir.graph.nodes import Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.operators import operator_name, torch_operator
 from hatch_lower.runtime.torch_private.operators import OpOverload
 from hatch_lower.runtime.torch_private.symbols import bound_sympy, int_oo
 

@@ -47,8 +47,8 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_view,
 )
 from hatch_lower.backends.interpolation import why_not_places
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.nodes import producer_of, tensors_of
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, overload_name, schema_of

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hatch_lower.backends.call_map import CallMap
-from hatch_lower.backends.executorch.flatbuffer_tables import Table
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
-from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
+from hatch_lower.backends.executorch.xnnpack_nodes import Table, nodes_of_operators
 from hatch_lower.backends.instructions import CountedRuns, added
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run

@@ -28,10 +28,10 @@ from hatch_lower.backends.onnxruntime.support import (
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
-from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.nodes import Ranges, is_view
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets
-from hatch_lower.runtime.torch_private.trees import tree_leaves
+from hatch_lower.runtime.torch_private.tensors import tree_leaves
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -11,11 +11,17 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
 from hatch_lower.backends.call_map import inverse
-from hatch_lower.backends.floored import is_floored, write_floored
 from hatch_lower.backends.interpolation import is_nearest, regular_factors
-from hatch_lower.backends.partition_copy import INDEX_POSITIONS, PartitionCopy, memory_order, without_negatives
-from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
-from hatch_lower.exir.backend.canonical_partitioners.operators import (
+from hatch_lower.backends.partition_copy import (
+    INDEX_POSITIONS,
+    PartitionCopy,
+    is_floored,
+    memory_order,
+    without_negatives,
+    write_floored,
+)
+from hatch_lower.exir.graph.nodes import is_view
+from hatch_lower.exir.graph.operators import (
     named_arguments,
     torch_operator,
 )

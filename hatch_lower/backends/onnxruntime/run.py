@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.backends.onnxruntime.external import refuse_files
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
-from hatch_lower.backends.onnxruntime.places import fits, path_of, relocate
+from hatch_lower.backends.onnxruntime.model_file import fits, path_of, refuse_files, relocate
 from hatch_lower.errors import ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
-from hatch_lower.runtime.numpy_dtypes import is_bfloat16
-from hatch_lower.runtime.processor import multiplies_bytes, thread_count
+from hatch_lower.runtime.numpy_arrays import is_bfloat16
+from hatch_lower.runtime.selection import multiplies_bytes, thread_count
 
 if TYPE_CHECKING:
     from typing import Self

@@ -27,12 +27,12 @@ from hatch_lower.backends.engine_partitioner import (
     why_not_tensors,
 )
 from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation, why_not_places
-from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.quantized import quantized_decomposed
-from hatch_lower.runtime.torch_private.trees import tree_leaves
+from hatch_lower.runtime.torch_private.tensors import tree_leaves
 
 # ONNX Runtime's CPU kernels support almost no operator in bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backends.instructions import CountedRuns, added
-from hatch_lower.backends.onnxruntime.nodes import nodes_of, originals
+from hatch_lower.backends.onnxruntime.model_file import nodes_of, originals
 from hatch_lower.backends.onnxruntime.run import Array, OnnxruntimeDelegate
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run

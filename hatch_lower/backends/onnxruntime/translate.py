@@ -24,11 +24,10 @@ from torch.fx import GraphModule
 
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
-from hatch_lower.backends.onnxruntime.nearest import NEAREST_TRANSLATIONS
-from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
+from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
-from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
+from hatch_lower.backends.onnxruntime.translations import NEAREST_TRANSLATIONS, TRANSLATIONS
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import onnx
 

@@ -23,11 +23,11 @@ from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
-from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name
 from hatch_lower.exir.backend.options import spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
+from hatch_lower.exir.graph.nodes import Ranges
+from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.surgery import graph_modules
 
 VERSION = "9"

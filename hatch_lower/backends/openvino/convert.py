@@ -24,7 +24,7 @@ from hatch_lower.backends.openvino.direct import Direct
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy, dtype_of
 from hatch_lower.errors import OperationError
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.graph.operators import operator_name
 
 NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
 CONSTANTS = "constants"

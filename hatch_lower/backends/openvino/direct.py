@@ -20,11 +20,12 @@ from hatch_lower.backends.openvino.claims import (
     QUANTIZE,
     QUANTIZE_CHOSEN,
     ROUNDING,
+    lookups,
     overloads,
+    points_of,
 )
 from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
-from hatch_lower.backends.openvino.lookups import lookups, points_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.graph.operators import operator_name
 
 Opset: TypeAlias = Any  # OpenVINO's operators
 Value: TypeAlias = Any  # result of an operator

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import arguments_of
 from hatch_lower.backends.interpolation import between, order_of_axes, places, regular_factors
-from hatch_lower.exir.lowering.places import ENGINES_OWN, rounds_places
+from hatch_lower.exir.lowering.unlike_eager import ENGINES_OWN, rounds_places
 
 COARSE = 4096.0  # parts of 1 in the coarse part of a scale
 

@@ -16,12 +16,20 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.openvino.claims import CHOOSE, COUNTING_BACK, QUANTIZE, ROUNDING
+from hatch_lower.backends.openvino.claims import (
+    CHOOSE,
+    COUNTING_BACK,
+    QUANTIZE,
+    ROUNDING,
+    Lookup,
+    lookup,
+    nodes_in,
+    source_of,
+)
 from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
-from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.exir.graph.nodes import producer_of
+from hatch_lower.exir.graph.operators import operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

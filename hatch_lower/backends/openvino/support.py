@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensor
-from hatch_lower.backends.openvino.calls import why_not_call
+from hatch_lower.backends.openvino.calls import makes_integers, why_not_call, why_not_chosen
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
     CHOICES,
@@ -28,12 +28,16 @@ from hatch_lower.backends.openvino.claims import (
     TABLES,
     WEIGHTS,
     Claim,
+    Lookup,
+    lookup,
+    nodes_in,
+    points_of,
+    source_of,
+    tensor_inputs,
 )
-from hatch_lower.backends.openvino.lookups import Lookup, lookup, nodes_in, points_of, source_of, tensor_inputs
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.backends.openvino.quantized import makes_integers, why_not_chosen
-from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, producer_of, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
+from hatch_lower.exir.graph.nodes import Ranges, producer_of, tensors_of
+from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

@@ -10,10 +10,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.backend.utils import tag_placeholders
+from hatch_lower.exir.graph.nodes import producer_of
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

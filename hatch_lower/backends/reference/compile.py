@@ -11,7 +11,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants import constants_bytes
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.bench import Bench, probe, refuse_null, sample, watched
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import Call, difference_of, eager_calls, first_difference, works
-from hatch_lower.backends.testing.probes import probe, refuse_null, sample, watched
 from hatch_lower.errors import InputError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule

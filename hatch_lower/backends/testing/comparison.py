@@ -18,7 +18,7 @@ from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
 from hatch_lower.runtime.torch_arrays import ARRAYS
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -115,11 +115,11 @@ def difference_of(bench: Bench, loaded: LoadedModel, call: Call) -> str:
 
 def first_difference(found: object, expected: object, tolerance: Tolerance, *others: object) -> str:
     """Return the first difference between results: floats must be near `expected` or `others`, all else equal."""
-    given_leaves, left = trees.tree_flatten(found)
-    expected_leaves, right = trees.tree_flatten(expected)
+    given_leaves, left = tensors.tree_flatten(found)
+    expected_leaves, right = tensors.tree_flatten(expected)
     if left != right:
         return f"the structure {left} instead of {right}"
-    leaves = [expected_leaves, *(trees.tree_leaves(alternative) for alternative in others)]
+    leaves = [expected_leaves, *(tensors.tree_leaves(alternative) for alternative in others)]
     for index, (given, *wanted) in enumerate(zip(given_leaves, *leaves, strict=True)):
         differences = [leaf_difference(given, leaf, tolerance) for leaf in wanted]
         if all(differences):

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.testing.bench import Bench, export, quiet
+from hatch_lower.backends.testing.bench import Bench, export, probe, quiet, sample
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import first_difference
-from hatch_lower.backends.testing.probes import probe, sample
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.lower import Wishes
 from hatch_lower.exir.lowering.preprocess import Request
-from hatch_lower.exir.lowering.wishes import Wishes
 
 UNKNOWN = "hatch_lower_no_such_option"
 

@@ -23,8 +23,7 @@ from hatch_lower.backends.testing.calls import (
 )
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import run_case, words
-from hatch_lower.backends.testing.determinism import check_elsewhere, check_twice
-from hatch_lower.backends.testing.environment import check_environment
+from hatch_lower.backends.testing.determinism import check_elsewhere, check_environment, check_twice
 from hatch_lower.backends.testing.keys import check_constants, check_options, check_unknown_option
 from hatch_lower.backends.testing.memory import check_bound, check_mapped, check_memory
 from hatch_lower.backends.testing.partitions import check_graph_is_left, check_handles, check_linear

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hatch_lower.backends.testing.bench import Bench, export, quiet
+from hatch_lower.backends.testing.bench import Bench, export, probe, quiet, refuse_null, watched
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.keys import change, changed
-from hatch_lower.backends.testing.probes import probe, refuse_null, watched
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT, large_values, large_weight
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 

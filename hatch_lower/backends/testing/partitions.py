@@ -15,9 +15,9 @@ from torch.fx import Node
 
 from hatch_lower.backends.testing.bench import Bench, quiet
 from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, Program, module
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import structure_digest
+from hatch_lower.exir.graph.nodes import tensors_of
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.graph.tensors import tensor_digests

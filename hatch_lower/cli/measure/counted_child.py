@@ -25,8 +25,7 @@ from hatch_lower.runtime.check import call_arguments, input_leaves
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
-from hatch_lower.runtime.requirements import import_modules
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.selection import DelegateKinds, import_modules
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 # In the first calls the interpreter specializes its code, engines allocate buffers, and the heap grows

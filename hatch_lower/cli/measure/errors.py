@@ -134,7 +134,7 @@ def use_one_core() -> None:
 def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     from hatch_lower.runtime.check import check_model
     from hatch_lower.runtime.numbers import Tolerance
-    from hatch_lower.runtime.requirements import import_modules
+    from hatch_lower.runtime.selection import import_modules
 
     # no difference is too large, so that all outputs are compared
     tolerance = Tolerance(rtol=0.0, atol=math.inf)

@@ -17,7 +17,7 @@ from hatch_lower.cli.measure.side import Side
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.driver.contents import Contents
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.delegates import DelegateEntry
+from hatch_lower.format.constants import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, walk
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan

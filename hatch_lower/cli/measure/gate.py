@@ -7,15 +7,24 @@ from contextlib import ExitStack
 from dataclasses import field
 from functools import cache
 
-from hatch_lower.cli.measure.command import Tell
+from hatch_lower.cli.measure.command import Host, Tell
 from hatch_lower.cli.measure.counted import count, find_counter
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier
-from hatch_lower.cli.measure.host import Host
-from hatch_lower.cli.measure.limits import Limit, Names, check_names, dimensions_of, limits_for, ways
+from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier, interval_of
+from hatch_lower.cli.measure.limits import (
+    Limit,
+    Names,
+    Row,
+    check_names,
+    dimensions_of,
+    exact_row,
+    is_settled,
+    limits_for,
+    timed_row,
+    ways,
+)
 from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, run_digests
-from hatch_lower.cli.measure.statistics import interval_of
 from hatch_lower.cli.measure.timed import (
     SHORTEST,
     Eager,
@@ -25,9 +34,8 @@ from hatch_lower.cli.measure.timed import (
     measure,
     measure_builds,
 )
-from hatch_lower.cli.measure.verdict import Row, exact_row, is_settled, timed_row
-from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
+from hatch_lower.config.tables import BenchTable
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier
+from hatch_lower.cli.measure.limits import Row
 from hatch_lower.cli.measure.repository import find_repository
 from hatch_lower.cli.measure.side import Side
 from hatch_lower.cli.measure.timed import Measured
-from hatch_lower.cli.measure.verdict import Row
 from hatch_lower.errors import LowerError
 
 SCHEMA = 1

@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.format.delegates import holds_state
+from hatch_lower.format.arguments import LiteralInput, TensorInput
+from hatch_lower.format.constants import holds_state
 from hatch_lower.format.expression import evaluate
-from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.check import as_dtype, literal_value, read_tensors
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
-from hatch_lower.runtime.requirements import import_modules
-from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+from hatch_lower.runtime.selection import DelegateKinds, import_modules, refusal_reason
 from hatch_lower.runtime.timing import Timing
 from hatch_lower.runtime.torch_arrays import ARRAYS
 

@@ -23,6 +23,7 @@ from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.repository import (
     Commit,
     Repository,
+    fill_submodules,
     find_commit,
     find_repository,
     ignored_of,
@@ -31,7 +32,6 @@ from hatch_lower.cli.measure.repository import (
     worktree,
 )
 from hatch_lower.cli.measure.side import Side, open_wheel
-from hatch_lower.cli.measure.submodules import fill_submodules
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.driver.explain import read_history
 from hatch_lower.driver.inputs.present import files_matching

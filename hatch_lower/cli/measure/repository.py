@@ -1,9 +1,13 @@
-"""The git repository of a project: its commits, and a temporary worktree of a commit."""
+"""The git repository of a project: its commits, and a temporary worktree of a commit with the files of its
+submodules. These files come from the commits that the project's own clone has. No URL is asked, and nothing that
+a revision says of its submodules is read.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.cli.measure.temporary import PREFIX
-from hatch_lower.driver.signals import undisturbed
+from hatch_lower.driver.child_guards import undisturbed
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 from hatch_lower.frozen import Frozen
 
@@ -172,3 +176,49 @@ def ignored_of(repository: Repository, folder: Path, paths: Iterable[Path]) -> l
     listed = {PurePosixPath(name) for name in done.stdout.split("\0") if name}
     relative = {path: PurePosixPath(path.relative_to(folder).as_posix()) for path in paths}
     return sorted(path for path, name in relative.items() if name in listed or not listed.isdisjoint(name.parents))
+
+
+SUBMODULE = "160000"  # the mode of an entry that is a commit of another repository
+
+
+def fill_submodules(repository: Repository, sha: str, folder: Path, title: str) -> list[str]:
+    """Write the files of a commit's submodules into its worktree; return the folders that stay empty."""
+    empty = []
+    for path, wanted in submodules_of(repository, sha):
+        own = repository.top / path
+        name = own.relative_to(repository.top).as_posix()
+        if not os.path.lexists(own / ".git"):  # git would look for a repository in the folders above
+            empty.append(name)
+            continue
+        submodule = replace(repository, top=own)
+        if submodule.run("cat-file", "-e", f"{wanted}^{{commit}}").returncode:
+            raise ProcessError(
+                f"the submodule `{name}` lacks the commit of the revision",
+                where=title,
+                found=f"commit {wanted[:12]} is not in {own}",
+                hint=f"bring it: `git -C {shlex.quote(str(own))} fetch`",
+            )
+        write_files(submodule, wanted, folder / path)
+        empty += [f"{name}/{other}" for other in fill_submodules(submodule, wanted, folder / path, title)]
+    return empty
+
+
+def submodules_of(repository: Repository, sha: str) -> Iterator[tuple[str, str]]:
+    """Yield path and commit of each submodule."""
+    for line in repository.says("ls-tree", "-r", "-z", "--full-tree", sha).split("\0"):
+        entry, _, path = line.partition("\t")
+        if entry.startswith(f"{SUBMODULE} "):
+            yield path, entry.rpartition(" ")[2]
+
+
+def write_files(submodule: Repository, sha: str, folder: Path) -> None:
+    """Write a commit's files into a folder; the submodule's own index and registrations stay as they are."""
+    index = folder.parent / f".{folder.name}.index"
+    own = replace(submodule, environment={**submodule.environment, "GIT_INDEX_FILE": str(index)})
+    try:
+        for arguments in (("read-tree", sha), ("checkout-index", "--all", "--force", f"--prefix={folder}/")):
+            done = own.run(*arguments)
+            if done.returncode:
+                raise checkout_error(submodule, sha, done.stderr)
+    finally:
+        index.unlink(missing_ok=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hatch_lower.cli.measure.figures import Figures, Subject
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.driver.contents import Contents, find_contents
-from hatch_lower.driver.unpack import Place, places_in, unpack
+from hatch_lower.driver.contents import Contents, Place, find_contents, places_in, unpack
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry

@@ -17,17 +17,24 @@ from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.figures import Figures, Found, Subject
 from hatch_lower.cli.measure.gate import names_of, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
-from hatch_lower.cli.measure.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
+from hatch_lower.cli.measure.limits import (
+    LIMITS,
+    Limit,
+    breach_text,
+    check_names,
+    dimensions_of,
+    exact_row,
+    limits_for,
+    ways,
+)
 from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
 from hatch_lower.cli.measure.side import Side, comparable, side_of
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.cli.measure.timed import SHORTEST
-from hatch_lower.cli.measure.verdict import breach_text, exact_row
 from hatch_lower.cli.wheels import newest, wheels_in
-from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
-from hatch_lower.driver.contents import find_contents
-from hatch_lower.driver.unpack import unpack
+from hatch_lower.config.tables import BenchTable
+from hatch_lower.driver.contents import find_contents, unpack
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import find_project, open_project

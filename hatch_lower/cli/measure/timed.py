@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cli.measure.command import Tell
-from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.host import Host, RefusedError
+from hatch_lower.cli.measure.command import Host, RefusedError, Tell
+from hatch_lower.cli.measure.figures import FEWEST, Subject
 from hatch_lower.cli.measure.project import build_wheel
 from hatch_lower.cli.measure.side import Side
-from hatch_lower.cli.measure.statistics import FEWEST
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.frozen import Frozen
 

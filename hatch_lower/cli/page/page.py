@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
-from hatch_lower.cli.page.facts import Facts
+from hatch_lower.cli.page.operations import Facts
 from hatch_lower.errors import PackageError
 
 STYLE = "page.css"

@@ -1,12 +1,12 @@
-"""A difference between two wheels, its likely reason, and the facts that comparing a member needs."""
+"""A difference between two wheels or documents, its likely reason, and the comparison of documents leaf by leaf."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hatch_lower.frozen import Frozen
 
@@ -159,3 +159,115 @@ def reason_for_numbers(share: float, largest: float, *, drawn: bool) -> str:
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A leaf with its values on both sides; `MISSING` if a side lacks the leaf."""
+
+    pointer: str  # RFC 6901
+    first: object
+    second: object
+    reason: str = ""
+
+
+def compare_documents(member: str, first: object, second: object, known: Known) -> list[Difference]:
+    fields = list(compare_values("", known.plain(first), known.plain(second, is_second=True)))
+    return [
+        Difference(
+            member,
+            field.pointer,
+            NOTHING if field.first is MISSING else json_text(field.first),
+            NOTHING if field.second is MISSING else json_text(field.second),
+            field.reason or reason_for_field(field.pointer, field.first, field.second, known.places),
+        )
+        for field in explained_by_order(fields)
+    ]
+
+
+def is_equal(first: object, second: object) -> bool:
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+
+
+def compare_values(pointer: str, first: object, second: object) -> Iterator[Field]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted(first.keys() | second.keys()):
+            inner = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+            yield from compare_values(inner, first.get(key, MISSING), second.get(key, MISSING))
+    elif isinstance(first, list) and isinstance(second, list):
+        yield from compare_lists(pointer, first, second)
+    elif MISSING in (first, second) or not is_equal(first, second):
+        yield Field(pointer, first, second)
+
+
+def compare_lists(pointer: str, first: list[object], second: list[object]) -> Iterator[Field]:
+    """Yield the leaves of two lists that differ; if only order or length differ, a field for the list."""
+    fields = [
+        field
+        for position, (left, right) in enumerate(zip(first, second, strict=False))
+        for field in compare_values(f"{pointer}/{position}", left, right)
+    ]
+    if len(first) != len(second):
+        at = min(len(first), len(second))  # all items after an added item have another position
+        left, right = (side[at] if at < len(side) else MISSING for side in (first, second))
+        yield fields[0] if fields else Field(f"{pointer}/{at}", left, right)
+        yield Field(f"{pointer} (number of items)", len(first), len(second))
+    elif fields and is_permutation(first, second):
+        if LABEL not in json.dumps(first):  # lists that are sorted by digests of changed members are reordered by these
+            yield Field(pointer, first, second, ORDER)
+    else:
+        yield from explained_by_order(fields)
+
+
+def explained_by_order(fields: list[Field]) -> list[Field]:
+    sides = [[field.first for field in fields], [field.second for field in fields]]
+    if len(fields) < 2 or any(MISSING in side for side in sides) or not is_permutation(*sides):
+        return fields
+    return [replace(field, reason=field.reason or ORDER) for field in fields]
+
+
+def is_permutation(first: Sequence[object], second: Sequence[object]) -> bool:
+    left, right = (sorted(json.dumps(value, sort_keys=True) for value in side) for side in (first, second))
+    return left == right
+
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    place: Path  # names from the root: `("models", "digits", "size")`
+    first: object
+    second: object
+    lines: tuple[str, ...] = ()
+
+
+def document_changes(place: Path, first: object, second: object) -> Iterator[Change]:
+    """Yield the differences of two values. Named items are compared by name; a value with a digest is a leaf."""
+    first, second = (list(side) if isinstance(side, tuple) else side for side in (first, second))
+    if first == second:
+        return
+    old, new = ({} if side == [] else by_name(side) for side in (first, second))
+    if old is None or new is None or not {**old, **new} or "sha256" in {**old, **new}:
+        yield Change(place, first, second)
+        return
+    for name in {**old, **new}:
+        yield from document_changes((*place, name), old.get(name), new.get(name))
+    if isinstance(first, list) and old.keys() == new.keys() and list(old) != list(new):
+        yield Change(place, list(old), list(new))
+
+
+def by_name(value: object) -> dict[str, object] | None:
+    """Return a mapping, a list of named items, or a list of rows that begin with a name, by name; else `None`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, list):
+        return None
+    if all(isinstance(item, Mapping) and "name" in item for item in value):
+        return {item["name"]: {key: part for key, part in item.items() if key != "name"} for item in value}
+    if all(isinstance(item, (list, tuple)) and len(item) > 1 and isinstance(item[0], str) for item in value):
+        return {name: rest[0] if len(rest) == 1 else " ".join(map(str, rest)) for name, *rest in value}
+    return None

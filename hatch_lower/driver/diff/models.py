@@ -17,8 +17,8 @@ from typing import Any
 
 from hatch_lower.config.requirements import read_requirement
 from hatch_lower.driver.contents import SBOM, Contents, LoweredModel, LoweredRecipe, find_contents, metadata_text
-from hatch_lower.driver.diff.changes import Change, document_changes
-from hatch_lower.driver.diff.operators import Comparison
+from hatch_lower.driver.diff.difference import Change, document_changes
+from hatch_lower.driver.diff.forms import Comparison
 from hatch_lower.driver.diff.tensors import compare_numbers, read_tensor_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value

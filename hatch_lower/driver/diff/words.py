@@ -1,9 +1,16 @@
-"""The parts of a canonical form in words: operators, literals, tensors, sizes."""
+"""Keys and canonical forms in words: the changed settings and tools of two builds; operators, literals, tensors,
+sizes. A key is the components of an `ExportKey` or a `ManifestKey`. An unknown field keeps its own name.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from hatch_lower.config.tables import IN_A_FILE
+from hatch_lower.driver.diff.difference import Path, document_changes
 
 LONGEST_LITERAL = 60
 SCHEMA = re.compile(r":(?P<namespace>\w+)::(?P<name>\w+)\.(?P<overload>\w*)$")
@@ -96,3 +103,123 @@ def range_text(bounds: list[str] | None) -> str:
 
 def change_text(before: str, after: str) -> str:
     return f"{before} → {after}"
+
+
+# Fields that the export fills: reported for each method
+EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
+# Fields that follow from the weights and the graph; reported if nothing else differs
+CONSEQUENCES = {
+    "sharing": "which tensors share memory",
+    "eager": "the outputs of the eager module",
+}
+# Fields that are not settings, in words; the names of their parts follow
+TOOLS = {
+    "torch": "torch",
+    "interpreter": "Python",
+    "system": "system",
+    "machine": "",
+    "tools": "",
+    "backends": "backends of",
+    "code": "hatch-lower's own code",
+    "schema": "hatch-lower's stored form",
+}
+# Settings whose values are meaningless to a reader, or must not be shown
+NAMES_ALONE = {
+    "entry_points": "the project's entry points",
+    "roots": "import roots",
+    "links": "import roots",
+    "variables": "variable",
+    "later_hooks": "later build hooks",
+}
+PARTS = {"cpu": "the processor's instruction sets", "libc": "C library", "python": "Python", "machine": "machine"}
+DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
+
+
+def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return a line for each changed, added or removed setting and tool, settings first."""
+    settings: list[str] = []
+    tools: list[str] = []
+    for name in {**before, **after}:
+        if name in EXPORTED or name in CONSEQUENCES:
+            continue
+        if name == "weights":
+            settings += weights_lines(*(dict(rows_of(key.get(name))) for key in (before, after)))
+            continue
+        if name == "samples":
+            settings += samples_lines(before.get(name), after.get(name))
+            continue
+        for change in document_changes((name,), before.get(name), after.get(name)):
+            if name in TOOLS:
+                tools.append(tool_line(change.place, change.first, change.second))
+            else:
+                settings.append(setting_line(change.place, change.first, change.second))
+    return list(dict.fromkeys([*settings, *tools]))
+
+
+def rows_of(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each file of weights, by URL and digest, that was added, removed or changed."""
+    for url in {**before, **after}:
+        words = "a file beside the wheel" if url == IN_A_FILE else url
+        if url not in after:
+            yield f"weights no longer in {words}"
+        elif url not in before:
+            yield f"weights in {words}"
+        elif before[url] != after[url]:
+            yield f"other contents of {words}"
+
+
+def samples_lines(before: object, after: object) -> Iterator[str]:
+    """Yield a line for each method whose real inputs, by source and digest, have changed."""
+    old, new = ({name: (source, digest) for name, source, digest in rows_of(value)} for value in (before, after))
+    for name in {**old, **new}:
+        if name not in new:
+            yield f"no real inputs of `{name}`"
+        elif name not in old or old[name][0] != new[name][0]:
+            yield f"real inputs of `{name}` from {new[name][0]}"
+        elif old[name] != new[name]:
+            yield f"other real inputs of `{name}` in {new[name][0]}"
+
+
+def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    return [text for name, text in CONSEQUENCES.items() if before.get(name) != after.get(name)]
+
+
+def tool_line(path: Path, before: object, after: object) -> str:
+    name = " ".join([TOOLS[path[0]], *(PARTS.get(part, part) for part in path[1:])]).strip()
+    old, new = (version_text(version) for version in (before, after))
+    if old == new or len(old) + len(new) > 80:
+        return name
+    return f"{name} {change_text(old, new)}"
+
+
+def version_text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(version_text, value))
+    return "none" if value is None else DIGEST.sub("", str(value)).strip()
+
+
+def setting_line(path: Path, before: object, after: object) -> str:
+    """Return `recipe default, backend aoti: option isa "native" → "x86-64-v3"`."""
+    if path[0] in NAMES_ALONE:
+        parts = path[1:] if path[0] == "variables" else ()
+        return " ".join([NAMES_ALONE[path[0]], *parts])
+    place, rest = [], list(path)
+    for plural, noun in (("recipes", "recipe"), ("backends", "backend")):
+        if rest[:1] == [plural] and len(rest) > 1:
+            place.append(f"{noun} {rest[1]}")
+            rest = rest[2:]
+    if rest[:1] == ["options"] and len(rest) > 1:
+        rest = [f"option {rest[1]}", *rest[2:]]
+    where = ", ".join(place)
+    if not rest:
+        return f"{where} {'added' if before is None else 'removed' if after is None else 'changed'}"
+    change = f"{' '.join(rest).replace('_', '-')} {change_text(setting_text(before), setting_text(after))}"
+    return f"{where}: {change}" if where else change
+
+
+def setting_text(value: object) -> str:
+    return "default" if value is None else json.dumps(value, ensure_ascii=False)

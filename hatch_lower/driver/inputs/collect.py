@@ -27,13 +27,11 @@ from pathlib import PurePath
 
 from hatch_lower.cache.stats import StatCache, State
 from hatch_lower.driver.environment import LOADER
-from hatch_lower.driver.inputs.distributions import Owners
-from hatch_lower.driver.inputs.modules import SUFFIX_RANKS, list_folder
+from hatch_lower.driver.inputs.machine import Owners
 from hatch_lower.driver.inputs.present import LINK, PORTIONS, Present, files_matching
-from hatch_lower.driver.inputs.record import ABSENT, RecordedInputs
+from hatch_lower.driver.inputs.record import ABSENT, UNSET, RecordedInputs, globs_of, variables_of
 from hatch_lower.driver.inputs.recorder import Observations
-from hatch_lower.driver.inputs.roots import Roots
-from hatch_lower.driver.inputs.variables import UNSET, globs_of, variables_of
+from hatch_lower.driver.inputs.roots import SUFFIX_RANKS, Roots, list_folder
 
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
 GRAIN_NS = 20_000_000  # a file system's clock may be behind by a tick of the kernel

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from hatch_lower.cache.stats import State
-from hatch_lower.driver.inputs.audit import AuditEvents
+from hatch_lower.driver.inputs.audit import AuditEvents, Notes
 from hatch_lower.driver.inputs.log import Kind, Observed, unrecorded_programs
-from hatch_lower.driver.inputs.notes import Notes
+from hatch_lower.driver.inputs.record import RECORDING_VARIABLES
 from hatch_lower.driver.inputs.stand_ins import (
     Exchanged,
     wrap_clocks,
@@ -36,7 +36,6 @@ from hatch_lower.driver.inputs.stand_ins import (
     wrap_times,
     wrap_torch,
 )
-from hatch_lower.driver.inputs.variables import RECORDING_VARIABLES
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 

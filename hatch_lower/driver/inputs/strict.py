@@ -13,23 +13,38 @@ So other data in the project has to be declared, also inside a package of the pr
 The kernel refuses all other reads. With Landlock (Linux 5.13) a process without privileges gives up rights for good,
 for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the places
 above. Writing, executing and `stat` are not restricted.
+
+The recording of an export in the child process, and its pauses.
+
+Variables of the user that are hidden from the model: an unnoticed read would change the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from hatch_lower.config.settings import is_sample_file
+from hatch_lower.cache.entry import Keep, Record, RemoteCache
+from hatch_lower.cache.store import Store
+from hatch_lower.config.settings import Recipe, is_sample_file
+from hatch_lower.driver.inputs.collect import collect
 from hatch_lower.driver.inputs.log import read_log
+from hatch_lower.driver.inputs.record import RecordedInputs, secret
+from hatch_lower.driver.inputs.recorder import Recorder
+from hatch_lower.driver.lookup import open_stats, roots_of
 from hatch_lower.driver.protocol import Request
-from hatch_lower.errors import EntryPointError, ProcessError
+from hatch_lower.errors import EntryPointError, HiddenVariableError, LowerError, ProcessError
+from hatch_lower.events import Event, Reporter
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 MODULES = (".py", *EXTENSION_SUFFIXES)
 LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
@@ -168,3 +183,120 @@ def chain(first: BaseException) -> Iterator[BaseException]:
 def refused(error: BaseException) -> Iterator[str | bytes]:
     if isinstance(error, PermissionError):
         yield from (path for path in (error.filename, error.filename2) if isinstance(path, str | bytes))
+
+
+# stages in which backends run, or the distribution of a class is looked up: the key covers their reads
+UNWATCHED = frozenset({"lookup", "compile", "package", "compare"})
+
+
+class Watch:
+    """The notes of an export; no notes are taken for a request whose result is not kept."""
+
+    def __init__(self, request: Request, store: Store) -> None:
+        self._request = request
+        self._store = store
+        self._began = time.time_ns()
+        self.environment = dict(os.environ)
+        self.recorder = Recorder((request.settings.root, *request.import_roots), request.log)
+        self.recorder.start()
+
+    def inputs(self) -> RecordedInputs:
+        self.recorder.stop()
+        request, store = self._request, self._store
+        ignored = (request.work or request.folder, store.directory)
+        roots = roots_of(request.settings.root, request.recorded_path, self.environment, ignored)
+        stats = open_stats(store)
+        model = next(model for model in request.settings.models if model.name == request.model)
+        recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
+        inputs = collect(
+            self.recorder.observations(),
+            roots,
+            began_ns=self._began,
+            globs=request.settings.inputs,
+            tools=tools_of(recipes),
+            secret=secret(store.directory),
+            stats=stats,
+            project=request.project,
+        )
+        stats.save()  # the next build compares the digests of these files
+        return inputs
+
+
+class PausingReporter:
+    """Passes events on, and pauses the notes while hatch-lower and the backends read inputs that are in the key."""
+
+    def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
+        self._reporter = reporter
+        self._recorder = recorder
+        self._pause = contextlib.ExitStack()
+
+    def report(self, event: Event) -> None:
+        """Pass an event on. The time after a stage belongs to the stage until the next stage starts."""
+        if event.state == "start":
+            self._pause.close()
+            if event.stage in UNWATCHED:
+                self._pause.enter_context(self._recorder.unwatched())
+        self._reporter.report(event)
+
+
+class PausingRemote:
+    """A shared cache that pauses the notes during its own reads, which are no inputs of the export."""
+
+    def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
+        self._remote = remote
+        self._recorder = recorder
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        with self._recorder.unwatched():
+            return self._remote.fetch(key, keep)
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        with self._recorder.unwatched():
+            return self._remote.offer(key, record, blobs)
+
+
+def tools_of(recipes: Sequence[Recipe]) -> list[str]:
+    """Return the commands on which the blobs of the recipes' backends depend."""
+    from hatch_lower.exir.backend.registry import find_backend  # by now torch has been imported
+    from hatch_lower.pipeline.sandbox import backend_guard
+
+    tools: set[str] = set()
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_guard(choice.name, f"recipe `{recipe.name}`"):
+                tools.update(find_backend(choice.name).tools(choice.options))
+    return sorted(tools)
+
+
+@contextmanager
+def hidden_refused(model: str, hidden: Sequence[str], passed: Sequence[str], reads: Recorder) -> Iterator[None]:
+    """Refuse a model that has asked for a hidden variable, whether or not the code inside the block fails."""
+    try:
+        yield
+    except HiddenVariableError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            refuse_hidden(model, hidden, passed, reads, error)
+        raise
+    refuse_hidden(model, hidden, passed, reads)
+
+
+def refuse_hidden(
+    model: str, hidden: Sequence[str], passed: Sequence[str], reads: Recorder, cause: Exception | None = None
+) -> None:
+    names = reads.asked_of(hidden)
+    if not names:
+        return
+    listed = ", ".join(f'"{name}"' for name in dict.fromkeys((*passed, *names)))
+    raise HiddenVariableError(
+        "the export asked for variables that are set for this build, and that a build does not pass on",
+        where=f"model `{model}`",
+        found=", ".join(f"`{name}`" for name in names) + ("" if cause is None else f"; then {failure_text(cause)}"),
+        hint=f"write `pass-env = [{listed}]` in the hook's table, or unset variables that the model does not need",
+    ) from cause
+
+
+def failure_text(error: Exception) -> str:
+    text = error.found or error.what if isinstance(error, LowerError) else describe_exception(error)
+    return text.splitlines()[0] if text else type(error).__name__

@@ -3,41 +3,211 @@
 The same child process as in a local build makes the unit. The worker gets the project's files and the variables that
 `pass-env` names; everything else is the worker's own. The results go into a store in the folder, from there into the
 answer, and are removed with the folder.
+
+The place where a worker makes a unit: a temporary folder with a store, and the variables of the child processes.
+
+Facts about a worker: the versions and properties that decide whether its results equal the results of the build.
+
+A worker with other facts would make results under other keys, which the build would not find. So the worker refuses
+with a list of its lacks, and another worker gets the unit. All facts are found without torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hatch_lower import __version__
+from packaging.utils import canonicalize_name
+
+from hatch_lower import BACKEND_GROUP, __version__
+from hatch_lower.cache.directory import WRITING, choose_directory
+from hatch_lower.cache.entry import read_outbox
 from hatch_lower.cache.locks import held_folder
-from hatch_lower.cache.outbox import read_outbox
 from hatch_lower.cache.remote.policy import own_key
 from hatch_lower.cache.remote.signing import SigningKey
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config.requirements import OWN_NAME
-from hatch_lower.driver.child_exit import KilledError, cut
+from hatch_lower.config.requirements import OWN_NAME, own_requirements
 from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.make_units import make_units, narrowed
+from hatch_lower.driver.environment import ALIKE, PASSED, child_environment, matches
+from hatch_lower.driver.inputs.machine import cpu_capability, machine_facts, own_digest
+from hatch_lower.driver.inputs.preload import built_library
+from hatch_lower.driver.protocol import KilledError, cut
 from hatch_lower.driver.sources import urls_of
-from hatch_lower.driver.spread.answers import write_answer
-from hatch_lower.driver.spread.entries import Entry, entry_of
-from hatch_lower.driver.spread.facts import compare_facts, facts_here
-from hatch_lower.driver.spread.protocol import SENT, Lack, LacksError, UnitAnswer, UnitBody, UnitRequest, read_request
+from hatch_lower.driver.spread.protocol import (
+    SENT,
+    Entry,
+    Facts,
+    Lack,
+    LacksError,
+    UnitAnswer,
+    UnitBody,
+    UnitRequest,
+    entry_of,
+    read_request,
+    write_answer,
+)
 from hatch_lower.driver.spread.snapshot import ABOVE, PROJECT, HostileArchiveError, relocated, unpack
-from hatch_lower.driver.spread.workplace import PREFIX, Workplace, open_workplace
+from hatch_lower.driver.units import make_units, narrowed
 from hatch_lower.errors import CacheError, FetchError, LowerError, ProcessError, ProgramError, size_text
-from hatch_lower.events import Event, finished_line
+from hatch_lower.events import Event, Reporter, finished_line, notes_of
 from hatch_lower.format.codec import decode
+from hatch_lower.frozen import Frozen
+
+# the facts' names for readers, by the names of `machine_facts`
+MACHINE = {"system": "system", "machine": "machine", "libc": "C library", "cpu": "instruction sets", "python": "Python"}
+SETS = MACHINE["cpu"]
+# backends that run the C++ compiler; other backends name their tools in fingerprints, which are in the keys
+COMPILING = frozenset({"aoti"})
+COMPILERS = ("g++", "clang++")
+COMPILER, LINKER = "C++ compiler", "linker"
+SECONDS = 20.0  # the time limit of a compiler that prints its version
+
+
+def facts_wanted(backends: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the facts on which units with these backends depend."""
+    compilers = (COMPILER, LINKER) if COMPILING.intersection(backends) else ()
+    return (*MACHINE.values(), OWN_NAME, *sorted(distributions_of(backends)), *compilers)
+
+
+def facts_here(names: Collection[str], environment: Mapping[str, str], stats: StatCache) -> Facts:
+    """Return the facts of this machine for a child process with an environment; missing facts are left out."""
+    known = {MACHINE[name]: text for name, text in machine_facts().items()}
+    known[SETS] = " ".join(sorted(ALIKE)) if set(known[SETS].split()) >= ALIKE else known[SETS]
+    known[OWN_NAME] = f"{__version__} (code {own_digest(stats)[:16]})"
+    if COMPILER in names or LINKER in names:
+        known |= compiler_facts(environment)
+    facts = {name: known[name] if name in known else version_of(name) for name in names}
+    return {name: text for name, text in facts.items() if text}
+
+
+def compare_facts(wanted: Facts, found: Facts) -> tuple[Lack, ...]:
+    """Return the wanted facts that the worker lacks or that differ there."""
+    return tuple(
+        lack_of_sets(text, found.get(name, "")) if name == SETS else Lack(name, text, found.get(name, ""))
+        for name, text in wanted.items()
+        if found.get(name, "") != text
+    )
+
+
+def lack_of_sets(wanted: str, found: str) -> Lack:
+    # a processor has dozens: the differing sets say more than the whole list
+    fewer, more = set(wanted.split()) - set(found.split()), set(found.split()) - set(wanted.split())
+    return Lack(SETS, " ".join(sorted(fewer)) or "no such set", " ".join(sorted(more)))
+
+
+def distributions_of(backends: Iterable[str]) -> set[str]:
+    """Return the names of torch, of the distributions with these backends, and of the libraries in the backends'
+    extras.
+    """
+    names = {"torch"}
+    points = importlib.metadata.entry_points(group=BACKEND_GROUP)
+    for backend in backends:
+        brought = (point.dist.name for point in points if point.name == backend and point.dist is not None)
+        names |= {canonicalize_name(name) for name in brought}
+        names |= {canonicalize_name(requirement.name) for requirement in own_requirements([backend])}
+    return names - {OWN_NAME}
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def compiler_facts(environment: Mapping[str, str]) -> dict[str, str]:
+    named = environment.get("CXX")
+    programs = (shutil.which(name, path=environment.get("PATH")) for name in ([named] if named else COMPILERS))
+    program = next((program for program in programs if program is not None), None)
+    if program is None:
+        return {COMPILER: "", LINKER: ""}
+    return {
+        COMPILER: first_line([program, "--version"], environment),
+        LINKER: first_line([program, "-Wl,--version"], environment),
+    }
+
+
+def first_line(command: list[str], environment: Mapping[str, str]) -> str:
+    """Return the first line of a program's output, without the program's folder."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    line = next(iter((done.stdout or done.stderr).strip().splitlines()), "")
+    program, space, rest = line.partition(" ")
+    return f"{os.path.basename(program)}{space}{rest}"
+
+
+PREFIX = "hatch-lower-unit-"  # of folders that are held while a unit is made
+TEMPORARY = frozenset({"TMPDIR", "TMP", "TEMP"})
+
+
+class Workplace(Frozen):
+    folder: Path
+    work: Path  # for the build
+    store: Store  # its shareable entries are the unit's results
+    outbox: Path  # lists the results
+    reporter: Reporter
+    environment: Mapping[str, str]  # of child processes
+    poll: Callable[[], None]  # called while child processes run: its exception ends the processes
+
+
+def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
+    cache = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HATCH_LOWER_CACHE": "on"}
+    store = open_store({**os.environ, **cache}, notes_of(reporter, "cache", request.name))
+    work = folder / "work"
+    work.mkdir()
+    sent = {name: value for name, value in request.environment.items() if not is_own(name)}
+    given = {**os.environ, **cache, **sent}
+    environment = child_environment(given, tuple(sent), sys.path, work / "temporary", cpu_capability())
+    lend_library(store, environment)
+    return Workplace(folder, work, store, folder / "outbox", reporter, environment, poll)
+
+
+def lend_library(store: Store, environment: Mapping[str, str]) -> None:
+    """Give a unit's store the library that records reads, because a compilation takes a second."""
+    # the only file that stays on a worker, in its user's cache
+    with contextlib.suppress(OSError, LowerError):
+        directory, mode = choose_directory(os.environ, lambda line: None)
+        library = built_library(directory.parent, environment) if mode in WRITING else None
+        if library is not None:
+            folder = store.directory / library.parent.name
+            folder.mkdir(parents=True, mode=0o700)
+            shutil.copy2(library, folder)
+
+
+def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables for workers: named by `pass-env`, without the variables that belong to a machine."""
+    return {name: value for name, value in environment.items() if matches(name, pass_env) and not is_own(name)}
+
+
+def is_own(name: str) -> bool:
+    # where things are, Python's, the compiler's, and this tool's own with its secrets
+    return matches(name, PASSED) or name in TEMPORARY
+
 
 TREE = "tree"  # the folder in which the snapshot is unpacked
 MOST_LINES = 400  # of a log: older lines are dropped

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.config.settings import Settings
-from hatch_lower.driver.project_view import ProjectView
+from hatch_lower.driver.context import ProjectView
 from hatch_lower.errors import PackageError
 from hatch_lower.frozen import Frozen
 

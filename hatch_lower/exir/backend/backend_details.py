@@ -22,7 +22,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.format.delegates import BLOB_SUFFIX
+from hatch_lower.format.constants import BLOB_SUFFIX
 
 __all__ = ["BackendDetails", "CompileSpec", "DebugHandleMap", "ExportedProgram", "PreprocessResult", "Target"]
 

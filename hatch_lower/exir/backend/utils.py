@@ -14,10 +14,10 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from hatch_lower.errors import DebugError
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import Encoder, encode_target
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate

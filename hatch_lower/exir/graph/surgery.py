@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
 from torch.fx.traceback import NodeSource
 
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.programs import Verifier, copy_calling_convention
 
 MapTarget = Callable[[Target], Target]
@@ -187,5 +187,5 @@ def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
 
 
 def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
-    in_spec = trees.tree_flatten(((0,) * inputs, {}))[1]
-    return ModuleCallSignature([], [], in_spec, trees.tree_flatten((0,) * results)[1])
+    in_spec = tensors.tree_flatten(((0,) * inputs, {}))[1]
+    return ModuleCallSignature([], [], in_spec, tensors.tree_flatten((0,) * results)[1])

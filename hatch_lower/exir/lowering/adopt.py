@@ -16,7 +16,7 @@ from hatch_lower.exir.lowered_backend_module import (
     get_lowered_backend_modules,
     get_lowered_submodules,
 )
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> None:
@@ -47,7 +47,7 @@ def highest_debug_handle(module: GraphModule) -> int:
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 
 
-def flatten_results(call: Node, spec: trees.TreeSpec) -> None:
+def flatten_results(call: Node, spec: tensors.TreeSpec) -> None:
     values = flatten(call.meta["val"], spec, f"node `{call.name}`")
     if spec.is_leaf():
         with call.graph.inserting_after(call):
@@ -59,9 +59,9 @@ def flatten_results(call: Node, spec: trees.TreeSpec) -> None:
     call.meta["val"] = tuple(values)
 
 
-def take_leaves(call: Node, node: Node, spec: trees.TreeSpec, first: int) -> None:
+def take_leaves(call: Node, node: Node, spec: tensors.TreeSpec, first: int) -> None:
     """Replace the `getitem`s of a container, whose first leaf is number `first`, by `getitem`s of the call."""
-    places: dict[Any, tuple[int, trees.TreeSpec]] = {}
+    places: dict[Any, tuple[int, tensors.TreeSpec]] = {}
     for key, child in zip(keys_of(spec), spec.children(), strict=True):
         places[key] = first, child
         first += child.num_leaves
@@ -74,11 +74,11 @@ def take_leaves(call: Node, node: Node, spec: trees.TreeSpec, first: int) -> Non
             user.graph.erase_node(user)
 
 
-def keys_of(spec: trees.TreeSpec) -> Iterable[Any]:
+def keys_of(spec: tensors.TreeSpec) -> Iterable[Any]:
     return spec.context if spec.type in (dict, OrderedDict) else range(spec.num_children)
 
 
-def flatten(value: Any, spec: trees.TreeSpec, where: str) -> list[Any]:
+def flatten(value: Any, spec: tensors.TreeSpec, where: str) -> list[Any]:
     # not by pytree: a value in a graph may be a node, which stands for a whole container
     if spec.is_leaf():
         return [value]

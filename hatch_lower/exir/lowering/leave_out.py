@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, PartitionResult
+from hatch_lower.exir.graph.nodes import producer_of
 from hatch_lower.exir.graph.surgery import all_nodes, computes, graph_modules
 
 PLACE = "hatch_lower_place"  # metadata key of an operation; copies of a node keep the key

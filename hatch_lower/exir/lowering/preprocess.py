@@ -1,4 +1,5 @@
-"""Backends' results for partitions, from the cache or by a call of the backend.
+"""Backends' results for partitions, from the cache or by a call of the backend; the exported node of an operation
+that a backend cannot lower.
 
 A backend that defines `preprocess_multimethod` may share data among partitions, so its results form a group: computed,
 stored and found together. For any other backend each distinct partition is a group.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from inspect import getattr_static
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.partition import SUFFIX
@@ -28,11 +30,34 @@ from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.blame import place_operation
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
 from hatch_lower.frozen import Frozen
+
+
+def place_operation(
+    error: OperationError,
+    candidates: Iterable[tuple[str, ExportedProgram, LocalProgram, ExportedProgram | None]],
+) -> None:
+    """Add the method of the failed operation, and the stack of its source line, to an error in place.
+
+    Args:
+        error: an error whose node is in one of the programs.
+        candidates: for each partition the method, the program that the backend got, the local form, and the partition
+            with the names, handles and stacks of the model, if known.
+    """
+    node = error.node
+    for method, given, local, owner in candidates:
+        if isinstance(node, Node) and node.graph is given.graph:
+            error.where = f"method `{method}`, {error.where}"
+            handle = local.handles[node.meta["debug_handle"] - 1]
+            stacks = [known.meta for known in (owner.graph.nodes if owner is not None else ())]
+            error.stack = next((meta.get("stack_trace") or "" for meta in stacks if is_of(meta, handle)), "")
+
+
+def is_of(meta: Mapping[str, object], handle: int) -> bool:
+    return meta.get("debug_handle") == handle and bool(meta.get("stack_trace"))
 
 
 class Request(Frozen):

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node, map_arg
 
-from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.nodes import is_view
+from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_graph, reach, rebuild_program
 from hatch_lower.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of

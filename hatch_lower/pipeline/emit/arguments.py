@@ -1,19 +1,57 @@
-"""Arguments of graph nodes as arguments of plan instructions, and the names of called operators."""
+"""Arguments of graph nodes, as arguments of plan instructions and as text for readers of a debug map, and the names
+of called operators and functions.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.dialects.edge._ops import dotted_name
-from hatch_lower.exir.graph.python_functions import PYTHON_FUNCTIONS
+from hatch_lower.exir.graph.operators import torch_operator
+from hatch_lower.exir.graph.state import constant_placeholders
+from hatch_lower.exir.graph.surgery import all_nodes
+from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
-from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.format.debug_map import DebugMap, Detail
+from hatch_lower.pipeline.emit.sources import Anchors
+from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+
+# function to its name in plans and portable partitions
+PYTHON_FUNCTIONS: Mapping[object, str] = {
+    **{
+        getattr(operator, name): name
+        for name in (
+            *("abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne"),
+            *("neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "xor"),
+        )
+    },
+    **{getattr(math, name): name for name in ("ceil", "floor", "trunc")},
+    **{getattr(torch, name): name for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")},
+    **{
+        getattr(torch, f"_sym_{name}"): name
+        for name in (
+            *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
+        )
+        if hasattr(torch, f"_sym_{name}")
+    },
+    torch.sym_sum: "sym_sum",
+    abs: "abs",
+    bool: "sym_bool",
+    float: "sym_float",
+    int: "sym_int",
+    max: "max",
+    min: "min",
+    round: "round",
+}
 
 
 def overload_of(target: object) -> OpOverload | None:
@@ -63,3 +101,82 @@ def literal_argument(value: object, where: str) -> Literal:
         found=f"{type(value).__name__} {value!s:.200}",
         hint="plans hold numbers, strings, dtypes, layouts, memory formats and the device `cpu`",
     )
+
+
+SYMBOL = re.compile(r"\b[a-z]+\d+\b")
+LONGEST = 160  # characters of an argument; the beginning of a long list is enough for a reader
+
+
+class Describer:
+    """Texts for the nodes of an exported method; `labels` are the names of dimensions by torch's symbols."""
+
+    def __init__(self, program: ExportedProgram, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self._symbols: dict[str, str] = {}  # torch's symbol to the plan's numbered symbol, in order of appearance
+        self._constants = {node.name: str(spec.target) for node, spec in constant_placeholders(program).items()}
+        self.nodes = list(all_nodes(program.graph_module))
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.value(node.meta.get("val"))
+
+    def detail(self, node: Node) -> Detail:
+        return Detail(self.value(node.meta.get("val")), tuple(self._arguments(node)))
+
+    def value(self, value: object) -> str:
+        """Format a tensor as `float32[batch, 10]`, a sequence by its members, and other values as empty text."""
+        if isinstance(value, torch.Tensor):
+            return f"{dtype_name(value.dtype)}[{', '.join(map(self._size, value.shape))}]"
+        if isinstance(value, list | tuple):
+            return ", ".join(filter(None, map(self.value, value)))
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self._size(value)
+        return ""
+
+    def _size(self, size: object) -> str:
+        return SYMBOL.sub(lambda match: self._name(match[0]), str(size))
+
+    def _name(self, symbol: str) -> str:
+        known = self._symbols.setdefault(symbol, f"s{len(self._symbols)}")
+        return self._labels.get(symbol, known)
+
+    def _arguments(self, node: Node) -> Iterator[str]:
+        overload = overload_of(node.target)
+        names = [] if overload is None else [argument.name for argument in schema_of(overload).arguments]
+        for position, argument in enumerate(node.args):
+            name = names[position] if position < len(names) else str(position)
+            yield from self._argument(name, argument)
+        for name, argument in node.kwargs.items():
+            yield from self._argument(name, argument)
+
+    def _argument(self, name: str, argument: object) -> Iterator[str]:
+        text = self._text(argument)
+        yield f"{name}: {text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}"
+
+    def _text(self, argument: object) -> str:
+        if isinstance(argument, Node):
+            constant = self._constants.get(argument.name, "") if argument.op == "placeholder" else ""
+            return " ".join(filter(None, (constant, self.value(argument.meta.get("val"))))) or "another graph"
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(map(self._text, argument))}]"
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self._size(argument)
+        return repr(argument) if isinstance(argument, str) else str(argument)
+
+
+def with_details(
+    debug: DebugMap,
+    anchors: Anchors,
+    exported: Mapping[str, ExportedProgram],
+    labels: Mapping[str, Mapping[str, str]],
+) -> DebugMap:
+    """Return a debug map with results and arguments, for handles with an exported node."""
+    methods = {
+        name: replace(method, details=details_of(anchors[name], Describer(exported[name], labels[name])))
+        for name, method in debug.methods.items()
+    }
+    return replace(debug, methods=methods)
+
+
+def details_of(places: Mapping[int, int | None], describer: Describer) -> dict[int, Detail]:
+    nodes: Sequence[Node] = describer.nodes
+    return {handle: describer.detail(nodes[place]) for handle, place in sorted(places.items()) if place is not None}

@@ -1,24 +1,36 @@
-"""Constants of programs: shared memory, equal bytes, and the storages of the constants file.
+"""Constants of programs: shared memory, equal bytes, and the constants file, in safetensors or behind the head of a
+`.ptd` file of ExecuTorch, written and hashed in a single pass.
 
 A constant lies in a storage: the dense run of memory that a group of overlapping constants spans. So ties, views,
 transposed and expanded tensors keep their structure when the file is mapped. A storage is named by its content, so that
 methods, recipes and equal tensors of a model share storages.
+
+The format is `extension/flat_tensor` of ExecuTorch: a flatbuffer with a header inside, followed by segments. Here a
+safetensors file follows, and the segments lie inside.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import EdgeError
+from hatch_lower.errors import BackendError, EdgeError
 from hatch_lower.exir.graph.state import layouts
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain, span_bytes, span_length, storage_key, tensor_digest
-from hatch_lower.format.constants import Constant, Storage, content_key
+from hatch_lower.exir.scalar_type import ScalarType
+from hatch_lower.format.constants import DATA_MAP_HEADER, DATA_MAP_MAGIC, Constant, DataLayout, Storage, content_key
 from hatch_lower.format.values import DTYPES
+from hatch_lower.frozen import Frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +174,162 @@ def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
 def merge_storages(programs: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     merged = {key: tensor for data in programs for key, tensor in data.items()}
     return {key: merged[key] for key in sorted(merged)}
+
+
+HEADER_BYTES = 48  # of ExecuTorch's header inside the flatbuffer, with its padding
+
+
+class NamedPlace(Frozen):
+    """A name for bytes of a file, and the layout of the bytes as a tensor."""
+
+    name: str
+    begin: int  # in bytes from the end of the head
+    end: int
+    layout: DataLayout
+
+
+def data_map_head(places: Sequence[NamedPlace], size: int, alignment: int) -> bytes:
+    """Return the head for `size` bytes of data; its length is a multiple of `alignment`."""
+    flatbuffer = write_flatbuffer(sorted(places, key=lambda place: (place.begin, place.end, place.name)))
+    begin = -(-(len(flatbuffer) + HEADER_BYTES) // alignment) * alignment
+    root = int.from_bytes(flatbuffer[:4], "little") + HEADER_BYTES
+    facts = (HEADER_BYTES, len(flatbuffer), begin, size)
+    header = DATA_MAP_HEADER.pack(DATA_MAP_MAGIC, DATA_MAP_HEADER.size, *facts).ljust(HEADER_BYTES, b"\0")
+    return (root.to_bytes(4, "little") + flatbuffer[4:8] + header + flatbuffer[8:]).ljust(begin, b"\0")
+
+
+def write_flatbuffer(places: Sequence[NamedPlace]) -> bytes:
+    try:
+        from flatbuffers import Builder
+    except ModuleNotFoundError as error:
+        raise BackendError(
+            "named data in the constants file needs the package `flatbuffers`, which is not installed",
+            found=str(error),
+            hint="add the package to `[build-system] requires`, or use the extra `executorch`",
+        ) from error
+    builder = Builder()
+    spans = list(dict.fromkeys((place.begin, place.end) for place in places))
+    named = [
+        table(
+            builder,
+            key=("UOffsetTRelative", builder.CreateString(place.name)),
+            segment=("Uint32", spans.index((place.begin, place.end))),
+            layout=write_layout(builder, place.layout),
+        )
+        for place in places
+    ]
+    segments = [table(builder, offset=("Uint64", begin), size=("Uint64", end - begin)) for begin, end in spans]
+    root = table(
+        builder,
+        version=None,  # 0
+        segments=("UOffsetTRelative", vector(builder, "UOffsetTRelative", 4, segments)),
+        named=("UOffsetTRelative", vector(builder, "UOffsetTRelative", 4, named)),
+    )
+    builder.Finish(root, file_identifier=b"FT01")
+    return bytes(builder.Output())
+
+
+def write_layout(builder: object, layout: DataLayout) -> tuple[str, int] | None:
+    number = next((kind for kind in ScalarType if kind.dtype == getattr(torch, layout.dtype)), None)
+    if number is None:  # ExecuTorch lacks some dtypes
+        return None
+    written = table(
+        builder,
+        dtype=("Int8", number),
+        sizes=("UOffsetTRelative", vector(builder, "Int32", 4, layout.sizes)),
+        order=("UOffsetTRelative", vector(builder, "Uint8", 1, layout.dim_order)),
+    )
+    return "UOffsetTRelative", written
+
+
+def table(builder: Any, **fields: tuple[str, int] | None) -> int:
+    # fields in the order of the schema; a field that is `None` has its default
+    builder.StartObject(len(fields))
+    for slot, value in enumerate(fields.values()):
+        if value is not None:
+            kind, number = value
+            getattr(builder, f"Prepend{kind}Slot")(slot, number, 0)
+    end: int = builder.EndObject()
+    return end
+
+
+def vector(builder: Any, kind: str, size: int, items: Sequence[int]) -> int:
+    builder.StartVector(size, len(items), size)
+    for item in reversed(items):
+        getattr(builder, f"Prepend{kind}")(item)
+    end: int = builder.EndVector()
+    return end
+
+
+# bytes: the data begin at a multiple of `ALIGNMENT`; each tensor begins at a multiple of the greatest power of two, up
+# to `ALIGNMENT`, that divides the tensor's size
+ALIGNMENT = 64
+
+PIECE = 1 << 22
+
+
+class WrittenConstants(Frozen):
+    """The manifest's facts about the constants file: size in bytes, sha256 of the file, sha256 before the data."""
+
+    size: int
+    sha256: str
+    header_sha256: str
+
+
+class NamedStorage(Frozen):
+    """A storage that delegates find by name."""
+
+    key: str
+    layout: DataLayout
+
+
+def write_constants(
+    path: Path, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
+) -> WrittenConstants:
+    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file, without copies."""
+    # `names` are the names by which delegates find storages
+    # the bytes depend only on names, keys, dtypes, lengths and contents
+    keys = keys_in_order(storages)
+    header = make_header(keys, storages)
+    if names:
+        ends = list(accumulate((storages[key].nbytes for key in keys), initial=len(header)))
+        spans = {key: (begin, end) for key, begin, end in zip(keys, ends[:-1], ends[1:], strict=True)}
+        places = [NamedPlace(name, *spans[named.key], named.layout) for name, named in names.items()]
+        header = data_map_head(places, ends[-1], ALIGNMENT) + header
+    total = hashlib.sha256(header)
+    size = len(header)
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
+        file.write(header)
+        for key in keys:
+            data = span_bytes(storages[key])
+            for begin in range(0, len(data), PIECE):
+                piece = data[begin : begin + PIECE]
+                hashing.submit(total.update, piece)
+                file.write(piece)
+            size += len(data)
+    return WrittenConstants(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
+
+
+def keys_in_order(storages: Mapping[str, torch.Tensor]) -> list[str]:
+    # an order that aligns each tensor, at least for its dtype, without gaps, which the format forbids
+    return sorted(storages, key=lambda key: (-math.gcd(ALIGNMENT, storages[key].nbytes), key))
+
+
+def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
+    entries = {}
+    begin = 0
+    for key in keys:
+        tensor = storages[key]
+        name = DTYPES[dtype_name(tensor.dtype)].safetensors
+        shape = [*tensor.shape, tensor.element_size()] if name is None else list(tensor.shape)
+        entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + tensor.nbytes]}
+        begin += tensor.nbytes
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the file's bytes, for a blob with weights inside, or for check data, whose tensors have any shape."""
+    keys = keys_in_order(storages)
+    return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

@@ -17,22 +17,22 @@ from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.tensor_layout import TensorLayout
-from hatch_lower.format.constants import Storage, content_key
-from hatch_lower.format.delegates import (
+from hatch_lower.format.constants import (
     PAGE_SIZE,
     DataFile,
     DataLayout,
     DelegateEntry,
     NamedConstant,
+    Storage,
     TargetEntry,
+    content_key,
     data_name,
     is_whole,
     meanings,
 )
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
-from hatch_lower.pipeline.emit.constants import Constants
-from hatch_lower.pipeline.emit.constants_file import ALIGNMENT, NamedStorage
+from hatch_lower.pipeline.emit.constants import ALIGNMENT, Constants, NamedStorage
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,19 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import dotted_name
-from hatch_lower.exir.graph.python_functions import PYTHON_FUNCTIONS
 from hatch_lower.exir.graph.surgery import all_nodes, output_values
 from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.debug_map import NO_REASON, DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
-from hatch_lower.pipeline.emit.arguments import convert_argument, name_of, number_conversion, overload_of
+from hatch_lower.pipeline.emit.arguments import (
+    PYTHON_FUNCTIONS,
+    convert_argument,
+    name_of,
+    number_conversion,
+    overload_of,
+)
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols

@@ -15,15 +15,14 @@ from torch.fx import Node
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.state import input_pairs
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.format.arguments import Value
+from hatch_lower.format.arguments import Input, LiteralInput, SymbolInput, TensorInput, Value
 from hatch_lower.format.graph import Graph
-from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput
 from hatch_lower.format.plan import MethodPlan, Parameter
 from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.pipeline.emit.arguments import literal_argument
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors
 
 
 def signature_of(
@@ -69,7 +68,7 @@ def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) 
     return tuple(parameters)
 
 
-def tree_of(spec: trees.TreeSpec, where: str) -> Tree:
+def tree_of(spec: tensors.TreeSpec, where: str) -> Tree:
     if spec.is_leaf():
         return Leaf()
     kind, context = spec.type, spec.context

@@ -10,10 +10,9 @@ import torch
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.arithmetic import EXPONENT_LIMIT, OPERATIONS, Kind
+from hatch_lower.format.arguments import Input, Symbol, SymbolInput, TensorInput, expressions_in, is_contiguous
 from hatch_lower.format.codec import encode
-from hatch_lower.format.expression import Compound, Expression, kind_of, symbols_in
-from hatch_lower.format.inputs import Input, Symbol, SymbolInput, TensorInput, expressions_in, is_contiguous
+from hatch_lower.format.expression import EXPONENT_LIMIT, OPERATIONS, Compound, Expression, Kind, kind_of, symbols_in
 from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.torch_private.symbols import (
     CeilToInt,

@@ -21,8 +21,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from hatch_lower.cache.store import Store
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
+from hatch_lower.exir.graph.nodes import producer_of
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.graph.tensors import span_length
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
@@ -30,7 +30,6 @@ from hatch_lower.exir.lowering.leave_out import PLACE
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.localize.distance import Distance, Measure
 from hatch_lower.pipeline.localize.finding import Finding, Verdict
 from hatch_lower.pipeline.localize.partition import (
     LEAST_ROOM,
@@ -45,12 +44,12 @@ from hatch_lower.pipeline.localize.partition import (
     steps_of,
 )
 from hatch_lower.pipeline.localize.pieces import Piece, Runner
-from hatch_lower.pipeline.localize.reference import state_values, user_values
+from hatch_lower.pipeline.localize.reference import Distance, Measure, state_values, user_values
 from hatch_lower.pipeline.localize.search import ExhaustedError, Found, Kind, Order, find_refused, find_wrong
 from hatch_lower.pipeline.localize.segments import Off, Segments
 from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.runtime.torch_private import trees
+from hatch_lower.runtime.torch_private import tensors as trees
 
 CALLS = 2  # for each input: state must carry over to the next call
 SHARE = 8  # a probe's values may take a model's bytes divided by `SHARE`

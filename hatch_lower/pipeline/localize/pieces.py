@@ -19,7 +19,7 @@ from hatch_lower.exir.graph.surgery import computes
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.partition import Partition
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.emit.constants_file import write_constants
+from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.emit.delegates import names_in_constants
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 from hatch_lower.pipeline.emit.signature import user_inputs

@@ -20,10 +20,9 @@ from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.localize.distance import Distance, Measure
 from hatch_lower.pipeline.localize.partition import Call, bytes_of, refusal_text, refuse_no_refusal
 from hatch_lower.pipeline.localize.pieces import Runner, cut_out
-from hatch_lower.pipeline.localize.reference import State, evaluate, initial_state, user_results
+from hatch_lower.pipeline.localize.reference import Distance, Measure, State, evaluate, initial_state, user_results
 from hatch_lower.pipeline.rounding import values_of
 
 

@@ -1,8 +1,10 @@
-"""Exported programs: checked, traced, rewritten and changed in place; fake tensors, delegate calls, control flow."""
+"""Exported programs: checked, traced, rewritten, changed in place and observed; fake tensors, delegate calls,
+control flow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._dynamo.exc import UserError
@@ -29,8 +31,10 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import _get_qualified_name
 from torch.fx.proxy import _register_stack_trace_anchor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind as SchemaKind
+
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 InterpretingPass = _ExportPassBaseDeprecatedDoNotUse
 map_rows = map_of_rows
@@ -92,3 +96,21 @@ def trace_operators(function: Callable[..., object], *args: object) -> GraphModu
 
     traced: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     return traced
+
+
+Look = Callable[[OpOverload[..., Any], tuple[Any, ...], object], None]
+
+
+class CallsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode that passes each call of an operator to a function: operator, positional arguments, result."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._look = look
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        result: object = func(*args, **(kwargs or {}))
+        self._look(func, args, result)
+        return result

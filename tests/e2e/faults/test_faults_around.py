@@ -16,10 +16,9 @@ from support.faults import Known, Place, compiled, nothing_stays
 from support.scenarios import LEFT_OUT, only, sha256, tree
 from support.venv import REPOSITORY, Finished, run
 
-from hatch_lower.cache.contents import survey
+from hatch_lower.cache.contents import Limits, maybe_trim, survey
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.trim import Limits, maybe_trim
 from hatch_lower.canonical import canonical_json
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]

@@ -53,7 +53,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.driver.explain import BuildHistory, write_history
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.inputs.variables import secret
+from hatch_lower.driver.inputs.record import secret
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])
 store = Store(directory, "on", sys.exit)
 store.put("ab" * 32, {}, 1, [b"blob"])

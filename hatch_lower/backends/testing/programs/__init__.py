@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hatch_lower.backends.testing.case import Case
 from hatch_lower.backends.testing.programs.limits import limit_cases
-from hatch_lower.backends.testing.programs.operators import operator_cases
-from hatch_lower.backends.testing.programs.resizing import resizing_cases
+from hatch_lower.backends.testing.programs.operators import operator_cases, resizing_cases
 from hatch_lower.backends.testing.programs.shapes import shape_cases, value_cases
 from hatch_lower.backends.testing.programs.state import control_cases, state_cases
 

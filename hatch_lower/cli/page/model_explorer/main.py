@@ -8,7 +8,7 @@ from typing import Any
 from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs
 from model_explorer.graph_builder import Graph, GraphNode, GraphNodeStyle, IncomingEdge, KeyValue
 
-from hatch_lower.cli.page.exports import graphs_of, model_explorer_graph
+from hatch_lower.cli.page.operations import graphs_of, model_explorer_graph
 from hatch_lower.driver.contents import find_contents
 
 

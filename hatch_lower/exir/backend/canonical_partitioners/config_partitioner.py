@@ -10,11 +10,11 @@ from torch.fx import Node
 from torch.fx.passes.infra.partitioner import Partition
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner import (
     generate_grouped_partitions_from_list_of_nodes,
 )
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

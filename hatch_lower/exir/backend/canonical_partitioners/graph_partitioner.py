@@ -14,12 +14,12 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     Support,
     predicate,
 )
-from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
 from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data, tag_mutated_buffer
+from hatch_lower.exir.graph.nodes import producer_of
+from hatch_lower.exir.graph.operators import OperatorSet, operator_name
 from hatch_lower.exir.graph.surgery import nested_graph_modules
 from hatch_lower.runtime.torch_private.operators import OpOverload
 

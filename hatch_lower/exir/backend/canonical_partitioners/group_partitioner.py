@@ -11,7 +11,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
-from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet
+from hatch_lower.exir.graph.operators import OperatorSet
 
 Support = OperatorSupportBase | Callable[[Node], bool]
 

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.surgery import reach
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 

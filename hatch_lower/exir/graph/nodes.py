@@ -1,16 +1,77 @@
-"""Values that a graph mutates before decomposition, and the nodes that own the memory of a value."""
+"""Facts about nodes of ATen and edge programs: views, result tensors, sizes that may be 0, the values that a node
+mutates, and the owners of a value's memory.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
 
+import sympy
+import torch
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.runtime.torch_private import trees
-from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
+from hatch_lower.runtime.torch_private import tensors
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, schema_of
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
+
+# ATen operators without arithmetic: a partition of views alone costs more to call than to leave
+VIEWS = frozenset(
+    {
+        "_unsafe_view",
+        "alias",
+        "detach",
+        "expand",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    }
+)
+
+Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]  # `ExportedProgram.range_constraints`
+MAY_BE_ZERO = "a dynamic size may be 0"  # part of a reason that a `min=1` in the size's `Dim` takes away
+
+
+def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
+    if isinstance(size, int):
+        return size == 0
+    # torch's own bounds of a symbol do not help: the exporter allows sizes of 0, but reasons as if all were 2 or more
+    expression = size.node.expr
+    if not expression.free_symbols <= ranges.keys():
+        return True
+    return not bool(bound_sympy(expression, dict(ranges)).lower >= 1)
+
+
+def is_view(node: Node) -> bool:
+    target = torch_operator(node.target)
+    if isinstance(target, OpOverload):
+        return target.namespace == "aten" and base_name(target) in VIEWS
+    return target is operator.getitem
+
+
+def producer_of(node: Node) -> Node:
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def tensors_of(node: Node) -> Iterator[torch.Tensor]:
+    value = node.meta.get("val")
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, torch.Tensor):
+            yield item
+
 
 STATISTICS = ("running_mean", "running_var")  # norms mutate these in training mode, which no schema declares
 
@@ -20,7 +81,7 @@ def written_into(module: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in module.graph.nodes:
         found.update(map(owner_of, sources_of(node, is_write=True)))
-        leaves = trees.tree_leaves(node.args)
+        leaves = tensors.tree_leaves(node.args)
         for leaf in leaves:
             inner = attribute_of(module, leaf.target) if getattr(leaf, "op", "") == "get_attr" else None
             if isinstance(inner, GraphModule):
@@ -53,7 +114,7 @@ def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
             else:
                 is_source = alias is not None
             if is_source:
-                values = trees.tree_leaves(given.get(argument.name))
+                values = tensors.tree_leaves(given.get(argument.name))
                 yield from (value for value in values if isinstance(value, Node))
 
 
