@@ -51,7 +51,7 @@ class NullReporter:
         pass
 
 
-def notes_of(reporter: Reporter, stage: str, model: str) -> Callable[[str], None]:
+def make_note_reporter(reporter: Reporter, stage: str, model: str) -> Callable[[str], None]:
     """Return a function that reports a line of a stage as a note."""
     return lambda line: reporter.report(Event(stage, "note", model, detail=line))
 

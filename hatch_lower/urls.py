@@ -54,7 +54,7 @@ def url_fault(url: str) -> str:
     fault = open_fault(url)
     if fault:
         return fault
-    _, place, query = parts_of(url)
+    _, place, query = split_url(url)
     names = re.findall(r"[?&;]([^=&;]*)", query)
     if secret := next((name for name in names if re.sub("[-_]", "", unquote(name)).lower() in SECRETS), None):
         return f"its `{secret}` is a secret, which everybody who has the wheel could read"
@@ -69,7 +69,7 @@ def packaged_fault(url: str) -> str:
 
 def open_fault(url: str) -> str:
     """Return the reason for not opening a URL; empty for an allowed URL."""
-    scheme, place, query = parts_of(url)
+    scheme, place, query = split_url(url)
     if not scheme:
         return "it is no URL"
     if scheme not in SCHEMES:
@@ -117,7 +117,7 @@ def host_fault(host: str, *, is_good: bool) -> str:
     return f"`{host}` is no name of a host, bucket or container" if host else "it names no file"
 
 
-def parts_of(url: str) -> tuple[str, str, str]:
+def split_url(url: str) -> tuple[str, str, str]:
     """Return the scheme of a URL, its place, and the query with its `?`; empty texts for a text that is no URL."""
     match = URL.fullmatch(url) if len(url) <= LONGEST and url.isprintable() else None
     if match is None:
@@ -148,10 +148,10 @@ def hub_fault(place: str) -> str:
 def folder_fault(url: str) -> str:
     """Return the reason for not passing a URL to fsspec, whose names may have spaces; empty for an allowed URL."""
     url = url.replace(" ", "%20")
-    return open_fault(url) or ("" if parts_of(url)[0] in FOLDERS else "fsspec is asked for no URL of this scheme")
+    return open_fault(url) or ("" if split_url(url)[0] in FOLDERS else "fsspec is asked for no URL of this scheme")
 
 
-def open_folder(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
+def open_remote_folder(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return fsspec's file system for a URL, and the path in the file system; raise `UrlError` for a refused URL."""
     if fault := folder_fault(url):
         raise UrlError(fault)

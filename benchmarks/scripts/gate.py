@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hatch_lower.cli.measure import gate, timed
-from hatch_lower.cli.measure.figures import Found
-from hatch_lower.cli.measure.gate import Task, run
+from hatch_lower.cli.measure.figures import ChildFigures
+from hatch_lower.cli.measure.gate import Task, measure_sides
 from hatch_lower.cli.measure.side import open_side
 from hatch_lower.config.tables import BenchTable
 
@@ -30,7 +30,7 @@ def main(first: str, second: str, runs: str, limit: str, budget: str, busy: str)
     """Print what came of all runs."""
     timed.load_works = lambda works: []  # calls only
     gate.is_timed = lambda *_: True  # equal sides, too
-    gate.measure_errors = lambda *_: Found({}, {})
+    gate.measure_errors = lambda *_: ChildFigures({}, {})
     load = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(int(busy))]
     said: Counter[str] = Counter()
     ratios, seconds = [], []
@@ -41,7 +41,7 @@ def main(first: str, second: str, runs: str, limit: str, budget: str, busy: str)
             task = Task(*sides, table, budget=float(budget), environment=os.environ)
             for _ in range(int(runs)):
                 begin = time.perf_counter()
-                rows = [row for row in run(task, lambda line: None).rows if row.metric == "call-seconds"]
+                rows = [row for row in measure_sides(task, lambda line: None).rows if row.metric == "call-seconds"]
                 seconds.append(time.perf_counter() - begin)
                 said.update([max((row.outcome for row in rows), key=WORST.index)])
                 ratios.append([(row.ratio.low, row.ratio.value, row.ratio.high) for row in rows if row.ratio])

@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from support.seeded import Fault, Place, seeded  # noqa: E402
 
 if TYPE_CHECKING:
-    from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services
+    from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services
 
 SECONDS = "120"
 LINEAR, CONVOLUTION = ("linear", "addmm", "mm"), ("conv2d", "convolution")
@@ -140,7 +140,7 @@ def watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def run_once(inputs: BuildInputs, services: Services, lowered: LoweredRecipe) -> None:
+def run_once(inputs: BuildInputs, services: Services, lowered: BuiltRecipe) -> None:
     """Load and call what was lowered, as a build does that compares it with eager."""
     from hatch_lower.pipeline.emit.delegates import names_in_constants
     from hatch_lower.pipeline.model_build import place_of

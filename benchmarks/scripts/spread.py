@@ -34,8 +34,8 @@ from support.simulated import (  # noqa: E402
 )
 
 from hatch_lower.driver.spread.executors.choose import opener  # noqa: E402
-from hatch_lower.driver.spread.pool import Pool, Reply, Work  # noqa: E402
-from hatch_lower.driver.spread.scheduler import Clock, Scheduler  # noqa: E402
+from hatch_lower.driver.spread.pool import Reply, UnitWork, WorkerPool  # noqa: E402
+from hatch_lower.driver.spread.scheduler import Scheduler, UnitClock  # noqa: E402
 
 UNITS, WORKERS = 32, 8
 NO_OPS = 500
@@ -49,17 +49,17 @@ class JsonDesk:
     def __init__(self, seconds: float) -> None:
         self._request = make_request(seconds=seconds)
 
-    def request(self, work: Work) -> tuple[bytes, bytes]:
+    def request(self, work: UnitWork) -> tuple[bytes, bytes]:
         return self._request, b""
 
-    def read(self, work: Work, reply: Reply) -> None:
+    def read(self, work: UnitWork, reply: Reply) -> None:
         assert json.loads(reply.data)[0] == "made"
 
 
 def main(*engines: str) -> None:
     """Print the rows."""
     print("| measure | to reach | reached |\n|---|---|---|")
-    equal = [Work(str(number), str(number), seconds=10.0) for number in range(UNITS)]
+    equal = [UnitWork(str(number), str(number), seconds=10.0) for number in range(UNITS)]
     faster = simulated(equal, 1) / simulated(equal, WORKERS)
     row(f"{UNITS} equal units on {WORKERS} simulated workers, by one", "at least 7", f"{faster:.2f}")
     for count in (1000, 10_000):
@@ -92,7 +92,7 @@ def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def simulated(works: list[Work], workers: int) -> float:
+def simulated(works: list[UnitWork], workers: int) -> float:
     engine = SimulatedEngine(workers, making(works))
     assert scheduler_of(engine, SimulatedDesk()).run(works) == {}
     return engine.now()
@@ -108,7 +108,7 @@ def memory(count: int) -> int:
     return peak
 
 
-def killed(works: list[Work]) -> str:
+def killed(works: list[UnitWork]) -> str:
     engine = SimulatedEngine(WORKERS, making(works))
     chance = random.Random(0)
     for number in range(KILLS):
@@ -135,7 +135,7 @@ class ThreadPool:
 
 
 @contextmanager
-def pool_of(engine: str) -> Iterator[Callable[[], Pool]]:
+def pool_of(engine: str) -> Iterator[Callable[[], WorkerPool]]:
     name = {"processes": "support.pool_units:two_processes"}.get(engine, engine)
     with tempfile.TemporaryDirectory() as folder:
         yield opener(name, name, 2, Path(folder), run_unit)
@@ -148,15 +148,15 @@ def real(open_pool: Callable[[], object], count: int, seconds: float) -> float:
         waited = [pool.submit(make_request(seconds=0.2), b"", frozenset()) for _ in range(2)]
         for future in waited:
             future.result()
-    works = [Work(str(number), str(number)) for number in range(count)]
+    works = [UnitWork(str(number), str(number)) for number in range(count)]
     began = time.perf_counter()
     ends: list[float] = []
 
     class Timed(RecordingWatcher):
-        def made(self, work: Work, worker: str, seconds: float) -> None:
+        def made(self, work: UnitWork, worker: str, seconds: float) -> None:
             ends.append(time.perf_counter())
 
-    given_up = Scheduler(lambda: pool, JsonDesk(seconds), Timed(), Clock()).run(works)
+    given_up = Scheduler(lambda: pool, JsonDesk(seconds), Timed(), UnitClock()).run(works)
     assert given_up == {}
     assert len(ends) == count
     return ends[-1] - began

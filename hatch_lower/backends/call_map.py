@@ -37,7 +37,7 @@ class CallMap:
         self.passed = passed  # positions of the inputs that the engine gets
         self.outputs = outputs
         # how many results the engine has
-        self.results = len({index for output in outputs if (index := result_of(output)) is not None})
+        self.results = len({index for output in outputs if (index := call_result(output)) is not None})
         self.passes_all = passed == list(range(given))
         self.returns_all = outputs == list(range(len(outputs)))
 
@@ -70,7 +70,7 @@ def inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def result_of(output: object) -> object:
+def call_result(output: object) -> object:
     return output.get("result") if isinstance(output, dict) else output
 
 
@@ -81,7 +81,7 @@ def call_facts(given: int, passed: Sequence[int], outputs: Sequence[object]) -> 
 def read_call_map(facts: Mapping[str, Any], arrays: str = "torch") -> CallMap:
     found = CallMap(int(facts["inputs"]), list(facts["passed"]), list(facts["outputs"]), find_arrays(arrays))
     require(all(0 <= position < found.given for position in found.passed), f"inputs {found.passed} of {found.given}")
-    numbered = {result_of(output) for output in found.outputs} - {None} == set(range(found.results))
+    numbered = {call_result(output) for output in found.outputs} - {None} == set(range(found.results))
     require(numbered and all(is_output(each, found.given) for each in found.outputs), f"outputs {found.outputs}")
     return found
 

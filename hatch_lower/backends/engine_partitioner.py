@@ -16,7 +16,7 @@ from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, LEFT_OUT, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
-from hatch_lower.exir.graph.nodes import is_view, tensors_of
+from hatch_lower.exir.graph.nodes import is_view, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -128,7 +128,7 @@ def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bo
     for source in (node, *node.all_input_nodes):
         if source.op == "get_attr":
             return f"it uses the attribute `{source.target}`"
-        for tensor in tensors_of(source):
+        for tensor in result_tensors(source):
             if tensor.dtype not in dtypes:
                 return f"`{source.name}` has the type {dtype_name(tensor.dtype)}"
             if reason := why_not_tensor(tensor, f"`{source.name}`", unbacked=unbacked):
@@ -149,15 +149,15 @@ def why_not_dimension(node: Node) -> str:
     target = torch_operator(node.target)
     if not isinstance(target, OpOverload) or target is torch.ops.aten.unsqueeze.default:  # adds a dimension
         return ""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     source, dims = given.get("self"), given.get("dim", given.get("dims"))
     if dims in (None, [], ()) or not isinstance(source, Node):
         return ""
-    is_scalar = any(value.dim() == 0 for value in tensors_of(source))
+    is_scalar = any(value.dim() == 0 for value in result_tensors(source))
     return f"`{target}` names a dimension of `{source.name}`, which has no dimensions" if is_scalar else ""
 
 
-def arguments_of(node: Node) -> dict[str, Any]:
+def complete_arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of a call of an operator by name, defaults included."""
     arguments = schema_of(torch_operator(node.target)).arguments
     return {argument.name: argument.default_value for argument in arguments} | named_arguments(node)

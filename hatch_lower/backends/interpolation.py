@@ -45,9 +45,9 @@ def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
     for size, factor in zip(source.shape[2:], factors, strict=True):
         # For channels-last images, eager ignores factors that give exactly 1 or 2 times the size.
         rest = factor - math.floor(factor)
-        if takes_nearest and 1 < factor < 3 and rest and least(size, ranges) * rest < 1:
+        if takes_nearest and 1 < factor < 3 and rest and least_size(size, ranges) * rest < 1:
             return f"few elements times {factor} are as many as times {int(factor)}, where eager depends on the layout"
-        if not (doubles and takes_nearest) and not is_held(size, factor):
+        if not (doubles and takes_nearest) and not is_held_factor(size, factor):
             return f"the engine computes the size of a result in float32, which does not hold {factor} times a size"
     return ""
 
@@ -60,11 +60,11 @@ def why_not_places(node: Node, *, corners: bool) -> str:
     return f"for more than {ENGINES_OWN} elements, the engine rounds places between elements differently from eager"
 
 
-def least(size: Size, ranges: Ranges) -> int:
+def least_size(size: Size, ranges: Ranges) -> int:
     return size if isinstance(size, int) else max(int(bound_sympy(size.node.expr, dict(ranges)).lower), 1)
 
 
-def is_held(size: Size, factor: float) -> bool:
+def is_held_factor(size: Size, factor: float) -> bool:
     """Return whether float32 gives the size that eager computes of a factor in float64."""
     if isinstance(size, int):
         return int(np.float32(size) * np.float32(factor)) == int(size * factor)
@@ -89,7 +89,7 @@ def is_regular(factor: Fraction) -> bool:
     return factor.denominator == 1 and Fraction(float(np.float32(1 / float(factor)))) * factor >= 1
 
 
-def places(before: int, after: int, factor: float | None) -> list[int]:
+def nearest_places(before: int, after: int, factor: float | None) -> list[int]:
     """Return for each place of a result of known size the place that eager takes the element of.
 
     Source: `area_pixel_compute_scale` and `HelperInterpNearest` in ATen's kernels.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.cache.directory import LEFTOVER, remove_unused, write_file
-from hatch_lower.cache.entry import DIGEST, Record, check_record, kind_of, parse_record
+from hatch_lower.cache.entry import DIGEST, Record, check_record, find_record_kind, parse_record
 from hatch_lower.cache.store import MARK_INTERVAL, Store
 from hatch_lower.canonical import read_file, sha256_file
 from hatch_lower.frozen import Frozen
@@ -43,7 +43,7 @@ class StoredBlob:
     stat: os.stat_result
 
 
-class Contents(Frozen):
+class StoreContents(Frozen):
     records: dict[str, StoredRecord]  # by key
     blobs: dict[str, StoredBlob]  # by digest
     leftovers: tuple[Path, ...]  # unfinished files, of killed processes or being written now
@@ -63,29 +63,29 @@ class Contents(Frozen):
         return counts
 
 
-def read_contents(directory: Path) -> Contents:
+def read_contents(directory: Path) -> StoreContents:
     # records first: of an entry that is stored meanwhile, at worst the blobs are seen without their record
     records: dict[str, StoredRecord] = {}
     unreadable: list[Path] = []
-    for path in walk(directory / "records"):
+    for path in walk_files(directory / "records"):
         key = path.name.removesuffix(".json")
         if path.name.startswith(".") or key == path.name:
             continue
         try:
-            records[key] = read_stored(key, path)
+            records[key] = read_stored_record(key, path)
         except FileNotFoundError:
             continue
         except OSError:
             unreadable.append(path)
     blobs: dict[str, StoredBlob] = {}
-    for path in walk(directory / "blobs"):
+    for path in walk_files(directory / "blobs"):
         if DIGEST.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 blobs[path.name] = StoredBlob(path.name, path, path.stat())
-    return Contents(records, blobs, tuple(unfinished(directory)), tuple(unreadable))
+    return StoreContents(records, blobs, tuple(find_unfinished(directory)), tuple(unreadable))
 
 
-def read_stored(key: str, path: Path) -> StoredRecord:
+def read_stored_record(key: str, path: Path) -> StoredRecord:
     status = path.stat()
     value = parse_record(read_file(path))
     stored = value.get("stored") if isinstance(value, dict) else None
@@ -93,20 +93,20 @@ def read_stored(key: str, path: Path) -> StoredRecord:
     return StoredRecord(key, path, status, check_record(key, value), when)
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def walk_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders.sort()  # file systems list folders in any order
         yield from (Path(parent, name) for name in sorted(names))
 
 
-def unfinished(folder: Path) -> Iterator[Path]:
+def find_unfinished(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(LEFTOVER))
         folders[:] = sorted(name for name in folders if not name.endswith(LEFTOVER))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordDescription:
     # `partition`, `export`, `report`, `manifest`, `recipe`, `unit`, `cost`, `constants`, `native`, `sbom`, or
     # `other`
     kind: str
@@ -120,7 +120,7 @@ class Entry:
 
 
 class Survey(Frozen):
-    entries: tuple[Entry, ...]  # the last used first
+    entries: tuple[RecordDescription, ...]  # the last used first
     size: int  # a shared blob is counted once
     blobs: int
     unreferenced: int  # blobs that no record refers to
@@ -130,7 +130,7 @@ class Survey(Frozen):
 def survey(directory: Path) -> Survey:
     """Return the entries of a store's directory, without reading the contents of blobs."""
     contents = read_contents(directory)
-    entries = [describe(record, contents) for record in contents.records.values()]
+    entries = [describe_record(record, contents) for record in contents.records.values()]
     return Survey(
         tuple(sorted(entries, key=lambda entry: (-entry.used, entry.key))),
         contents.size(),
@@ -140,11 +140,11 @@ def survey(directory: Path) -> Survey:
     )
 
 
-def describe(stored: StoredRecord, contents: Contents) -> Entry:
+def describe_record(stored: StoredRecord, contents: StoreContents) -> RecordDescription:
     components: Mapping[str, object] = {} if stored.record is None else stored.record["components"]
     blobs = [contents.blobs[digest] for digest in stored.blobs if digest in contents.blobs]
-    return Entry(
-        kind=kind_of(components),
+    return RecordDescription(
+        kind=find_record_kind(components),
         key=stored.key,
         subject=next((str(components[name]) for name in SUBJECTS if components.get(name)), ""),
         size=stored.stat.st_size + sum(blob.stat.st_size for blob in blobs),
@@ -155,15 +155,15 @@ def describe(stored: StoredRecord, contents: Contents) -> Entry:
     )
 
 
-def repair(directory: Path) -> dict[str, str]:
+def repair_store(directory: Path) -> dict[str, str]:
     """Hash every record, blob and preloaded library again; remove damaged files; return their paths with reasons."""
     contents = read_contents(directory)
     # a record goes with its damaged blob; a blob that no record refers to is no damage
-    wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
+    wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := find_damage(blob.path, digest))}
     problems = {contents.blobs[digest].path: problem for digest, problem in wrong.items()}
     problems |= dict.fromkeys(contents.unreadable, "the record cannot be read")
     for library in sorted((directory / "preload").glob("*.so")):
-        if problem := problem_of(library, library.stem.rpartition("-")[2]):
+        if problem := find_damage(library, library.stem.rpartition("-")[2]):
             problems[library] = problem
     for stored in contents.records.values():
         if stored.record is None:
@@ -176,7 +176,7 @@ def repair(directory: Path) -> dict[str, str]:
     return {path.relative_to(directory).as_posix(): problems[path] for path in sorted(problems)}
 
 
-def problem_of(path: Path, digest: str) -> str | None:
+def find_damage(path: Path, digest: str) -> str | None:
     try:
         return None if sha256_file(path) == digest else "the contents do not match the name"
     except FileNotFoundError:  # a trim has just removed it
@@ -191,7 +191,7 @@ DAY = 24 * HOUR
 KEPT = HOUR + MARK_INTERVAL  # a record without a mark for so many seconds was not used within the last hour
 
 
-class Limits(Frozen):
+class StoreLimits(Frozen):
     size: int  # bytes
     age: float  # seconds since the last use
 
@@ -204,15 +204,15 @@ class Trimmed(Frozen):
     kept: int  # bytes
 
 
-def limits_of(directory: Path) -> Limits:
+def limits_of(directory: Path) -> StoreLimits:
     """Return the limits of a cache: a tenth of the disk that it is on, at least 10 GB, and 60 days."""
     size = 10**10
     with contextlib.suppress(OSError):
         size = max(size, shutil.disk_usage(directory).total // 10)
-    return Limits(size, 60 * DAY)
+    return StoreLimits(size, 60 * DAY)
 
 
-def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimmed | None:
+def maybe_trim(store: Store, limits: StoreLimits, now: float | None = None) -> Trimmed | None:
     """Trim a writable store, unless it was trimmed within the last day; return the numbers of removed files."""
     moment = time.time() if now is None else now
     mark = store.directory / "trimmed"
@@ -226,10 +226,10 @@ def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimme
         os.utime(mark, (moment, moment))
     except OSError:
         return None
-    return trim(store.directory, limits, moment)
+    return trim_store(store.directory, limits, moment)
 
 
-def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
+def trim_store(directory: Path, limits: StoreLimits, now: float) -> Trimmed:
     """Remove damaged, unfinished and old files, then files above the size limit; keep files of the last hour."""
     contents = read_contents(directory)
     removed = [record for record in choose_records(contents, limits, now) if remove_unused(record.path, record.stat)]
@@ -245,7 +245,7 @@ def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
     return Trimmed(len(removed), len(lost), len(leftovers), freed, contents.size())
 
 
-def choose_records(contents: Contents, limits: Limits, now: float) -> list[StoredRecord]:
+def choose_records(contents: StoreContents, limits: StoreLimits, now: float) -> list[StoredRecord]:
     """Return the records to remove: incomplete and old records, then the least recently used until the rest fits."""
     users = contents.users()
     size = contents.size() - sum(blob.stat.st_size for blob in unreferenced(contents, now))
@@ -256,18 +256,18 @@ def choose_records(contents: Contents, limits: Limits, now: float) -> list[Store
         spare = unused > KEPT and (incomplete or unused > limits.age or size > limits.size)
         if spare or record.record is None:
             chosen.append(record)
-            size -= record.stat.st_size + release(record, users, contents)
+            size -= record.stat.st_size + release_blobs(record, users, contents)
     return chosen
 
 
-def unreferenced(contents: Contents, now: float) -> list[StoredBlob]:
+def unreferenced(contents: StoreContents, now: float) -> list[StoredBlob]:
     if contents.unreadable:  # the blobs of unreadable records are unknown
         return []
     users = contents.users()
     return [blob for digest, blob in contents.blobs.items() if not users[digest] and is_old(blob.stat, now)]
 
 
-def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> int:
+def release_blobs(record: StoredRecord, users: dict[str, int], contents: StoreContents) -> int:
     """Take `record` out of the counts in `users`; return the size of the blobs that no other record refers to."""
     alone = 0
     for digest in record.blobs:
@@ -291,8 +291,8 @@ def remove_leftover(path: Path, now: float) -> bool:
     return True
 
 
-def remove_history(folder: Path, limits: Limits, now: float) -> None:
-    for path in walk(folder):
+def remove_history(folder: Path, limits: StoreLimits, now: float) -> None:
+    for path in walk_files(folder):
         with contextlib.suppress(OSError):
             if now - path.stat().st_mtime > max(limits.age, KEPT):
                 path.unlink()
@@ -305,7 +305,7 @@ def remove_empty_folders(directory: Path) -> None:
                 folder.rmdir()
 
 
-def clear(directory: Path) -> None:
+def clear_store(directory: Path) -> None:
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):

@@ -34,15 +34,15 @@ def make_folder(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             parent.mkdir(mode=0o700)
             # the umask may have removed bits of the mode
-            parent.chmod(0o2770 if is_shared(parent.parent) else 0o700)
+            parent.chmod(0o2770 if is_group_shared(parent.parent) else 0o700)
 
 
-def is_shared(folder: Path) -> bool:
+def is_group_shared(folder: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 def file_mode(folder: Path) -> int:
-    return 0o660 if is_shared(folder) else 0o600
+    return 0o660 if is_group_shared(folder) else 0o600
 
 
 def in_folder(folder: Path, action: Callable[[], Result]) -> Result:
@@ -200,7 +200,7 @@ def reason_to_distrust(directory: Path) -> str | None:
     trusted = (os.getuid(), 0)
     above: Path | None = None  # the folder that holds the next step, if writable for every user
     try:
-        for step in way_to(directory):
+        for step in walk_path(directory):
             status = step.lstat()
             if above is not None and status.st_uid not in trusted:  # the owner of the step can still replace the step
                 return f"{step} belongs to another user"
@@ -238,7 +238,7 @@ def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
     return None
 
 
-def way_to(path: Path) -> Iterator[Path]:
+def walk_path(path: Path) -> Iterator[Path]:
     """Yield each folder and each link on the way to a path, from the root on, following links step by step."""
     absolute = path.absolute()
     here, left = Path(absolute.anchor), list(reversed(absolute.parts[1:]))

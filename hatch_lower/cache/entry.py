@@ -70,7 +70,7 @@ def check_record(key: str, found: object) -> Record | None:
     return {**record, "digest": found["digest"]} if whole else None
 
 
-def kind_of(components: Mapping[str, object]) -> str:
+def find_record_kind(components: Mapping[str, object]) -> str:
     if isinstance(components.get("kind"), str):
         return str(components["kind"])
     return next((kind for name, kind in KINDS if name in components), "other")
@@ -78,7 +78,7 @@ def kind_of(components: Mapping[str, object]) -> str:
 
 def is_own_key(key: str, components: Mapping[str, object]) -> bool:
     """Return whether a key is the digest of the components; True for kinds of entries with other keys."""
-    if kind_of(components) not in HASHED:
+    if find_record_kind(components) not in HASHED:
         return True
     return digest_of({name: value for name, value in components.items() if name not in BESIDE}) == key
 
@@ -107,7 +107,7 @@ def fetch_record(
     kept = set()
 
     def keep(digest: str, write: Callable[[Path], bool]) -> bool:
-        if digest not in kept and (holds(digest) or receive(blob_path(digest), digest, write)):
+        if digest not in kept and (holds(digest) or receive_blob(blob_path(digest), digest, write)):
             kept.add(digest)
         return digest in kept
 
@@ -115,7 +115,7 @@ def fetch_record(
     return record if record is not None and all(blob in kept or holds(blob) for blob in record["blobs"]) else None
 
 
-def receive(path: Path, digest: str, write: Callable[[Path], bool]) -> bool:
+def receive_blob(path: Path, digest: str, write: Callable[[Path], bool]) -> bool:
     with temporary_beside(path) as part:  # the file is renamed only with the right contents
         if not write(part) or sha256_file(part) != digest:
             return False

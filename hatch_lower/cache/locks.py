@@ -1,8 +1,8 @@
 """Locks between builds on one machine, and files and folders that a running build holds.
 
 A build that needs a result which another build is making waits for that build. The lock only saves work: files of the
-store are whole or absent without any lock. So where locks are not available, or not released in time, the build goes on
-without the lock.
+store are whole or absent without any lock. So where locks are not available, or not released in time, the build goes
+on without the lock.
 
 A build holds its private files and folders until the process ends, even by a kill. Private files without a holder were
 left by a killed build, and are removed. On Windows, which lacks locks of this kind, no files are removed.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.codec import Damage, decode, encode, read_integer, shown
+from hatch_lower.format.codec import Damage, decode, encode, read_integer, show_value
 from hatch_lower.format.values import Digest, Natural
 
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -31,7 +31,7 @@ def read_instruction(value: object) -> int | str:
 
 def read_suffix(value: object) -> str:
     if not isinstance(value, str) or SUFFIX.fullmatch(value) is None:
-        raise Damage(f"{shown(value)} instead of the end of a file's name")
+        raise Damage(f"{show_value(value)} instead of the end of a file's name")
     return value
 
 

@@ -67,13 +67,13 @@ def has_partitions(store: Store, record: RecipeRecord) -> bool:
     return all(store.has(partition) for partition in record.partitions)
 
 
-def is_shared(store: Store, key: str) -> bool:
+def is_recipe_shared(store: Store, key: str) -> bool:
     """Return whether the shared cache has a record and the record's partitions."""
     record = find_recipe(store, key)
     return record is not None and all(store.is_shared(each) for each in (key, *record.partitions))
 
 
-def is_whole(store: Store, key: str) -> bool:
+def is_recipe_whole(store: Store, key: str) -> bool:
     """Return whether a build can find a record and the record's partitions."""
     record = find_recipe(store, key)
     return record is not None and has_partitions(store, record)

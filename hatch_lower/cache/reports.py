@@ -48,7 +48,7 @@ def report_blobs(value: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*(file["sha256"] for file in (*value["files"], *value["beside"])), *forms]))
 
 
-def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
+def read_model_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
     """Return the parts of a stored report that packaging needs, or `None` for an unusable report.
 
     `level` is the level of reuse at which the report was found.
@@ -98,11 +98,11 @@ def is_file_name(path: str) -> bool:
 
 
 def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
-    """Return a complete stored report, slower than `read_result`; `None` also for a report that cannot be packaged."""
+    """Return a complete stored report, slower than `read_model_result`; `None` also if a field is missing."""
     from hatch_lower.format.codec import decode
     from hatch_lower.format.record import ModelReport
 
-    result = read_result(store, value, level)
+    result = read_model_result(store, value, level)
     if result is None:
         return None
     try:

@@ -63,7 +63,7 @@ def times_of_devices(table: Path = TABLE) -> dict[int, Times] | None:
     return found
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     device: int
     inode: int
     mode: int
@@ -72,11 +72,11 @@ class State(NamedTuple):
     changed: int  # nanoseconds
 
     @classmethod
-    def of(cls, found: os.stat_result) -> State:
+    def of(cls, found: os.stat_result) -> FileState:
         return cls(found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @classmethod
-    def read(cls, text: str) -> State:
+    def read(cls, text: str) -> FileState:
         return cls(*(int(number, 16) for number in text.removesuffix(",").split(",")))
 
     def text(self) -> str:
@@ -105,7 +105,7 @@ class StatCache:
 
     def digest_of_record(self, path: str | Path) -> str:
         """Return the sha256 of the installed contents that a RECORD lists, the same for each place and installer."""
-        return self._digest(os.path.abspath(path), RECORD_MARK, record_digest)
+        return self._digest(os.path.abspath(path), RECORD_MARK, digest_record_rows)
 
     def _digest(self, path: str, mark: str, digest_of: Callable[[BinaryIO], str]) -> str:
         name = path + mark
@@ -162,7 +162,7 @@ class StatCache:
         return self._times[device]
 
 
-def record_digest(file: BinaryIO) -> str:
+def digest_record_rows(file: BinaryIO) -> str:
     return sha256_bytes(installed_rows(file.read()))
 
 

@@ -6,9 +6,9 @@
 <directory>/v1/locks/<level>-<nnn>        empty; held by a build while it makes a result
 ```
 
-Every file is written under a temporary name and renamed, so a reader sees a complete file or no file. Every read checks
-the digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time is the time of
-its last use. A blob lives as long as a record refers to the blob (`cache/contents.py`).
+Every file is written under a temporary name and renamed, so a reader sees a complete file or no file. Every read
+checks the digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time is
+the time of its last use. A blob lives as long as a record refers to the blob (`cache/contents.py`).
 
 Cached results that are being run: if the process dies meanwhile, the store forgets these results.
 

@@ -12,8 +12,8 @@ import click
 
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show
-from hatch_lower.cli.wheels import newest, wheels_in
-from hatch_lower.driver.contents import Contents
+from hatch_lower.cli.wheels import find_wheels, newest
+from hatch_lower.driver.contents import WheelModels
 from hatch_lower.errors import CacheError, ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.outside import find_project, open_project
@@ -51,7 +51,7 @@ def target_of(text: str) -> str | Path:
 def wheel_at(path: Path) -> Path:
     if not path.is_dir() or (path / "pyproject.toml").exists():
         return path
-    wheels = wheels_in(path)
+    wheels = find_wheels(path)
     if not wheels:
         return path
     wheel = newest(wheels)
@@ -65,7 +65,7 @@ def project_here(root: Path | None) -> Project | None:
     return find_project(Path()) if root is None else open_project(root)
 
 
-def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
+def choose_model(folders: list[WheelModels], model: str | None) -> tuple[WheelModels, str, ModelEntry]:
     every = [(contents, name) for contents in folders for name in contents.models]
     chosen = [row for row in every if model is None or row[1] == model]
     if len(chosen) != 1:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.cli.arguments import OUTPUT, project_here, target_of
-from hatch_lower.cli.output import show, show_error, write_document
+from hatch_lower.cli.output import show, show_error, write_output_file
 from hatch_lower.errors import ConfigError, LowerError, PackageError, printable
 
 if TYPE_CHECKING:
     from hatch_lower.cli.measure.command import Tell
     from hatch_lower.cli.measure.gate import Result, Task
-    from hatch_lower.cli.measure.side import Side
+    from hatch_lower.cli.measure.side import BenchSide
     from hatch_lower.hatch.project import Project
 
 BROKEN, UNMEASURED = 1, 2  # exit statuses
@@ -80,9 +80,9 @@ def bench(
     """
     if against is not None and against_rev is not None:
         raise click.UsageError("`--against` and `--against-rev` exclude each other.")
-    from hatch_lower.cli.bench_text import report_lines
+    from hatch_lower.cli.bench_text import bench_lines
     from hatch_lower.cli.measure import figures as statistics
-    from hatch_lower.cli.measure.gate import Task, run
+    from hatch_lower.cli.measure.gate import Task, measure_sides
     from hatch_lower.cli.measure.project import built_revision
     from hatch_lower.driver.child_guards import ending_on_signals
 
@@ -101,7 +101,7 @@ def bench(
             )
             if project is not None:
                 task = with_project(task, project, stack)
-            second: AbstractContextManager[Side] | None = None
+            second: AbstractContextManager[BenchSide] | None = None
             if against is not None:
                 second = open_target(target_of(against), tell)
             elif against_rev is not None:
@@ -110,12 +110,12 @@ def bench(
                 task = replace(task, second=stack.enter_context(second))
             if against is not None:
                 task = with_titles(task, target, against)
-            result = run(task, tell)
+            result = measure_sides(task, tell)
             texts = report_texts(task, result, root or Path(), json_file, markdown_file)
         titles = [side.title for side in task.sides.values()]
-        show(report_lines(titles, result))
+        show(bench_lines(titles, result))
         for path, text, append in texts:
-            write_document(path, text, "report", append=append)
+            write_output_file(path, text, "report", append=append)
     except LowerError as error:
         show_error(error)
         context.exit(UNMEASURED)
@@ -147,7 +147,7 @@ def report_texts(
         texts.append((json_file, report_text(task.sides, figures, result.measured, result.rows, root), False))
     if markdown_file is not None:
         titles = [side.title for side in task.sides.values()]
-        texts.append((markdown_file, markdown_text(titles, result, difference_lines(task)), True))
+        texts.append((markdown_file, markdown_text(titles, result, diff_lines(task)), True))
     return texts
 
 
@@ -189,7 +189,7 @@ def with_titles(task: Task, first: str, second: str) -> Task:
     return replace(task, first=replace(task.first, title=titles[0]), second=replace(task.second, title=titles[1]))
 
 
-def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
+def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[BenchSide]:
     from hatch_lower.cli.measure.project import built_project, is_project
     from hatch_lower.cli.measure.side import open_side
 
@@ -198,15 +198,15 @@ def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
     return open_side(target)
 
 
-def difference_lines(task: Task) -> list[str]:
+def diff_lines(task: Task) -> list[str]:
     """Return the lines of `hatch-lower diff B A`."""
-    from hatch_lower.cli.diff import report_lines
-    from hatch_lower.driver.diff.models import compare_models, side_of
+    from hatch_lower.cli.diff import model_change_lines
+    from hatch_lower.driver.diff.models import compare_models, models_of_folders
 
     if task.second is None:
         return []
-    first, second = (side_of(side.title, side.contents) for side in (task.second, task.first))
-    return list(report_lines(first.title, second.title, compare_models(first, second)))
+    first, second = (models_of_folders(side.title, side.contents) for side in (task.second, task.first))
+    return list(model_change_lines(first.title, second.title, compare_models(first, second)))
 
 
 @contextmanager

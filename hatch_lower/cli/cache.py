@@ -26,7 +26,7 @@ from hatch_lower.hatch.outside import open_project
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.cache.contents import Entry, Limits, Survey
+    from hatch_lower.cache.contents import RecordDescription, StoreLimits, Survey
     from hatch_lower.driver.audit import Audit
 
 VERSION_FOLDER = re.compile(r"v\d+")  # each version of the cache's format has a folder
@@ -52,8 +52,8 @@ def info(as_json: bool) -> None:
         page(info_lines(report))
 
 
-def info_report(store: Store, contents: Survey, limits: Limits) -> Report:
-    kinds: dict[str, list[Entry]] = {}
+def info_report(store: Store, contents: Survey, limits: StoreLimits) -> Report:
+    kinds: dict[str, list[RecordDescription]] = {}
     for entry in sorted(contents.entries, key=lambda entry: entry.kind):
         kinds.setdefault(entry.kind, []).append(entry)
     return {
@@ -115,14 +115,14 @@ def trim(max_gigabytes: float | None, max_days: int | None) -> None:
 
     Results that were used within two hours stay.
     """
-    from hatch_lower.cache.contents import Limits, limits_of
-    from hatch_lower.cache.contents import trim as trim_store
+    from hatch_lower.cache.contents import StoreLimits, limits_of
+    from hatch_lower.cache.contents import trim_store as trim_store
 
     with changing() as directory:
         limits = limits_of(directory)
         size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
         age = limits.age if max_days is None else max_days * DAY
-        done = trim_store(directory, Limits(size, age), time.time())
+        done = trim_store(directory, StoreLimits(size, age), time.time())
     parts = {"result": done.records, "blob": done.blobs, "unfinished file": done.leftovers}
     removed = ", ".join(count(number, noun) for noun, number in parts.items() if number) or "nothing"
     show([f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left"])
@@ -134,7 +134,7 @@ def clear() -> None:
 
     Results of other versions of hatch-lower are deleted, too.
     """
-    from hatch_lower.cache.contents import clear as clear_store
+    from hatch_lower.cache.contents import clear_store as clear_store
 
     with changing() as directory:
         folders = [folder for folder in version_folders(directory.parent) if folder != directory]
@@ -152,7 +152,7 @@ def repair(context: click.Context) -> None:
 
     Ends with status 1 if a file was damaged.
     """
-    from hatch_lower.cache.contents import repair as repair_store
+    from hatch_lower.cache.contents import repair_store as repair_store
     from hatch_lower.cache.contents import survey
 
     directory = open_here().directory
@@ -172,7 +172,7 @@ def audit(root: Path, rate: float) -> None:
     Fails if an export differs from the stored result. Run the command in the environment of the project's builds. A
     rate below 1 takes a random sample.
     """
-    from hatch_lower.driver.audit import audit as run_audit
+    from hatch_lower.driver.audit import audit_results as run_audit
     from hatch_lower.driver.context import build_context
     from hatch_lower.events import LineReporter
 

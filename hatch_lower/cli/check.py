@@ -12,7 +12,7 @@ import click
 
 from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import count, show_report
-from hatch_lower.driver.contents import Place, places_of
+from hatch_lower.driver.contents import Place, loadable_places
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.hatch.terminal import table_lines
@@ -59,12 +59,12 @@ def check(
     The packaged inputs are run. Ends with status 1 if an output differs, or a file is damaged or missing, and with
     status 3 if no method could be compared.
     """
-    with places_of(target_of(name)) as places:
+    with loadable_places(target_of(name)) as places:
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.numbers import Tolerance
 
         rows = check_all(chosen, recipe, Tolerance(rtol, atol), name)
-    show_report([row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
+    show_report([check_row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     compared = any(row.status == "ok" for row in rows)
     context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
 
@@ -91,12 +91,12 @@ def choose(
 def check_all(
     chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance, name: str
 ) -> list[CheckRow]:
-    from hatch_lower.runtime.check import check_model
+    from hatch_lower.runtime.check import check_packaged_model
 
     return [
         replace(row, detail=said_of(row.detail, folder.path, place, name))
         for place, folder, model in chosen
-        for row in check_model(folder, model, recipe, tolerance)
+        for row in check_packaged_model(folder, model, recipe, tolerance)
     ]
 
 
@@ -105,11 +105,14 @@ def said_of(detail: str, folder: Path, place: str, name: str) -> str:
     return detail.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
 
 
-def row_json(row: CheckRow) -> dict[str, object]:
-    return {**finite(asdict(row)), "outputs": {path: finite(asdict(each)) for path, each in row.outputs.items()}}
+def check_row_json(row: CheckRow) -> dict[str, object]:
+    return {
+        **with_infinity_text(asdict(row)),
+        "outputs": {path: with_infinity_text(asdict(each)) for path, each in row.outputs.items()},
+    }
 
 
-def finite(values: Mapping[str, object]) -> dict[str, object]:
+def with_infinity_text(values: Mapping[str, object]) -> dict[str, object]:
     return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hatch_lower.cli.arguments import choose_model, choose_recipe
 from hatch_lower.cli.output import Report
-from hatch_lower.driver.contents import Contents
+from hatch_lower.driver.contents import WheelModels
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 from hatch_lower.hatch.terminal import table_lines
 
 
 def method_report(
-    folders: Sequence[Contents], model: str | None, recipe: str | None, method: str, texts: Sequence[str]
+    folders: Sequence[WheelModels], model: str | None, recipe: str | None, method: str, texts: Sequence[str]
 ) -> Report:
     """Return the instructions of a method that match all the texts."""
     contents, model_name, entry = choose_model(list(folders), model)

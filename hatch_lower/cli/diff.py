@@ -13,7 +13,7 @@ from hatch_lower.cli.output import show_error, show_report
 from hatch_lower.errors import LowerError, size_text
 
 if TYPE_CHECKING:
-    from hatch_lower.driver.diff.difference import Change
+    from hatch_lower.driver.diff.difference import DocumentChange
 
 NOUNS = {"models": "model", "recipes": "recipe", "methods": "method", "tensors": "tensor", "files": "file"}
 NOUNS |= {"tools": "tool", "requirements": "requirement", "components": "component", "operations": "operation"}
@@ -45,11 +45,11 @@ def diff(context: click.Context, first: str, second: str, as_json: bool) -> None
         "equal": not changes,
         "changes": [asdict(change) for change in changes],
     }
-    show_report(report, as_json, lambda _: report_lines(sides[0].title, sides[1].title, changes))
+    show_report(report, as_json, lambda _: model_change_lines(sides[0].title, sides[1].title, changes))
     context.exit(1 if changes else 0)
 
 
-def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator[str]:
+def model_change_lines(first: str, second: str, changes: Sequence[DocumentChange]) -> Iterator[str]:
     yield f"- {first}"
     yield f"+ {second}"
     if not changes:

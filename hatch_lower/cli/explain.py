@@ -76,10 +76,10 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
 
 def last_report(last: BuildHistory, models: Sequence[str]) -> Report:
     known = [name for name in models if name in last.models]
-    return {"version": last.version, "models": {name: model_report(last.models[name]) for name in known}}
+    return {"version": last.version, "models": {name: explained_model(last.models[name]) for name in known}}
 
 
-def model_report(model: ModelHistory) -> Report:
+def explained_model(model: ModelHistory) -> Report:
     return {
         "level": model.level,
         "changes": list(model.changes),
@@ -114,7 +114,7 @@ def explain_lines(report: Report) -> Iterator[str]:
     else:
         yield "last build"
         for name, model in last["models"].items():
-            yield from last_lines(name, model)
+            yield from last_build_lines(name, model)
     yield ""
     if report["cache"] == "off":
         yield "next build: everything, for the cache is off"
@@ -132,7 +132,7 @@ def gone_hint(model: Report) -> str:
     return seen or "build, or run this command in the environment that builds"
 
 
-def last_lines(name: str, model: Report) -> Iterator[str]:
+def last_build_lines(name: str, model: Report) -> Iterator[str]:
     yield f"  {name}: {LEVELS[model['level']]}"
     common = common_reasons(model["reasons"])
     yield from block("all methods" if len(model["reasons"]) > 1 else "why", common)

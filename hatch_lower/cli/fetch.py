@@ -9,9 +9,9 @@ import click
 
 from hatch_lower.cli.arguments import json_option, target_of
 from hatch_lower.cli.output import Report, count, show_report
-from hatch_lower.driver.contents import Contents, find_contents
+from hatch_lower.driver.contents import WheelModels, find_contents
 from hatch_lower.errors import ProgramError, nearest, size_text
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.hatch.terminal import table_lines
 
 
@@ -40,13 +40,13 @@ def fetch(name: str, model: str | None, to: Path | None, origins: tuple[str, ...
     """
     from hatch_lower.runtime.obtain import fetch_sources  # imports libraries for connections, which takes long
 
-    sources = list(sources_of(find_contents(target_of(name)), model, name))
+    sources = list(model_sources(find_contents(target_of(name)), model, name))
     files = fetch_sources(sources, to, origins)
     report = [{"url": file.url, "path": str(file.path), "size": file.size, "fetched": file.is_new} for file in files]
-    show_report(report, as_json, lambda rows: summary_lines(rows, to))
+    show_report(report, as_json, lambda rows: fetched_lines(rows, to))
 
 
-def sources_of(folders: Sequence[Contents], model: str | None, name: str) -> Iterator[Source]:
+def model_sources(folders: Sequence[WheelModels], model: str | None, name: str) -> Iterator[WeightsSource]:
     known = sorted({each for contents in folders for each in contents.models})
     if model is not None and model not in known:
         raise ProgramError(
@@ -58,7 +58,7 @@ def sources_of(folders: Sequence[Contents], model: str | None, name: str) -> Ite
                 yield from weights.sources
 
 
-def summary_lines(files: Sequence[Report], to: Path | None) -> Iterator[str]:
+def fetched_lines(files: Sequence[Report], to: Path | None) -> Iterator[str]:
     if not files:
         yield "nothing to fetch: all weights are in the wheel"
         return

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.cli.arguments import root_option
 from hatch_lower.cli.output import show
-from hatch_lower.cli.scaffold import Package, find_package, package_of, weights_globs, write_stub
+from hatch_lower.cli.scaffold import Package, find_package, module_package, weights_globs, write_stub
 from hatch_lower.config.requirements import OWN_NAME, read_requirement
 from hatch_lower.config.settings import HOOK_PATH, Recipe
 from hatch_lower.config.tables import BackendChoice
@@ -55,7 +55,7 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
                 f"there is no backend `{backend}`", where="`--backend`", found=nearest(backend, installed)
             )
     project = table["project"]["name"]
-    package = (package_of(path.parent, export.partition(":")[0]) if export else None) or find_package(
+    package = (module_package(path.parent, export.partition(":")[0]) if export else None) or find_package(
         path.parent, project
     )
     try:
@@ -165,7 +165,9 @@ def edit_build_system(document: TOMLDocument, declared: Declared, was_setuptools
     system = table_at(document, "build-system")
     extras = sorted({*declared.backends} & {*(importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or [])})
     own = f"{OWN_NAME}[{','.join(extras)}]" if extras else OWN_NAME
-    requires = [text for text in system.get("requires", []) if not (was_setuptools and name_of(text) in REPLACED)]
+    requires = [
+        text for text in system.get("requires", []) if not (was_setuptools and requirement_name(text) in REPLACED)
+    ]
     kept = [HATCHLING if text == "hatchling" else text for text in requires]
     set_list(system, "requires", with_needed(kept, [HATCHLING, own, f"torch=={minor_of_torch()}.*"]))
     system["build-backend"] = "hatchling.build"
@@ -215,14 +217,14 @@ def minor_of_torch() -> str:
 
 def with_needed(given: Sequence[str], needed: Sequence[str]) -> list[str]:
     """Return the given requirements, then the needed requirements of distributions that are not given."""
-    names = {name_of(text) for text in given}
-    mine = {name_of(text): text for text in needed}
+    names = {requirement_name(text) for text in given}
+    mine = {requirement_name(text): text for text in needed}
     # a requirement of hatch-lower without extras gets the needed extras
     kept = [mine.get(OWN_NAME, text) if text.strip() == OWN_NAME else text for text in given]
-    return [*kept, *(text for text in needed if name_of(text) not in names)]
+    return [*kept, *(text for text in needed if requirement_name(text) not in names)]
 
 
-def name_of(text: str) -> str:
+def requirement_name(text: str) -> str:
     requirement = read_requirement(text)
     return "" if requirement is None else canonicalize_name(requirement.name)
 

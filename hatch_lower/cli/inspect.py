@@ -21,16 +21,24 @@ from hatch_lower.cli.page.operations import (
     outside_reports,
     undelegated_reports,
 )
-from hatch_lower.driver.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
+from hatch_lower.driver.contents import OpenedModel, OpenedRecipe, WheelModels, find_contents, sbom_text
 from hatch_lower.driver.installation import Sizes, installed_sizes
 from hatch_lower.errors import ProgramError, size_text
 from hatch_lower.hatch.terminal import table_lines
-from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
+from hatch_lower.runtime.installed import (
+    EagerEntry,
+    InstalledModel,
+    find_recording_distributions,
+    models_of,
+    read_field,
+)
 
 
 def installed_report() -> list[Report]:
     return [
-        row for owner, distribution in sorted(recording().items()) for row in distribution_report(owner, distribution)
+        row
+        for owner, distribution in sorted(find_recording_distributions().items())
+        for row in distribution_report(owner, distribution)
     ]
 
 
@@ -123,7 +131,7 @@ def inspect(
     folders = find_contents(target)
     if method is None:
         sizes: Sizes = {}
-        show_report([contents_report(contents, sizes) for contents in folders], as_json, report_lines)
+        show_report([contents_report(contents, sizes) for contents in folders], as_json, inspection_lines)
         return
     report = method_report(folders, model, recipe, method, texts)
     if as_json:
@@ -133,25 +141,25 @@ def inspect(
         page([title, "", *debug_lines(report["instructions"])])
 
 
-def report_lines(reports: Sequence[Report]) -> Iterator[str]:
+def inspection_lines(reports: Sequence[Report]) -> Iterator[str]:
     for position, report in enumerate(reports):
         if position:
             yield ""
         yield from contents_lines(report)
 
 
-def contents_report(contents: Contents, sizes: Sizes) -> Report:
+def contents_report(contents: WheelModels, sizes: Sizes) -> Report:
     manifest = contents.manifest
     return {
         "place": contents.place,
         "distribution": manifest.distribution,
         "version": manifest.version,
         "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
-        "models": {name: model_report(contents.model(name), sizes) for name in contents.models},
+        "models": {name: inspected_model(contents.model(name), sizes) for name in contents.models},
     }
 
 
-def model_report(model: LoweredModel, sizes: Sizes) -> Report:
+def inspected_model(model: OpenedModel, sizes: Sizes) -> Report:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     storages = {storage.key: storage for plan in plans for storage in plan.storages}
     weights = model.contents.weights(model.name)
@@ -166,7 +174,7 @@ def model_report(model: LoweredModel, sizes: Sizes) -> Report:
     }
 
 
-def recipe_report(recipe: LoweredRecipe, installed: Sizes) -> Report:
+def recipe_report(recipe: OpenedRecipe, installed: Sizes) -> Report:
     sizes = {delegate.path: delegate.size for delegate in recipe.entry.delegates}
     installation = installed_sizes(recipe.entry.requirements, installed)
     return {

@@ -22,7 +22,7 @@ from hatch_lower.cli.arguments import (
     target_of,
 )
 from hatch_lower.cli.output import Report, show, show_report
-from hatch_lower.driver.contents import Contents, find_contents
+from hatch_lower.driver.contents import WheelModels, find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.hatch.outside import open_project
 
@@ -74,7 +74,7 @@ def localize(
     """
     from hatch_lower.pipeline.localize.finding import Localization
 
-    root, model_name, contents = find_sources(name, model)
+    root, model_name, contents = find_localized_project(name, model)
     wanted = Localization(
         seconds,
         recipe or "",
@@ -86,16 +86,16 @@ def localize(
     report = {
         "schema": SCHEMA,
         "model": model_name,
-        "same_program": None if contents is None else is_same(contents, model_name, recipe, found),
+        "same_program": None if contents is None else has_same_delegates(contents, model_name, recipe, found),
         "findings": [asdict(finding) for finding in found.findings],
     }
-    show_report(report, as_json, lambda known: report_lines(known, found))
+    show_report(report, as_json, lambda known: finding_report_lines(known, found))
     context.exit(1 if any(finding.is_wrong for finding in found.findings) else 0)
 
 
 def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
     from hatch_lower.driver.context import build_context
-    from hatch_lower.driver.units import localize as look
+    from hatch_lower.driver.units import localize_in_child as look
     from hatch_lower.events import LineReporter
 
     reporter = LineReporter(lambda line: show([line], err=True))
@@ -104,7 +104,7 @@ def findings_of(root: Project, model: str, wanted: Localization) -> Findings:
         return look(context, model, wanted)
 
 
-def find_sources(name: str, model: str | None) -> tuple[Project, str, Contents | None]:
+def find_localized_project(name: str, model: str | None) -> tuple[Project, str, WheelModels | None]:
     """Return the project, the name of its model, and the contents of the wheel or installed package, if named."""
     target = target_of(name)
     here = project_here(None)
@@ -126,14 +126,14 @@ def find_sources(name: str, model: str | None) -> tuple[Project, str, Contents |
     return open_project(folder), model_name, contents
 
 
-def is_same(contents: Contents, model: str, recipe: str | None, found: Findings) -> bool:
+def has_same_delegates(contents: WheelModels, model: str, recipe: str | None, found: Findings) -> bool:
     """Return whether the named wheel or installed package has the delegates of the project."""
     entry = contents.manifest.models[model]
     plan = contents.plan(entry.recipes[choose_recipe(model, entry, recipe)])
     return {delegate.file for delegate in plan.delegates} == set(found.delegates)
 
 
-def report_lines(report: Report, found: Findings) -> Iterator[str]:
+def finding_report_lines(report: Report, found: Findings) -> Iterator[str]:
     from hatch_lower.pipeline.localize.finding import finding_lines
 
     for finding in found.findings:

@@ -44,7 +44,7 @@ def new_backend(name: str, directory: Path | None) -> None:
     The distribution has a compile half, a run half, and tests with hatch-lower's kit, and is ready to install.
     """
     check_name(name)
-    folder = Path(renamed("demo-backend", name)) if directory is None else directory
+    folder = Path(renamed_template("demo-backend", name)) if directory is None else directory
     written = write_backend(name, folder)
     show([*map(str, written), "", f'next: cd {folder} && pip install -e ".[test]" && pytest', KIT_TIME])
 
@@ -67,10 +67,13 @@ def check_name(name: str) -> None:
 
 
 def render(name: str) -> dict[str, str]:
-    return {renamed(path, name): renamed((TEMPLATE / file).read_text("utf-8"), name) for file, path in FILES.items()}
+    return {
+        renamed_template(path, name): renamed_template((TEMPLATE / file).read_text("utf-8"), name)
+        for file, path in FILES.items()
+    }
 
 
-def renamed(text: str, name: str) -> str:
+def renamed_template(text: str, name: str) -> str:
     """Return a text of the template with the names of this backend."""
     package, prefix = f"{name}_backend", "".join(part.capitalize() for part in name.split("_"))
     names = {"demo_backend": package, "demo-backend": package.replace("_", "-"), "Demo": prefix, "demo": name}

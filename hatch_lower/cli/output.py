@@ -43,7 +43,7 @@ def show_error(error: Exception) -> None:
     click.echo("\n".join([f"{click.style('error:', fg='red', bold=True)} {first}", *rest]), err=True)
 
 
-def write_document(path: Path, text: str, noun: str, *, append: bool = False) -> int:
+def write_output_file(path: Path, text: str, noun: str, *, append: bool = False) -> int:
     """Write a file, or append to a file; return the number of written bytes."""
     try:
         with path.open("ab" if append else "wb") as file:

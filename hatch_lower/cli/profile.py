@@ -19,13 +19,13 @@ from hatch_lower.cli.arguments import (
     target_of,
 )
 from hatch_lower.cli.bench import Seconds, check_folders, open_target, progress
-from hatch_lower.cli.output import count, page, show_json, write_document
+from hatch_lower.cli.output import count, page, show_json, write_output_file
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
-    from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row
-    from hatch_lower.driver.contents import Contents
+    from hatch_lower.cli.measure.profile.rows import Profile, ProfileRow, RecipeProfile
+    from hatch_lower.driver.contents import WheelModels
     from hatch_lower.format.manifest import ModelEntry
 
 HOUR = 60 * 60
@@ -64,7 +64,7 @@ def profile(
     built. In each recipe METHOD (default: `forward`) is called with and without the timers of its engines. The project
     in this folder is built again for engines that need timers in their code (`aoti`).
     """
-    from hatch_lower.cli.measure.profile.profile import ProfileTask, find_sources, make_profile, needs_timers
+    from hatch_lower.cli.measure.profile.profile import ProfileTask, find_profiled_project, make_profile, needs_timers
     from hatch_lower.cli.measure.profile.rows import export_text
     from hatch_lower.driver.child_guards import ending_on_signals
     from hatch_lower.runtime.selection import physical_cores
@@ -75,11 +75,11 @@ def profile(
         contents, name, entry = choose_model(list(side.contents), model)
         chosen = tuple(choose_recipe(name, entry, recipe) for recipe in recipes)
         has_use = any(needs_timers(entry, recipe) for recipe in chosen or entry.order)
-        project = find_sources(place, contents.manifest) if has_use else None
+        project = find_profiled_project(place, contents.manifest) if has_use else None
         task = ProfileTask(
             side=side,
             model=name,
-            method=check_method(name, entry, method),
+            method=check_method_name(name, entry, method),
             recipes=chosen,
             inputs=inputs,
             threads=physical_cores(),
@@ -92,7 +92,7 @@ def profile(
             root = None if project is None else project.settings.root
             found = replace(found, notes=tuple(changed_lines(place, contents, entry, found, root)))
     if export is not None:
-        write_document(export, export_text(found, export), "report")
+        write_output_file(export, export_text(found, export), "report")
     if as_json:
         show_json(found.to_json())
     else:
@@ -100,7 +100,7 @@ def profile(
 
 
 def changed_lines(
-    place: str | Path, contents: Contents, entry: ModelEntry, found: Profile, project: Path | None
+    place: str | Path, contents: WheelModels, entry: ModelEntry, found: Profile, project: Path | None
 ) -> Iterator[str]:
     """Yield a line for each source file that has changed since the build."""
     from hatch_lower.cli.page.data import looks_for, texts_of
@@ -115,7 +115,7 @@ def changed_lines(
             yield f"{path} in {text.place} has changed since the build: line numbers are those of the build"
 
 
-def check_method(model: str, entry: ModelEntry, method: str) -> str:
+def check_method_name(model: str, entry: ModelEntry, method: str) -> str:
     known = {name for recipe in entry.recipes.values() for name in recipe.methods}
     if method not in known:
         raise ProgramError(f"the model `{model}` has no such method", found=nearest(method, known))
@@ -129,13 +129,14 @@ def profile_lines(profile: Profile, refused: Mapping[str, str]) -> Iterator[str]
     yield ""
     recipes = profile.recipes.items()
     rows = [
-        (name, duration(each.seconds), share(each.attributed), overhead_text(each.overhead)) for name, each in recipes
+        (name, call_time_text(each.seconds), share(each.attributed), overhead_text(each.overhead))
+        for name, each in recipes
     ]
     yield from table_lines([("recipe", "call", "attributed", "overhead"), *rows])
     yield from (f"{name}: {note}" for name, each in recipes for note in each.notes)
     yield from (f"{name} cannot run here: {reason}" for name, reason in refused.items())
     yield ""
-    yield from table_lines([("source", "module", "operation", *profile.recipes), *rows_of(profile)])
+    yield from table_lines([("source", "module", "operation", *profile.recipes), *profile_table_rows(profile)])
     yield ""
     yield from table_lines([("sum of a source line", *profile.recipes), *sums_of_lines(profile)])
 
@@ -157,12 +158,12 @@ def overhead_text(part: float) -> str:
     return share(part) if part > 0 else "within noise"
 
 
-def rows_of(profile: Profile) -> Iterator[tuple[str, ...]]:
+def profile_table_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
     """Yield the lines of the table: the longest time in any recipe first, unattributed time last."""
     times: dict[Key, dict[str, float]] = {}
     for name, recipe in profile.recipes.items():
         for row in recipe.rows:
-            own = times.setdefault(key_of(row), {})
+            own = times.setdefault(row_key(row), {})
             own[name] = own.get(name, 0.0) + row.seconds
     others: list[Mapping[str, float]] = []
     for key in sorted(times, key=lambda key: (not key[0], -max(times[key].values()))):
@@ -179,16 +180,16 @@ def rows_of(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 def cells(recipes: Mapping[str, RecipeProfile], seconds: Mapping[str, float]) -> Sequence[str]:
     return [
-        f"{duration(seconds[name])} {share(seconds[name] / recipe.seconds):>7}" if name in seconds else ""
+        f"{call_time_text(seconds[name])} {share(seconds[name] / recipe.seconds):>7}" if name in seconds else ""
         for name, recipe in recipes.items()
     ]
 
 
-def key_of(row: Row) -> Key:
+def row_key(row: ProfileRow) -> Key:
     return (row.source, row.module, row.op) if row.source else ("", "", f"{row.op} ({row.engine})")
 
 
-def duration(seconds: float) -> str:
+def call_time_text(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if abs(seconds) * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 
 from hatch_lower.cli.arguments import FILE, FOLDER, target_of
-from hatch_lower.cli.check import check_all, choose, row_json
+from hatch_lower.cli.check import check_all, check_row_json, choose
 from hatch_lower.cli.diff import change_line, titles
-from hatch_lower.cli.output import show, show_text, write_document
+from hatch_lower.cli.output import show, show_text, write_output_file
 from hatch_lower.cli.page.data import Extras, report_data
-from hatch_lower.cli.page.operations import Facts, dot_text, graphs_of, model_explorer_json
+from hatch_lower.cli.page.operations import Facts, dot_text, model_explorer_json, named_graphs
 from hatch_lower.cli.page.page import page_text
 from hatch_lower.cli.page.profiles import read_profile
-from hatch_lower.driver.contents import Contents, find_contents, places_of
+from hatch_lower.driver.contents import WheelModels, find_contents, loadable_places
 from hatch_lower.errors import ProgramError, nearest, size_text
 
 FILES = {"html": "report.html", "model-explorer": "report.json", "dot": "report.dot"}
@@ -86,11 +86,11 @@ def report(
     if str(path) == "-":
         show_text(text)
     else:
-        show([f"{path}: {size_text(write_document(path, text, 'page' if kind == 'html' else 'graph'))}"])
+        show([f"{path}: {size_text(write_output_file(path, text, 'page' if kind == 'html' else 'graph'))}"])
 
 
-def graphs_text(kind: str, label: str, folders: Sequence[Contents], only: str) -> str:
-    graphs = list(graphs_of(folders))
+def graphs_text(kind: str, label: str, folders: Sequence[WheelModels], only: str) -> str:
+    graphs = list(named_graphs(folders))
     chosen = [graph for graph in graphs if fnmatchcase(graph.name, only)]
     if not chosen:
         raise ProgramError("there is no such graph", where=label, found=nearest(only, [graph.name for graph in graphs]))
@@ -99,7 +99,7 @@ def graphs_text(kind: str, label: str, folders: Sequence[Contents], only: str) -
     return json.dumps(model_explorer_json(label, chosen), ensure_ascii=False) + "\n"
 
 
-def methods_of(folders: Sequence[Contents]) -> Mapping[str, Mapping[str, object]]:
+def methods_of(folders: Sequence[WheelModels]) -> Mapping[str, Mapping[str, object]]:
     methods = {}
     for contents in folders:
         for model in contents.models:
@@ -109,10 +109,10 @@ def methods_of(folders: Sequence[Contents]) -> Mapping[str, Mapping[str, object]
 
 
 def check_rows(target: str | Path, name: str) -> list[Facts]:
-    with places_of(target) as places:
+    with loadable_places(target) as places:
         from hatch_lower.runtime.numbers import Tolerance
 
-        return [row_json(row) for row in check_all(choose(places, name, None, None), None, Tolerance(), name)]
+        return [check_row_json(row) for row in check_all(choose(places, name, None, None), None, Tolerance(), name)]
 
 
 def changes_between(first: str | Path, second: str | Path) -> Facts:

@@ -73,7 +73,7 @@ def reproduce(
             keep_files(again, target)
             if not equal:
                 keep_diffoscope(wheel, target / again.wheel.name)
-    show_report(report, as_json, lambda _: report_lines(wheel, digest, differences))
+    show_report(report, as_json, lambda _: reproduction_lines(wheel, digest, differences))
     context.exit(0 if equal else 1)
 
 
@@ -110,7 +110,7 @@ def keep_diffoscope(wheel: Path, again: Path) -> None:
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
-def report_lines(wheel: Path, digest: str, differences: Sequence[Difference]) -> Iterator[str]:
+def reproduction_lines(wheel: Path, digest: str, differences: Sequence[Difference]) -> Iterator[str]:
     if not differences:
         yield f"{wheel.name} is reproducible: sha256 {digest}"
         return
@@ -127,14 +127,14 @@ def report_lines(wheel: Path, digest: str, differences: Sequence[Difference]) ->
             if reason and difference.reason != reason:
                 yield f"  likely reason: {reason}"
             reason = difference.reason
-            yield from difference_lines(difference)
+            yield from byte_difference_lines(difference)
         if len(listed) > SHOWN:
             yield f"  … and {len(listed) - SHOWN} more"
         if reason:
             yield f"  likely reason: {reason}"
 
 
-def difference_lines(difference: Difference) -> Iterator[str]:
+def byte_difference_lines(difference: Difference) -> Iterator[str]:
     if difference.place:
         yield f"  {difference.place}"
     if difference.first or difference.second:

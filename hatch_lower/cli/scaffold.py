@@ -83,7 +83,7 @@ def packages_below(folder: Path, source: Path, depth: int = 0) -> Iterator[Packa
             yield from packages_below(child, source, depth + 1)
 
 
-def package_of(root: Path, module: str) -> Package | None:
+def module_package(root: Path, module: str) -> Package | None:
     """Return the outermost package of a dotted module name, if the package is in the project."""
     parts = module.split(".")
     for source in (root / "src", root):

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from hatch_lower.driver.contents import MANIFEST
 
 
-def wheels_in(folder: Path) -> list[Path]:
+def find_wheels(folder: Path) -> list[Path]:
     """Return the wheels in a folder; empty for a folder that has lowered models itself."""
     if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
         return []
@@ -20,10 +20,10 @@ def wheels_in(folder: Path) -> list[Path]:
 
 def newest(wheels: Sequence[Path]) -> Path:
     """Return the last written wheel; among wheels with the same time, the greatest version."""
-    return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, version_of(wheel), wheel.name))
+    return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, wheel_version(wheel), wheel.name))
 
 
-def version_of(wheel: Path) -> Version:
+def wheel_version(wheel: Path) -> Version:
     try:
         return parse_wheel_filename(wheel.name)[1]
     except (InvalidWheelFilename, InvalidVersion):

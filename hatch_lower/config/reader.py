@@ -25,7 +25,7 @@ from hatch_lower.urls import ALLOWED, url_fault
 Table = TypeVar("Table")
 
 
-def read_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
+def read_toml_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
     """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value."""
     if not isinstance(table, Mapping):
         problems.append(f"`{path}` must be a table, found {words_for(table)}")
@@ -56,20 +56,22 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
             alone = read_value(arguments[0], value, path, problems, limits)
             return None if alone is None else (alone,)
         if not isinstance(value, list):
-            return refuse(f"`{path}` must be an array{' or a string' if 'single' in limits else ''}", value, problems)
+            return add_problem(
+                f"`{path}` must be an array{' or a string' if 'single' in limits else ''}", value, problems
+            )
         return tuple(read_item(arguments[0], item, f"{path}[{i}]", problems, limits) for i, item in enumerate(value))
     if origin is Mapping:
         kind = arguments[1]
         if not isinstance(value, Mapping):
-            return refuse(f"`{path}` must be a table{' of tables' if is_dataclass(kind) else ''}", value, problems)
+            return add_problem(f"`{path}` must be a table{' of tables' if is_dataclass(kind) else ''}", value, problems)
         return {key: read_item(kind, item, f"{path}.{quote_key(key)}", problems, limits) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
     if is_dataclass(hint):
-        return read_table(hint, value, path, problems)  # type: ignore[arg-type]
+        return read_toml_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
         listed = ", ".join(map(json.dumps, arguments))
-        return value if value in arguments else refuse(f"`{path}` must be one of {listed}", value, problems)
+        return value if value in arguments else add_problem(f"`{path}` must be one of {listed}", value, problems)
     return read_scalar(hint, value, path, problems, limits)
 
 
@@ -87,10 +89,12 @@ def read_backend(value: object, path: str, problems: list[str]) -> object:
     if isinstance(value, str) and value:
         return BackendChoice(value)
     if not isinstance(value, Mapping):
-        return refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
+        return add_problem(
+            f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems
+        )
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        return refuse(f"`{path}.name` must be a backend's name", name, problems)
+        return add_problem(f"`{path}.name` must be a backend's name", name, problems)
     return BackendChoice(name, {key: item for key, item in value.items() if key != "name"})
 
 
@@ -112,10 +116,10 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
     if good and isinstance(value, str) and "weights" in limits and value != IN_A_FILE:
         fault = url_fault(value)
         words, good = f'"{IN_A_FILE}" or {ALLOWED} ({fault})', not fault
-    return value if good else refuse(f"`{path}` must be {words}", value, problems)
+    return value if good else add_problem(f"`{path}` must be {words}", value, problems)
 
 
-def refuse(sentence: str, value: object, problems: list[str]) -> object:
+def add_problem(sentence: str, value: object, problems: list[str]) -> object:
     problems.append(f"{sentence}, found {words_for(value)}")
     return None
 

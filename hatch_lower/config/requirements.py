@@ -136,9 +136,9 @@ def names_torch(requirement: str) -> bool:
     return canonicalize_name(Requirement(requirement).name) == "torch"
 
 
-def refuse_incomplete() -> None:
+def refuse_incomplete_build() -> None:
     """Raise `ConfigError` if a package of the extra `build` is missing; a build of known models needs fewer."""
-    missing = [str(each) for each in own_requirements(["build"]) if not is_installed(each.name)]
+    missing = [str(each) for each in own_requirements(["build"]) if not is_distribution_installed(each.name)]
     if missing:
         raise ConfigError(
             "hatch-lower is installed without packages that a build needs",
@@ -147,7 +147,7 @@ def refuse_incomplete() -> None:
         )
 
 
-def is_installed(name: str) -> bool:
+def is_distribution_installed(name: str) -> bool:
     try:
         importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

@@ -94,7 +94,7 @@ def reference_markdown() -> str:
         (MethodLimits, "Limits of methods in `bench`"),
         (ModelLimits, "`[….hooks.lower.bench.models.<name>]`"),
     ):
-        sections.append(f"## {title}\n\n{summary(kind)}\n")
+        sections.append(f"## {title}\n\n{class_summary(kind)}\n")
         sections += setting_sections(kind)
     return "\n".join(sections)
 
@@ -104,7 +104,7 @@ def setting_sections(kind: type) -> Iterator[str]:
     for setting in fields(kind):
         if setting.name not in kind.__annotations__:
             continue  # described with the base class
-        default = default_of(setting)
+        default = read_default(setting)
         shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
         words = type_words(hints[setting.name], setting.metadata)
         yield f"### `{toml_key(setting.name)}`\n\n*{words}{shown}*\n\n{texts[setting.name]}\n"
@@ -114,13 +114,18 @@ def table_schema(kind: type) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     properties = {}
     for setting in fields(kind):
-        default = default_of(setting)
+        default = read_default(setting)
         properties[toml_key(setting.name)] = {
             "description": " ".join(texts[setting.name].split()),
             **value_schema(hints[setting.name], setting.metadata),
             **({} if default is None or is_dataclass(default) else {"default": default}),
         }
-    return {"type": "object", "description": summary(kind), "additionalProperties": False, "properties": properties}
+    return {
+        "type": "object",
+        "description": class_summary(kind),
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, object]:
@@ -166,7 +171,7 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     return words[hint] + least
 
 
-def default_of(each: Field[object]) -> object:
+def read_default(each: Field[object]) -> object:
     # `None` where the field's docstring has the default
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     value = each.metadata.get("default", value)
@@ -175,7 +180,7 @@ def default_of(each: Field[object]) -> object:
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
 
 
-def summary(kind: type) -> str:
+def class_summary(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "")
 
 

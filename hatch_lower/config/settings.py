@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.reader import read_table
+from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import (
     ATOL,
@@ -169,7 +169,7 @@ def read_settings(
     """
     entry_points, dependencies = project.entry_points, project.dependencies
     problems: list[str] = []
-    given = read_table(HookTable, table, path, problems)
+    given = read_toml_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
     order = tuple(recipes)
     extras = resolve_extras(given, project.optional_dependencies, path, problems)

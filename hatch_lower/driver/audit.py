@@ -1,8 +1,8 @@
 """The check that stored results still hold: models are exported again, elsewhere, and compared.
 
-Level 1 takes a stored result while the recorded inputs of the export are unchanged. An input that cannot be recorded (a
-clock, random numbers of the system) would make the result stale. So the audit exports a sample of the models with a
-valid result again, with another hash seed, working directory and locale, and requires the same result.
+Level 1 takes a stored result while the recorded inputs of the export are unchanged. An input that cannot be recorded
+(a clock, random numbers of the system) would make the result stale. So the audit exports a sample of the models with
+a valid result again, with another hash seed, working directory and locale, and requires the same result.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Audit(Frozen):
     skipped: tuple[str, ...]
 
 
-def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
+def audit_results(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     """Export a sample of the models with a valid stored result again; raise `CacheError` on a difference."""
     work = context.work
     context = replace(context, store=replace(context.store, mode="read-only"))
     known = look_up(context)
     held = {name: result.report for name, result in known.items() if result.report is not None}
     there = [model for model in context.settings.models if model.name in held]
-    sample = [model for model in there if is_chosen(digest_of(known[model.name].key), rate, seed)]
+    sample = [model for model in there if is_audited(digest_of(known[model.name].key), rate, seed)]
     (work / "temporary").mkdir()  # named in the environment
     settings = replace(context.settings, strict=False)  # links lead out of the other folder
     elsewhere = replace(settings, root=folder_of_links(settings.root, work / "elsewhere"))
@@ -62,7 +62,7 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     )
 
 
-class Exports(Frozen):
+class AuditExports(Frozen):
     """Models that were exported again."""
 
     reports: Mapping[str, ModelReport]  # by model; only the methods count
@@ -87,13 +87,13 @@ class Exports(Frozen):
         return lambda digest: self.store.read_blob(digest) or fresh.read_blob(digest)
 
 
-def export_again(context: BuildContext, models: Sequence[ModelSettings]) -> Exports:
+def export_again(context: BuildContext, models: Sequence[ModelSettings]) -> AuditExports:
     context.work.mkdir()
     answers = export_models(context, models, {}, "capture")
-    return Exports({answer.report.model: answer.report for answer in answers}, context.work, context.store)
+    return AuditExports({answer.report.model: answer.report for answer in answers}, context.work, context.store)
 
 
-def is_chosen(key: str, rate: float, seed: int) -> bool:
+def is_audited(key: str, rate: float, seed: int) -> bool:
     # the same for equal keys and seeds
     return int(digest_of([key, seed])[:13], 16) / 16**13 < rate
 

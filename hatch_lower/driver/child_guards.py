@@ -126,7 +126,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Block interrupts while a cleanup runs: a second Ctrl-C would leave files behind."""
     if not in_main_thread():  # signals arrive in the main thread
         yield

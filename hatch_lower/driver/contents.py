@@ -20,7 +20,14 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.driver.opened_wheel import ARCHIVE_ERRORS, OpenedWheel, map_part, open_wheel, plain_member, unreadable
+from hatch_lower.driver.opened_wheel import (
+    ARCHIVE_ERRORS,
+    OpenedWheel,
+    map_part,
+    open_wheel,
+    plain_member,
+    unreadable_wheel,
+)
 from hatch_lower.driver.sbom import FOLDER
 from hatch_lower.errors import ProgramError, size_text
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
@@ -29,14 +36,14 @@ from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.weights import Weights, read_weights
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder, record_digest
-from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
+from hatch_lower.runtime.files import PackagedFolder, Recorded, decode_record_digest, files_of, open_folder
+from hatch_lower.runtime.installed import EagerEntry, find_model, find_recording_distributions, models_of
 
 MANIFEST = "_lowered/manifest.json"
 SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`
 
 
-class Contents(Frozen):
+class WheelModels(Frozen):
     """The contents of a `_lowered` folder."""
 
     place: str  # the folder, and its wheel
@@ -47,11 +54,11 @@ class Contents(Frozen):
     map: Callable[[FileEntry], memoryview]  # the same for a file of any size: mapped, not held in memory
     recorded: Recorded | None = None  # the digests in the RECORD of an installed distribution
 
-    def model(self, name: str) -> LoweredModel:
+    def model(self, name: str) -> OpenedModel:
         entry = self.manifest.models[name]
         listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
-        recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
-        return LoweredModel(name, self, entry, recipes)
+        recipes = {recipe: OpenedRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
+        return OpenedModel(name, self, entry, recipes)
 
     def weights(self, name: str) -> Weights | None:
         """Return the places of a model's weights outside of the wheel; `None` if the wheel holds all weights."""
@@ -68,7 +75,7 @@ class Contents(Frozen):
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
 
 
-class LoweredRecipe(Frozen):
+class OpenedRecipe(Frozen):
     entry: RecipeEntry
     plan: Plan
     debug: Mapping[str, MethodDebug]
@@ -93,14 +100,14 @@ class LoweredRecipe(Frozen):
         }
 
 
-class LoweredModel(Frozen):
+class OpenedModel(Frozen):
     name: str
-    contents: Contents
+    contents: WheelModels
     entry: ModelEntry
-    recipes: Mapping[str, LoweredRecipe]
+    recipes: Mapping[str, OpenedRecipe]
 
 
-def find_contents(target: str | Path) -> list[Contents]:
+def find_contents(target: str | Path) -> list[WheelModels]:
     """Return the lowered models in the wheel or folder at a path, or the installed ones of a name."""
     if isinstance(target, str):
         return installed_contents(target)
@@ -115,12 +122,12 @@ def find_contents(target: str | Path) -> list[Contents]:
     return contents
 
 
-def folders_below(path: Path) -> Iterator[Contents]:
+def folders_below(path: Path) -> Iterator[WheelModels]:
     manifests = [path / "manifest.json"] if (path / "manifest.json").is_file() else sorted(path.rglob(MANIFEST))
-    return (contents_of(open_folder(manifest.parent)) for manifest in manifests)
+    return (folder_contents(open_folder(manifest.parent)) for manifest in manifests)
 
 
-def folders_in_wheel(path: Path) -> Iterator[Contents]:
+def folders_in_wheel(path: Path) -> Iterator[WheelModels]:
     wheel = open_wheel(path)
     for member in sorted(member for member in wheel.members() if member.endswith(f"/{MANIFEST}")):
         folder = member.removesuffix("/manifest.json")
@@ -128,7 +135,7 @@ def folders_in_wheel(path: Path) -> Iterator[Contents]:
         manifest = read_manifest(wheel.read(member), f"{place}/manifest.json")
         read = functools.partial(read_checked, wheel, folder)
         map_file = functools.partial(map_checked, wheel, folder)
-        yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)
+        yield WheelModels(place, manifest, tuple(sorted(manifest.models)), read, map_file)
 
 
 def read_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> bytes:
@@ -146,7 +153,7 @@ def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
     try:
         return checked(map_part(path, 0, entry.size), entry, str(path))
     except (OSError, ValueError) as error:
-        raise unreadable(str(path), error) from error
+        raise unreadable_wheel(str(path), error) from error
 
 
 Data = TypeVar("Data", bytes, memoryview)
@@ -163,12 +170,12 @@ def checked(data: Data, entry: FileEntry, where: str) -> Data:
     return data
 
 
-def installed_contents(name: str) -> list[Contents]:
+def installed_contents(name: str) -> list[WheelModels]:
     """Return the installed models called `model` or `distribution:model`, or all of a `distribution`."""
-    for owner, distribution in recording().items():
+    for owner, distribution in find_recording_distributions().items():
         if canonicalize_name(owner) == canonicalize_name(name):
             sources = {id(model.source): model.source for model in models_of(owner, distribution).values()}
-            folders = [contents_of(source) for source in sources.values() if isinstance(source, PackagedFolder)]
+            folders = [folder_contents(source) for source in sources.values() if isinstance(source, PackagedFolder)]
             if folders:
                 return folders
     try:
@@ -184,13 +191,13 @@ def installed_contents(name: str) -> list[Contents]:
             where=f"the editable install of `{model.distribution}`",
             hint='install the project editable with `editable = "lower"`, or not editable',
         )
-    return [contents_of(model.source, model.model)]
+    return [folder_contents(model.source, model.model)]
 
 
-def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
+def folder_contents(folder: PackagedFolder, model: str | None = None) -> WheelModels:
     models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
     map_file = functools.partial(map_folder, folder)
-    return Contents(str(folder.path), folder.manifest, models, folder.read, map_file, folder.recorded)
+    return WheelModels(str(folder.path), folder.manifest, models, folder.read, map_file, folder.recorded)
 
 
 def sbom_text(target: str | Path) -> str:
@@ -208,7 +215,7 @@ def sbom_text(target: str | Path) -> str:
         where, hint = target.name, "build the wheel again with a newer hatch-lower"
         find_contents(target)  # raises if there are no lowered models
     else:
-        where = f"the distribution `{find_distribution(target).name}`"
+        where = f"the distribution `{model_distribution(target).name}`"
         origin = "".join((metadata_text(target, "direct_url.json") or "").split())
         hint = "build its wheel again with a newer hatch-lower, and install that"
         if '"editable":true' in origin:
@@ -219,11 +226,11 @@ def sbom_text(target: str | Path) -> str:
 def metadata_text(target: str | Path, name: str) -> str | None:
     """Return a metadata file of a wheel or an installed distribution; `None` if missing."""
     if isinstance(target, str):
-        return find_distribution(target).read_text(name)
+        return model_distribution(target).read_text(name)
     return open_wheel(target).metadata(name)
 
 
-def find_distribution(name: str) -> Distribution:
+def model_distribution(name: str) -> Distribution:
     try:
         return Distribution.from_name(name)
     except (PackageNotFoundError, ValueError):
@@ -234,28 +241,28 @@ Place = tuple[str, PackagedFolder, tuple[str, ...]]  # the name of a folder, the
 
 
 @contextmanager
-def places_of(target: str | Path) -> Iterator[list[Place]]:
+def loadable_places(target: str | Path) -> Iterator[list[Place]]:
     """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
     if isinstance(target, str) or target.is_dir():
         yield places_in(find_contents(target), installed=isinstance(target, str))
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        yield unpack(target, Path(work).resolve())
+        yield unpack_models(target, Path(work).resolve())
 
 
-def places_in(contents: Sequence[Contents], *, installed: bool) -> list[Place]:
+def places_in(contents: Sequence[WheelModels], *, installed: bool) -> list[Place]:
     return [
         (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded, installed), each.models)
         for each in contents
     ]
 
 
-def unpack(wheel: Path, work: Path) -> list[Place]:
+def unpack_models(wheel: Path, work: Path) -> list[Place]:
     """Unpack the lowered models of a wheel into an empty folder."""
     opened = open_wheel(wheel)
     manifests = sorted(name for name in opened.members() if name.endswith(f"/{MANIFEST}"))
     if not manifests:
-        refuse_incomplete(opened)  # its build was killed, or had no hooks
+        refuse_unlowered_wheel(opened)  # its build was killed, or had no hooks
         find_contents(wheel)  # says that there are none
     recorded = recorded_below(opened, manifests)
     return [
@@ -264,7 +271,7 @@ def unpack(wheel: Path, work: Path) -> list[Place]:
     ]
 
 
-def refuse_incomplete(wheel: OpenedWheel) -> None:
+def refuse_unlowered_wheel(wheel: OpenedWheel) -> None:
     """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
     names = ("RECORD", "entry_points.txt", "METADATA")
     record, entry_points, metadata = ((wheel.metadata(name) or "").splitlines() for name in names)
@@ -286,7 +293,7 @@ def recorded_below(wheel: OpenedWheel, manifests: Collection[str]) -> dict[str, 
     """Return, by manifest, the rows of a wheel's RECORD for the manifest's folder; no rows for an unlisted manifest."""
     rows = csv.reader((wheel.metadata("RECORD") or "").splitlines())
     listed: dict[str, dict[str, str]] = {manifest.removesuffix("manifest.json"): {} for manifest in manifests}
-    for path, digest in ((row[0], record_digest(row[1])) for row in rows if len(row) > 1):
+    for path, digest in ((row[0], decode_record_digest(row[1])) for row in rows if len(row) > 1):
         for folder in (f"{parent}/" for parent in PurePosixPath(path).parents):
             if folder in listed:
                 listed[folder][path.removeprefix(folder)] = digest

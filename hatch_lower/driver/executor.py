@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hatch_lower.cache.contents import limits_of, maybe_trim
 from hatch_lower.cache.store import forget_suspects
-from hatch_lower.config.requirements import refuse_incomplete
+from hatch_lower.config.requirements import refuse_incomplete_build
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.context import BuildContext, write_site
 from hatch_lower.driver.diff.words import key_changes
@@ -29,7 +29,7 @@ from hatch_lower.driver.inputs.machine import marks_of_project
 from hatch_lower.driver.inputs.preload import built_library, preload_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import run_children
-from hatch_lower.driver.protocol import Answer, Mode, Request
+from hatch_lower.driver.protocol import Answer, ChildRequest, Mode
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
@@ -64,7 +64,7 @@ def export_models(
     units: UnitExport = NO_UNITS,  # mode `recipe`
 ) -> list[Answer]:
     """Run a child process for each model; meanwhile trim the cache, if the time has come."""
-    refuse_incomplete()
+    refuse_incomplete_build()
     settings, store, work = context.settings, context.store, context.work
     path = write_site(settings, context.view, work)
     (work / "temporary").mkdir()
@@ -74,7 +74,7 @@ def export_models(
         folder = work / "models" / model.name
         folder.mkdir(parents=True)
         log = folder / "reads.log"
-        request = Request(
+        request = ChildRequest(
             settings=settings,
             model=model.name,
             folder=folder,

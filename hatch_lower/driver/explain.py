@@ -1,7 +1,7 @@
 """Reasons why a model was lowered again, and the results of a project's last build, for `hatch-lower explain`.
 
-The differences of two builds are listed by method, the weightiest first: settings, tools, the graph, weights, names and
-example inputs. Without a difference among these, the changed files and variables of level 1 are listed: an edited
+The differences of two builds are listed by method, the weightiest first: settings, tools, the graph, weights, names
+and example inputs. Without a difference among these, the changed files and variables of level 1 are listed: an edited
 comment, for example.
 
 ```text
@@ -102,7 +102,7 @@ def explain_methods(
 def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlob) -> list[str]:
     lines: list[str] = []
     differs = (before.graph, before.names) != (after.graph, after.names)
-    old, new = (read_stored(method.form, read_blob) if differs else None for method in (before, after))
+    old, new = (read_stored_form(method.form, read_blob) if differs else None for method in (before, after))
     if before.graph != after.graph:
         lines += (differences(old, new) if old and new else []) or ["the exported graph"]
     changed = [name for name, digest in after.state.items() if before.state.get(name, digest) != digest]
@@ -110,13 +110,13 @@ def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlo
         count = f"{len(changed)} of {len(after.state)} tensors" if len(after.state) > 1 else "the one tensor"
         lines.append(f"weights{'' if lines else ' only'}: {count}")
     if before.names != after.names and before.graph == after.graph:
-        lines.append(f"names{'' if lines else ' only'}: {renamed(old, new)}")
+        lines.append(f"names{'' if lines else ' only'}: {renamed_text(old, new)}")
     if before.examples != after.examples:
         lines.append("example inputs")
     return lines
 
 
-def renamed(before: Form | None, after: Form | None) -> str:
+def renamed_text(before: Form | None, after: Form | None) -> str:
     pairs = list(zip(before.names, after.names, strict=False)) if before and after else []
     others = [f"{old} → {new}" for old, new in pairs if old != new]
     if not others:
@@ -124,7 +124,7 @@ def renamed(before: Form | None, after: Form | None) -> str:
     return others[0] if len(others) == 1 else f"{others[0]} and {len(others) - 1} more"
 
 
-def read_stored(digest: str, read_blob: ReadBlob) -> Form | None:
+def read_stored_form(digest: str, read_blob: ReadBlob) -> Form | None:
     data = read_blob(digest) if digest else None
     return read_form(data) if data is not None and sha256_bytes(data) == digest else None
 

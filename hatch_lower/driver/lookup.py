@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.cache.key import ManifestKey
-from hatch_lower.cache.reports import read_report, read_result, report_blobs, report_value
+from hatch_lower.cache.reports import read_model_result, read_report, report_blobs, report_value
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
@@ -35,7 +35,7 @@ from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import BuildContext, ProjectView
 from hatch_lower.driver.environment import COMPILER, LOADER, fixed_variables
 from hatch_lower.driver.inputs.machine import Distribution, machine_facts, marks_of_project, own_digest
-from hatch_lower.driver.inputs.present import Change, Present, changes
+from hatch_lower.driver.inputs.present import InputChange, Present, changes
 from hatch_lower.driver.inputs.record import RecordedInputs, received, secret
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.driver.sources import known_digest
@@ -68,7 +68,7 @@ class LookupResult(Frozen):
     store: Store
     result: ModelResult | None  # the valid result; `None` without one
     # the differences from the nearest earlier result; empty if there is no earlier result
-    changes: tuple[Change, ...] = ()
+    changes: tuple[InputChange, ...] = ()
     stored: Mapping[str, object] = field(default_factory=dict)
     entry: Entry | None = None
 
@@ -118,7 +118,7 @@ class ResultLookup:
         own = self._own_entries(key)
         for entry in self._those_that_hold(key, own):
             stored = self._store.find(entry[1])
-            result = None if stored is None else read_result(self._store, stored)
+            result = None if stored is None else read_model_result(self._store, stored)
             if result is not None:
                 self._keep(key, own, entry)
                 return LookupResult(key, self._store, result, (), stored, entry)

@@ -45,7 +45,7 @@ class OpenedWheel(Frozen):
                 raise ValueError(f"{size} bytes, where at most {MOST_BYTES} are read")
             return self.archive.read(plain_member(self.archive, member))
         except ARCHIVE_ERRORS as error:
-            raise unreadable(f"{self.path.name}: {member}", error) from error
+            raise unreadable_wheel(f"{self.path.name}: {member}", error) from error
 
     def map(self, member: str) -> memoryview:
         """Return the contents of a member: its part of the archive if it is stored there."""
@@ -56,7 +56,7 @@ class OpenedWheel(Frozen):
             self.archive.open(information).close()  # sees that the member begins where the directory says
             return map_part(self.path, member_start(self.path, information), information.file_size)
         except ARCHIVE_ERRORS as error:
-            raise unreadable(f"{self.path.name}: {member}", error) from error
+            raise unreadable_wheel(f"{self.path.name}: {member}", error) from error
 
     def metadata(self, name: str) -> str | None:
         """Return a file of the folder `.dist-info`; `None` if it is not there."""
@@ -100,7 +100,7 @@ def map_part(path: Path, start: int, size: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), start + size, access=mmap.ACCESS_COPY))[start:]
 
 
-def unreadable(where: str, error: Exception) -> ProgramError:
+def unreadable_wheel(where: str, error: Exception) -> ProgramError:
     return ProgramError(
         "a packaged program file cannot be read",
         where=where,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from hatch_lower.driver.context import BuildContext
-from hatch_lower.driver.protocol import REQUEST, Answer, ChildExit, Request, answer_of, cut, without_errors
+from hatch_lower.driver.protocol import REQUEST, Answer, ChildExit, ChildRequest, answer_of, cut, without_errors
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.codec import decode, write_record
@@ -35,7 +35,7 @@ REST_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class Child:
-    request: Request
+    request: ChildRequest
     process: subprocess.Popen[bytes]
     events: IO[bytes]
     began: float
@@ -63,7 +63,7 @@ class Child:
 
 
 def run_children(
-    context: BuildContext, requests: Sequence[Request], poll: Callable[[], None] = lambda: None
+    context: BuildContext, requests: Sequence[ChildRequest], poll: Callable[[], None] = lambda: None
 ) -> list[Answer]:
     """Run a child process for each request, as many at once as the settings allow; return the answers in order."""
     # an exception of `poll` ends the children
@@ -104,7 +104,7 @@ def run_children(
     return without_errors([answers[request.model] for request in requests if request.model in answers])
 
 
-def start(request: Request, environment: Mapping[str, str]) -> Child:
+def start(request: ChildRequest, environment: Mapping[str, str]) -> Child:
     read_end, write_end = os.pipe()
     events = io.FileIO(read_end)
     path = request.folder / REQUEST

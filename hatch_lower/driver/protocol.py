@@ -30,7 +30,7 @@ UNANSWERED = 75  # the exit status of a child that could not write its answer
 Mode = Literal["lower", "recipe", "capture", "localize"]
 
 
-class Request(Frozen):
+class ChildRequest(Frozen):
     settings: Settings
     model: str
     folder: Path  # for the model's files and the answer

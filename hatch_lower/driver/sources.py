@@ -94,7 +94,7 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
     taken: dict[str, Path] = {}
     for pattern in model.assets:
         here = f"`{pattern}` in the `assets` of model `{model.name}`"
-        folder = root / folder_of(pattern)
+        folder = root / pattern_folder(pattern)
         # a pattern without wildcards finds no link that leads nowhere
         found = sorted({*root.glob(pattern), *([root / pattern] if (root / pattern).is_symlink() else [])})
         dangling = [path for path in found if path.is_symlink() and not path.exists()]
@@ -122,7 +122,7 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
                 yield name, path
 
 
-def folder_of(pattern: str) -> PurePosixPath:
+def pattern_folder(pattern: str) -> PurePosixPath:
     # `tokenizer/*.json` finds `vocab.json`: the name is the path below the part without wildcards
     parts = PurePosixPath(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)

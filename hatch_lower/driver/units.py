@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import field, replace
 from pathlib import Path
 
-from hatch_lower.cache.recipes import is_shared, is_whole, read_cost
+from hatch_lower.cache.recipes import is_recipe_shared, is_recipe_whole, read_cost
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.driver.context import BuildContext
@@ -64,7 +64,7 @@ def units_of(context: BuildContext, lookup: ResultLookup, model: ModelSettings, 
     settings, store = context.settings, context.store
     whole = lookup.look_up(lookup.key_of(settings, model, context.view).components())
     known = is_known(context, whole, shared=shared)
-    there = is_shared if shared else is_whole
+    there = is_recipe_shared if shared else is_recipe_whole
     for recipe in model.recipes:
         name = unit_name(model.name, recipe)
         narrowed = replace(model, recipes=(recipe,))
@@ -207,7 +207,7 @@ def refuse_lost(context: BuildContext, names: Sequence[str], kept: Mapping[str, 
     raise CacheError(what, where=", ".join(f"`{name}`" for name in lost), found=found, hint=hint)
 
 
-def localize(context: BuildContext, model: str, wanted: Localization) -> Findings:
+def localize_in_child(context: BuildContext, model: str, wanted: Localization) -> Findings:
     """Return the wrong operations of a model, found by a child process; only partitions are kept."""
     models = {each.name: each for each in context.settings.models}
     if model not in models:

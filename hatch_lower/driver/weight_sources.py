@@ -17,12 +17,12 @@ from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.lookup import open_stats
 from hatch_lower.driver.sources import FILE, KnownSource, file_path, keep_source, known_source
 from hatch_lower.errors import CacheError, FetchError
-from hatch_lower.events import notes_of, stage
-from hatch_lower.format.weights import Source
+from hatch_lower.events import make_note_reporter, stage
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.pipeline.checkpoint import LocalSource, read_checkpoint
 from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
 from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, open_origin, refuse_offline
-from hatch_lower.runtime.origins import LIMITS, BrokenError, RefusedError
+from hatch_lower.runtime.origins import LIMITS, BrokenError, RefusedDownloadError
 from hatch_lower.runtime.sources import HUB, file_name, forbidding_variable, local_copy, weights_folders
 
 UNFINISHED = "new"  # the name of a file with an unknown digest
@@ -32,7 +32,7 @@ WHERE = "`weights` of the build hook `lower`"
 def obtain_sources(context: BuildContext, urls: Iterable[str]) -> dict[str, LocalSource]:
     """Return where the files of URLs are on this machine, after servers were asked whether they have changed."""
     store = context.store
-    note = notes_of(context.reporter, "weights", context.settings.name)
+    note = make_note_reporter(context.reporter, "weights", context.settings.name)
     stats = open_stats(store)
     found = {}
     for url in urls:
@@ -55,7 +55,7 @@ def obtain(url: str, store: Store, stats: StatCache, note: Callable[[str], None]
             return LocalSource(url, known.size, known.sha256, copy_of(url, known, stats))
         path, stamp = download_new(url)
     except FetchError as error:
-        if isinstance(error.__cause__, RefusedError):  # its hint is for users of an installed wheel
+        if isinstance(error.__cause__, RefusedDownloadError):  # its hint is for users of an installed wheel
             raise FetchError(error.what, where=error.where, found=error.found, hint=f"correct {WHERE}") from error
         raise
     size, sha256 = path.stat().st_size, stats.digest(path)
@@ -79,12 +79,12 @@ def take_known(url: str, known: KnownSource | None) -> LocalSource:
             where=url,
             hint="build once with `HATCH_LOWER_CACHE=on`",
         )
-    path = local_copy(Source(url, known.size, known.sha256))
+    path = local_copy(WeightsSource(url, known.size, known.sha256))
     return LocalSource(url, known.size, known.sha256, path or Path())
 
 
 def copy_of(url: str, known: KnownSource, stats: StatCache) -> Path:
-    source = Source(url, known.size, known.sha256)
+    source = WeightsSource(url, known.size, known.sha256)
     path = local_copy(source)
     if path is not None and stats.digest(path) == known.sha256:
         return path
@@ -105,8 +105,8 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
         # the answer for the last byte has the stamp as well
         with closing(open_origin(url, LIMITS).open(known.size - 1, known.stamp)) as stream:
             return stream.stamp == known.stamp and stream.size in (None, known.size)
-    except (BrokenError, RefusedError) as error:
-        if isinstance(error, RefusedError) and not str(error).startswith("no connection"):
+    except (BrokenError, RefusedDownloadError) as error:
+        if isinstance(error, RefusedDownloadError) and not str(error).startswith("no connection"):
             return False  # the download will raise the same error
         note(f"{url} could not be asked whether it has changed: {error}")
         return True

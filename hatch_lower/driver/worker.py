@@ -43,9 +43,9 @@ from hatch_lower.driver.inputs.strict import (
     undeclared_read,
 )
 from hatch_lower.driver.lookup import ResultLookup, keeps_promises, remember, remember_made, roots_of
-from hatch_lower.driver.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
+from hatch_lower.driver.protocol import UNANSWERED, Answer, ChildRequest, out_of_memory_error, write_answer
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
-from hatch_lower.events import Event, Reporter, notes_of, stage
+from hatch_lower.events import Event, Reporter, make_note_reporter, stage
 from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
@@ -87,7 +87,7 @@ LOWERING = ("lower", "recipe")  # the modes in which something is lowered and ke
 
 
 def main(arguments: list[str]) -> int:
-    request = read_record(Request, Path(arguments[0]))
+    request = read_record(ChildRequest, Path(arguments[0]))
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unwinding removes temporary files
     end_with_parent()
@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
     try:
         answer: Answer | LowerError = answer_request(request, reporter, environment)
     except BaseException as error:  # of a model's code or a backend, which must not end the process
-        answer = error_of(request, error)
+        answer = answered_error(request, error)
     try:
         write_answer(request.folder, answer)
     except OSError as error:
@@ -119,9 +119,9 @@ def take_environment() -> dict[str, str]:
     return environment
 
 
-def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
+def answer_request(request: ChildRequest, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
     """Return the model's report and the reasons why its inputs are unknown; keep the result if its inputs are known."""
-    warn = notes_of(reporter, "cache", request.model)
+    warn = make_note_reporter(reporter, "cache", request.model)
     remote: RemoteCache | None = open_remote(environment, request.settings.cache, warn)
     if request.outbox is not None:
         remote = Outbox(request.outbox, remote)
@@ -166,7 +166,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     return replace(answer, unknown=tuple(inputs.unknown))
 
 
-def look_again(request: Request, store: Store) -> ModelReport | None:
+def look_again(request: ChildRequest, store: Store) -> ModelReport | None:
     # another build on this machine may have kept a result in the meantime
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
@@ -176,7 +176,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
 
 
 def run_pipeline(
-    request: Request, reporter: Reporter, store: Store, reads: Recorder, recorder: Recorder | None = None
+    request: ChildRequest, reporter: Reporter, store: Store, reads: Recorder, recorder: Recorder | None = None
 ) -> Answer:
     # `reads` records variables; `recorder` records all other inputs, if the result is to be kept
     model = next(model for model in request.settings.models if model.name == request.model)
@@ -235,7 +235,7 @@ def run_pipeline(
     return Answer(pipeline.lower_model(inputs, services))
 
 
-def enter_project(request: Request) -> None:
+def enter_project(request: ChildRequest) -> None:
     """Make the project importable like an installed project, and its root the working directory."""
     # `python -m` put the request's folder first
     rest = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
@@ -257,14 +257,14 @@ def enter_folder(root: Path, model: str) -> None:
         ) from error
 
 
-def error_of(request: Request, error: BaseException) -> LowerError:
+def answered_error(request: ChildRequest, error: BaseException) -> LowerError:
     undeclared = undeclared_read(request, error) if request.settings.strict else None
     if undeclared is not None:
         return undeclared
     if isinstance(error, LowerError):
         # the error is the reason; the output has the traceback for closer looks
         if isinstance(error.__cause__, Exception):
-            show(error.__cause__)
+            print_traceback(error.__cause__)
         return error
     if is_out_of_memory(error):
         return out_of_memory_error(f"model `{request.model}`", describe_exception(error))
@@ -273,11 +273,11 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     refused = refused_error(error, str(request.folder))
     if refused is not None:
         return refused
-    show(error)
+    print_traceback(error)
     return unexpected_error(request.model, error)
 
 
-def show(error: BaseException) -> None:
+def print_traceback(error: BaseException) -> None:
     # the model's code may have closed the output
     with contextlib.suppress(Exception):
         traceback.print_exception(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 from hatch_lower.format.codec import Damage, read_float, read_integer, read_list
-from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
+from hatch_lower.format.expression import Expression, evaluate_size, expression_text, symbols_in
 from hatch_lower.format.values import DTYPES, Dtype, Natural, Text, read_natural, read_text
 from hatch_lower.frozen import Frozen
 
@@ -82,7 +82,7 @@ def read_literal(value: object) -> object:
         # always the same NaN object, so that two equal plans compare equal
         return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
     if kind == "complex" and len(read_list(content)) == 2:
-        return complex(*map(_read_number, content))
+        return complex(*map(_read_real, content))
     if isinstance(content, str) and content in NAMES.get(kind, ()):
         return Special(kind, content)
     raise Damage(f"unknown argument `{kind[:40]}`: {content!r:.40}")
@@ -112,7 +112,7 @@ def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
         yield from (each.name for each in references_in(argument) if isinstance(each, ConstantName))
 
 
-def _read_number(value: object) -> float:
+def _read_real(value: object) -> float:
     # JSON may also write a float as an integer or as `{"float": …}`
     if not isinstance(value, dict):
         return read_float(value)
@@ -172,7 +172,7 @@ def expressions_in(entry: Input) -> tuple[Expression, ...]:
     return (entry.expr,) if isinstance(entry, SymbolInput) else ()
 
 
-def check_declared(entry: Input, symbols: Mapping[str, Symbol]) -> None:
+def check_symbols_declared(entry: Input, symbols: Mapping[str, Symbol]) -> None:
     for expression in expressions_in(entry):
         if unknown := sorted(symbols_in(expression) - symbols.keys()):
             raise Damage(f"the symbol `{unknown[0]}` is not declared")
@@ -208,7 +208,7 @@ def is_contiguous(entry: TensorInput) -> bool:
         values = {name: start + 8 * 27 * position for position, name in enumerate(names)}
         step = 1
         for size, stride in zip(reversed(entry.shape), reversed(entry.stride), strict=True):
-            if size != 1 and evaluate(stride, values) != step:
+            if size != 1 and evaluate_size(stride, values) != step:
                 return False
-            step *= max(1, evaluate(size, values))
+            step *= max(1, evaluate_size(size, values))
     return True

@@ -130,7 +130,7 @@ class DataFile(Frozen):
     def validate(self) -> None:
         if self.alignment == 0 or PAGE_SIZE % self.alignment:
             raise Damage(f"an alignment of {self.alignment} bytes")
-        if self.layout is not None and not is_whole(self.layout, self.size):
+        if self.layout is not None and not is_layout_whole(self.layout, self.size):
             raise Damage(f"{self.size} bytes in another layout")
 
 
@@ -170,7 +170,7 @@ def meanings(
     yield from named.items()
 
 
-def is_whole(layout: DataLayout, size: int) -> bool:
+def is_layout_whole(layout: DataLayout, size: int) -> bool:
     if layout.dtype not in DTYPES or sorted(layout.dim_order) != list(range(len(layout.sizes))):
         return False
     return math.prod(layout.sizes) * DTYPES[layout.dtype].size == size

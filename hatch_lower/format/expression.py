@@ -23,44 +23,46 @@ BITS_LIMIT = 4096  # of the result of a power whose exponent is not a literal
 NO_SIZE = -1
 
 
-class Kind(Enum):
+class NumberKind(Enum):
     INTEGER = "integer"
     REAL = "real"
     CONDITION = "condition"
 
 
-NUMBERS = (Kind.INTEGER, Kind.REAL)
+NUMBERS = (NumberKind.INTEGER, NumberKind.REAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class SizeOperation:
     arity: int | None  # `None`: any number from 1
-    kind: Callable[..., Kind | None]  # kinds of the arguments to kind of the result; `None` if the arguments do not fit
+    kind: Callable[
+        ..., NumberKind | None
+    ]  # kinds of the arguments to kind of the result; `None` if the arguments do not fit
     compute: Callable[..., Any]
     sign: str = ""  # Python's operator sign, written between the arguments
 
 
-def only(given: Kind, result: Kind) -> Callable[..., Kind | None]:
+def only(given: NumberKind, result: NumberKind) -> Callable[..., NumberKind | None]:
     return lambda *kinds: result if all(kind is given for kind in kinds) else None
 
 
-def any_number(result: Kind) -> Callable[..., Kind | None]:
+def any_number(result: NumberKind) -> Callable[..., NumberKind | None]:
     return lambda *kinds: result if len(set(kinds)) == 1 and kinds[0] in NUMBERS else None
 
 
-def same(*kinds: Kind) -> Kind | None:
+def same(*kinds: NumberKind) -> NumberKind | None:
     return kinds[0] if len(set(kinds)) == 1 and kinds[0] in NUMBERS else None
 
 
-def chosen(condition: Kind, yes: Kind, no: Kind) -> Kind | None:
-    return same(yes, no) if condition is Kind.CONDITION else None
+def chosen(condition: NumberKind, yes: NumberKind, no: NumberKind) -> NumberKind | None:
+    return same(yes, no) if condition is NumberKind.CONDITION else None
 
 
-def rounded(real: Kind, digits: Kind) -> Kind | None:
-    return Kind.REAL if real is Kind.REAL and digits is Kind.INTEGER else None
+def rounding_kind(real: NumberKind, digits: NumberKind) -> NumberKind | None:
+    return NumberKind.REAL if real is NumberKind.REAL and digits is NumberKind.INTEGER else None
 
 
-def divide(numerator: int, denominator: int) -> int:
+def floor_divide(numerator: int, denominator: int) -> int:
     return numerator // denominator if denominator else NO_SIZE
 
 
@@ -78,15 +80,15 @@ def total(*numbers: Any) -> Any:
     return reduce(operator.add, numbers)  # not `sum`: `sum` rounds real numbers less than `+` does
 
 
-def product(*numbers: Any) -> Any:
+def multiply_all(*numbers: Any) -> Any:
     return reduce(operator.mul, numbers)
 
 
-def greatest(*numbers: Any) -> Any:
+def choose_greatest(*numbers: Any) -> Any:
     return max(numbers)
 
 
-def least(*numbers: Any) -> Any:
+def choose_least(*numbers: Any) -> Any:
     return min(numbers)
 
 
@@ -104,50 +106,50 @@ def whole(function: Callable[[float], int], number: Any) -> int:
     return function(number) if math.isfinite(number) else NO_SIZE
 
 
-INTEGERS, REALS = only(Kind.INTEGER, Kind.INTEGER), only(Kind.REAL, Kind.REAL)
-CONDITIONS, COMPARED = only(Kind.CONDITION, Kind.CONDITION), any_number(Kind.CONDITION)
+INTEGERS, REALS = only(NumberKind.INTEGER, NumberKind.INTEGER), only(NumberKind.REAL, NumberKind.REAL)
+CONDITIONS, COMPARED = only(NumberKind.CONDITION, NumberKind.CONDITION), any_number(NumberKind.CONDITION)
 REAL_FUNCTIONS = (*("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),)
-OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+OPERATIONS: Mapping[str, SizeOperation] = MappingProxyType(
     {
-        "abs": Operation(1, same, abs),
-        "add": Operation(None, same, total, " + "),
-        "and": Operation(None, CONDITIONS, lambda *conditions: all(conditions), " and "),
-        "bitand": Operation(2, INTEGERS, operator.and_, " & "),
-        "bitor": Operation(2, INTEGERS, operator.or_, " | "),
-        "bitxor": Operation(2, INTEGERS, operator.xor, " ^ "),
-        "ceil": Operation(1, only(Kind.REAL, Kind.INTEGER), partial(whole, math.ceil)),
-        "eq": Operation(2, COMPARED, operator.eq, " == "),
-        "float": Operation(1, only(Kind.INTEGER, Kind.REAL), partial(real, float)),
-        "floor": Operation(1, only(Kind.REAL, Kind.INTEGER), partial(whole, math.floor)),
-        "floordiv": Operation(2, INTEGERS, divide, "//"),
-        "le": Operation(2, COMPARED, operator.le, " <= "),
-        "lt": Operation(2, COMPARED, operator.lt, " < "),
-        "max": Operation(None, same, greatest),
-        "min": Operation(None, same, least),
-        "mod": Operation(2, INTEGERS, modulo, " % "),
-        "mul": Operation(None, same, product, "*"),
-        "ne": Operation(2, COMPARED, operator.ne, " != "),
-        "neg": Operation(1, same, operator.neg, "-"),
-        "not": Operation(1, CONDITIONS, operator.not_, "not "),
-        "or": Operation(None, CONDITIONS, lambda *conditions: any(conditions), " or "),
-        "pow": Operation(2, INTEGERS, power, "**"),
-        "realpow": Operation(2, REALS, partial(real, operator.pow), "**"),
-        "round": Operation(1, only(Kind.REAL, Kind.INTEGER), partial(whole, round)),
-        "rounddecimal": Operation(2, rounded, partial(real, round)),
-        "sub": Operation(2, same, operator.sub, " - "),
-        "truediv": Operation(2, any_number(Kind.REAL), partial(real, operator.truediv), " / "),
-        "trunc": Operation(1, only(Kind.REAL, Kind.INTEGER), partial(whole, math.trunc)),
-        "where": Operation(3, chosen, lambda condition, yes, no: yes if condition else no),
-        **{name: Operation(1, REALS, partial(real, getattr(math, name))) for name in REAL_FUNCTIONS},
+        "abs": SizeOperation(1, same, abs),
+        "add": SizeOperation(None, same, total, " + "),
+        "and": SizeOperation(None, CONDITIONS, lambda *conditions: all(conditions), " and "),
+        "bitand": SizeOperation(2, INTEGERS, operator.and_, " & "),
+        "bitor": SizeOperation(2, INTEGERS, operator.or_, " | "),
+        "bitxor": SizeOperation(2, INTEGERS, operator.xor, " ^ "),
+        "ceil": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, math.ceil)),
+        "eq": SizeOperation(2, COMPARED, operator.eq, " == "),
+        "float": SizeOperation(1, only(NumberKind.INTEGER, NumberKind.REAL), partial(real, float)),
+        "floor": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, math.floor)),
+        "floordiv": SizeOperation(2, INTEGERS, floor_divide, "//"),
+        "le": SizeOperation(2, COMPARED, operator.le, " <= "),
+        "lt": SizeOperation(2, COMPARED, operator.lt, " < "),
+        "max": SizeOperation(None, same, choose_greatest),
+        "min": SizeOperation(None, same, choose_least),
+        "mod": SizeOperation(2, INTEGERS, modulo, " % "),
+        "mul": SizeOperation(None, same, multiply_all, "*"),
+        "ne": SizeOperation(2, COMPARED, operator.ne, " != "),
+        "neg": SizeOperation(1, same, operator.neg, "-"),
+        "not": SizeOperation(1, CONDITIONS, operator.not_, "not "),
+        "or": SizeOperation(None, CONDITIONS, lambda *conditions: any(conditions), " or "),
+        "pow": SizeOperation(2, INTEGERS, power, "**"),
+        "realpow": SizeOperation(2, REALS, partial(real, operator.pow), "**"),
+        "round": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, round)),
+        "rounddecimal": SizeOperation(2, rounding_kind, partial(real, round)),
+        "sub": SizeOperation(2, same, operator.sub, " - "),
+        "truediv": SizeOperation(2, any_number(NumberKind.REAL), partial(real, operator.truediv), " / "),
+        "trunc": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, math.trunc)),
+        "where": SizeOperation(3, chosen, lambda condition, yes, no: yes if condition else no),
+        **{name: SizeOperation(1, REALS, partial(real, getattr(math, name))) for name in REAL_FUNCTIONS},
     }
 )
 
 
 DEPTH_LIMIT = 32
-NOUNS: Mapping[Kind, str] = {
-    Kind.INTEGER: "an integer",
-    Kind.REAL: "a real number",
-    Kind.CONDITION: "a condition",
+NOUNS: Mapping[NumberKind, str] = {
+    NumberKind.INTEGER: "an integer",
+    NumberKind.REAL: "a real number",
+    NumberKind.CONDITION: "a condition",
 }
 
 
@@ -168,7 +170,7 @@ def read_symbol(value: object) -> str:
 
 def read_expression(value: object) -> Any:
     expression = read_part(value, 0)
-    if (kind := kind_of(expression)) is not Kind.INTEGER:
+    if (kind := find_number_kind(expression)) is not NumberKind.INTEGER:
         raise Damage(f"{NOUNS[kind]} instead of a size")
     return expression
 
@@ -193,8 +195,8 @@ def read_part(value: object, depth: int) -> Any:
     operation = OPERATIONS[op]
     if len(args) != operation.arity if operation.arity is not None else not args:
         raise Damage(f"`{op}` of {len(args)} arguments")
-    if operation.kind(*map(kind_of, args)) is None:
-        raise Damage(f"`{op}` of {', '.join(NOUNS[kind_of(part)] for part in args[:4])}")
+    if operation.kind(*map(find_number_kind, args)) is None:
+        raise Damage(f"`{op}` of {', '.join(NOUNS[find_number_kind(part)] for part in args[:4])}")
     if op in ("floordiv", "mod") and args[1] == 0:
         raise Damage("a division by 0")
     # reading a file must not compute huge numbers
@@ -210,15 +212,15 @@ SymbolName = Annotated[str, read_symbol]
 Expression = Annotated[int | float | str | Compound, read_expression]
 
 
-def kind_of(expression: Expression) -> Kind:
+def find_number_kind(expression: Expression) -> NumberKind:
     if isinstance(expression, Compound):
-        kind = OPERATIONS[expression.op].kind(*map(kind_of, expression.args))
+        kind = OPERATIONS[expression.op].kind(*map(find_number_kind, expression.args))
         if kind is None:
             raise ValueError(f"`{expression.op}` of arguments of other kinds")
         return kind
     if isinstance(expression, bool):
-        return Kind.CONDITION
-    return Kind.REAL if isinstance(expression, float) else Kind.INTEGER
+        return NumberKind.CONDITION
+    return NumberKind.REAL if isinstance(expression, float) else NumberKind.INTEGER
 
 
 def symbols_in(expression: Expression) -> frozenset[str]:
@@ -227,7 +229,7 @@ def symbols_in(expression: Expression) -> frozenset[str]:
     return frozenset({expression}) if isinstance(expression, str) else frozenset()
 
 
-def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
+def evaluate_size(expression: Expression, values: Mapping[str, int]) -> int:
     number: int = _value(expression, values)
     return number
 

@@ -13,7 +13,7 @@ from hatch_lower.format.arguments import (
     Symbol,
     TensorInput,
     Value,
-    check_declared,
+    check_symbols_declared,
     references_in,
 )
 from hatch_lower.format.codec import Damage, reader_of, within
@@ -209,7 +209,7 @@ class Scope(Frozen):
     symbols: Mapping[str, Symbol]
 
 
-def arguments_of(instruction: Instruction) -> Iterator[Argument]:
+def list_arguments(instruction: Instruction) -> Iterator[Argument]:
     if isinstance(instruction, Cond):
         yield instruction.predicate
     yield from instruction.args
@@ -225,26 +225,26 @@ def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
     return tuple(getattr(instruction, part) for part in PARTS.get(type(instruction), ()))
 
 
-def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
+def walk_instructions(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
     """Yield every instruction, at any depth, with its path in a debug map."""
     for index, instruction in enumerate(graph.instructions):
         yield f"{path}{index}", instruction
         for part in PARTS.get(type(instruction), ()):
-            yield from walk(getattr(instruction, part), f"{path}{index}.{part}.")
+            yield from walk_instructions(getattr(instruction, part), f"{path}{index}.{part}.")
 
 
 def outputs_in(graph: Graph) -> Iterator[Argument]:
     """Yield the outputs of a graph and of all nested graphs."""
     yield from graph.outputs
-    for _, instruction in walk(graph):
+    for _, instruction in walk_instructions(graph):
         for nested in nested_graphs(instruction):
             yield from nested.outputs
 
 
 def arguments_in(graph: Graph) -> Iterator[Argument]:
     """Yield the arguments of all instructions and the outputs, of a graph and all nested graphs."""
-    for _, instruction in walk(graph):
-        yield from arguments_of(instruction)
+    for _, instruction in walk_instructions(graph):
+        yield from list_arguments(instruction)
     yield from outputs_in(graph)
 
 
@@ -277,13 +277,13 @@ def check_references(argument: Argument, known: Collection[int], constants: Coll
 
 
 def _check_instruction(instruction: Instruction, known: set[int], scope: Scope, depth: int) -> None:
-    for argument in arguments_of(instruction):
+    for argument in list_arguments(instruction):
         check_references(argument, known, scope.constants)
     if isinstance(instruction, DelegateCall):
         if instruction.delegate >= scope.delegates:
             raise Damage(f"delegate {instruction.delegate} of {scope.delegates}")
         for entry in (*instruction.inputs, *filter(None, instruction.outputs)):
-            check_declared(entry, scope.symbols)
+            check_symbols_declared(entry, scope.symbols)
     for graph in nested_graphs(instruction):
         check_graph(graph, scope, depth + 1)
     if instruction.out in known:

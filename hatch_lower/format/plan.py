@@ -11,12 +11,20 @@ from hatch_lower.format.arguments import (
     Symbol,
     TensorInput,
     Value,
-    check_declared,
+    check_symbols_declared,
     input_text,
     range_texts,
 )
 from hatch_lower.format.codec import Damage, decode_file, encode, installation_error, within
-from hatch_lower.format.constants import Constant, DelegateEntry, Storage, TargetEntry, check_view, is_whole, meanings
+from hatch_lower.format.constants import (
+    Constant,
+    DelegateEntry,
+    Storage,
+    TargetEntry,
+    check_view,
+    is_layout_whole,
+    meanings,
+)
 from hatch_lower.format.expression import SymbolName
 from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
 from hatch_lower.format.manifest import RecipeEntry
@@ -83,7 +91,7 @@ class Plan(Frozen):
                 check_named(entry, self.storages, changing)
         for name, method in self.methods.items():
             with within(f".methods[{name!r:.80}]"):
-                check_method(method, Scope(self.constants, len(self.delegates), method.symbols))
+                check_method_plan(method, Scope(self.constants, len(self.delegates), method.symbols))
 
 
 def check_named(entry: DelegateEntry, storages: Sequence[Storage], changing: Set[int]) -> None:
@@ -93,7 +101,7 @@ def check_named(entry: DelegateEntry, storages: Sequence[Storage], changing: Set
         if data.storage in changing:
             raise Damage(f"the name {name!r:.80} for a constant that the model changes")
         size = storages[data.storage].nbytes
-        if not is_whole(data.layout, size):
+        if not is_layout_whole(data.layout, size):
             raise Damage(f"{size} bytes for {name!r:.80} in another layout")
 
 
@@ -105,10 +113,10 @@ def write_plan(plan: Plan) -> bytes:
     return canonical_json({"schema": PLAN_SCHEMA, **encode(plan, packaged=True)})
 
 
-def check_method(method: MethodPlan, scope: Scope) -> None:
+def check_method_plan(method: MethodPlan, scope: Scope) -> None:
     for index, entry in enumerate(method.inputs):
         with within(f".inputs[{index}]"):
-            check_declared(entry, scope.symbols)
+            check_symbols_declared(entry, scope.symbols)
     graph = method.graph
     with within(".graph"):
         check_graph(graph, scope)

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from hatch_lower.format.codec import GREATEST_INTEGER, Damage, shown
+from hatch_lower.format.codec import GREATEST_INTEGER, Damage, show_value
 
 
 def read_natural(value: object) -> int:
     if type(value) is not int or not 0 <= value <= GREATEST_INTEGER:
-        raise Damage(f"{shown(value)} instead of an integer from 0 to {GREATEST_INTEGER}")
+        raise Damage(f"{show_value(value)} instead of an integer from 0 to {GREATEST_INTEGER}")
     return value
 
 
 def read_text(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise Damage(f"{shown(value)} instead of a text")
+        raise Damage(f"{show_value(value)} instead of a text")
     return value
 
 

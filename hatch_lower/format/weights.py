@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.format.codec import Damage, decode_file, encode, refuse, within
+from hatch_lower.format.codec import Damage, decode_file, encode, refuse_damaged_file, within
 from hatch_lower.format.constants import Storage, content_key
 from hatch_lower.format.values import DTYPES, Digest, Natural, read_text
 from hatch_lower.frozen import Frozen
@@ -34,7 +34,7 @@ def read_url(value: object) -> str:
     return text
 
 
-class Source(Frozen):
+class WeightsSource(Frozen):
     url: Annotated[str, read_url]
     size: Natural  # bytes
     sha256: Digest  # of the whole file
@@ -46,7 +46,7 @@ class Source(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StorageSpan:
     """Bytes of a source."""
 
     source: Natural  # index
@@ -56,8 +56,8 @@ class Span:
 
 
 class Weights(Frozen):
-    sources: tuple[Source, ...]
-    spans: Mapping[Digest, Span]  # by the key of a storage
+    sources: tuple[WeightsSource, ...]
+    spans: Mapping[Digest, StorageSpan]  # by the key of a storage
 
     def validate(self) -> None:
         urls = [source.url for source in self.sources]
@@ -80,24 +80,24 @@ def write_weights(weights: Weights) -> bytes:
     return canonical_json({"schema": WEIGHTS_SCHEMA, **encode(weights, packaged=True)})
 
 
-def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> dict[int, Span]:
+def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> dict[int, StorageSpan]:
     """Return the spans of a plan's storages outside the wheel, by index. Raises `ProgramError` if a digest differs."""
-    found: dict[int, Span] = {}
+    found: dict[int, StorageSpan] = {}
     for index, storage in enumerate(storages):
         span = weights.spans.get(storage.key)
         if span is None:
             continue
         if span.end - span.begin != storage.nbytes:
-            refuse(
+            refuse_damaged_file(
                 f"{where}: {storage.key}",
                 f"{span.end - span.begin} bytes for {storage.length} elements of {storage.dtype}",
             )
         if content_key(storage.dtype, span.sha256) != storage.key:
-            refuse(f"{where}: {storage.key}", "another sha256 than that of the storage's bytes")
+            refuse_damaged_file(f"{where}: {storage.key}", "another sha256 than that of the storage's bytes")
         found[index] = span
     return found
 
 
-def is_aligned(storage: Storage, span: Span) -> bool:
+def is_aligned(storage: Storage, span: StorageSpan) -> bool:
     """Return whether a span can be used in place; otherwise `load` copies its bytes to aligned memory."""
     return span.begin % DTYPES[storage.dtype].size == 0

@@ -40,7 +40,7 @@ def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
         with hook.build_config.set_build_data(build_data):
             refuse_cache((Path(file.path) for file in hook.build_config.builder.recurse_included_files()), target)
     cache = cache_folder()
-    if target != "sdist" and cache is not None and is_within(cache, Path(hook.root)):
+    if target != "sdist" and cache is not None and lies_in_folder(cache, Path(hook.root)):
         from hatchling.builders.sdist import SdistBuilder
 
         config = SdistBuilder(hook.root, metadata=hook.metadata, app=hook.app).config
@@ -53,7 +53,7 @@ def leave_out_cache(hook: Hook, build_data: BuildData) -> None:
 def would_include(config: BuilderConfig, cache: Path) -> bool:
     """Return whether a target of hatchling selects the files of a cache in the project, even of an empty cache."""
     starts = config.only_include
-    if starts and not any(is_within(cache, Path(start)) for start in starts):
+    if starts and not any(lies_in_folder(cache, Path(start)) for start in starts):
         return False
     place = PurePath(os.path.relpath(os.path.realpath(cache), os.path.realpath(config.root)))
     folders = [folder for folder in (place, *place.parents) if folder.name]
@@ -72,7 +72,7 @@ def cache_folder() -> Path | None:
         return None
 
 
-def is_within(path: Path | None, folder: Path | None) -> bool:
+def lies_in_folder(path: Path | None, folder: Path | None) -> bool:
     if path is None or folder is None:
         return False
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
@@ -81,7 +81,7 @@ def is_within(path: Path | None, folder: Path | None) -> bool:
 def exclude_cache(config: BuilderConfig) -> None:
     """Add the cache to the patterns that a target of hatchling excludes, if the cache is in the project."""
     cache = cache_folder()
-    if cache is None or not is_within(cache, Path(config.root)):
+    if cache is None or not lies_in_folder(cache, Path(config.root)):
         return
     place = os.path.relpath(os.path.realpath(cache), os.path.realpath(config.root)).replace(os.sep, "/")
     exclude(config, f"{place}/")
@@ -91,7 +91,7 @@ def refuse_cache(files: Iterable[Path], target: str) -> None:
     """Refuse a distribution with files that are in the cache, links followed."""
     cache = cache_folder()
     folders = sorted({file.parent for file in files})
-    inside = next((folder for folder in folders if is_within(folder, cache) or is_marked(folder)), None)
+    inside = next((folder for folder in folders if lies_in_folder(folder, cache) or is_marked(folder)), None)
     if inside is not None:
         raise inclusion_error(target, inside)
 

@@ -36,7 +36,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     kinds: dict[Kind, list[memoryview]] = {}
     for constants in payload:
         if constants.path.endswith(CONSTANTS_FILES):
-            for _, kind, data in tensors_of(constants.source):
+            for _, kind, data in read_file_tensors(constants.source):
                 kinds.setdefault(kind, []).append(data)
     # the payload holds tensors in the order of their memory, so a transposed tensor is not recognized
     repeated = []
@@ -44,8 +44,8 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
         if not file.distributed.endswith(SUFFIX):
             continue
         size, whole = 0, True
-        for name, kind, data in tensors_of(file.path):
-            if any(is_equal(data, constant) for constant in kinds.get(kind, ())):
+        for name, kind, data in read_file_tensors(file.path):
+            if any(has_equal_bytes(data, constant) for constant in kinds.get(kind, ())):
                 size += len(data) if len(data) >= SMALLEST else 0
             elif not name.endswith(COUNTER):
                 whole = False
@@ -54,7 +54,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
     return tuple(repeated)
 
 
-def is_equal(data: memoryview, other: memoryview) -> bool:
+def has_equal_bytes(data: memoryview, other: memoryview) -> bool:
     # comparing `bytes` is fast; memory views are compared item by item
     return data[:SMALLEST] == other[:SMALLEST] and bytes(data) == bytes(other)
 
@@ -78,7 +78,7 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
     )
 
 
-def tensors_of(path: Path) -> Iterator[tuple[str, Kind, memoryview]]:
+def read_file_tensors(path: Path) -> Iterator[tuple[str, Kind, memoryview]]:
     """Yield name, kind and data of each tensor of a safetensors or constants file; skip an unreadable file."""
     try:
         with path.open("rb") as opened:

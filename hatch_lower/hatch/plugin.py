@@ -142,7 +142,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.driver.sbom.card import read_cards
         from hatch_lower.events import SaidOnce
         from hatch_lower.hatch.sbom import check_hatchling
-        from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines
+        from hatch_lower.hatch.terminal import method_table_lines, outside_weights_lines, reporter_for
 
         if editable:
             project = weights_inside(project)
@@ -176,7 +176,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
             self._describe(project, result, cards, self._store, work, build_data)
-        for line in (*summary_lines(result.rows), *weights_lines(result.models)):
+        for line in (*method_table_lines(result.rows), *outside_weights_lines(result.models)):
             self.app.display_info(printable(line))
         if not editable:
             self._beside = result.beside
@@ -193,10 +193,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
         """Set the wheel's tag, add its SBOM, and leave out files whose contents the programs hold."""
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom
-        from hatch_lower.hatch.tags import remembering, tag_of
+        from hatch_lower.hatch.tags import choose_wheel_tag, remembering
 
         digests = {file.source: file.sha256 for file in result.payload}
-        set_tag(build_data, tag_of(result.native, remembering(store, digests)))
+        set_tag(build_data, choose_wheel_tag(result.native, remembering(store, digests)))
         add_sbom(build_data, project.settings, cards, result, work, store)
         for warning in project.pattern_warnings():
             self.app.display_warning(f"hatch-lower: {printable(warning)}")
@@ -241,18 +241,18 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         path, descriptor = make_held_folder(WORK_PREFIX)
         remove_abandoned(path.parent, f"{WORK_PREFIX}*")  # of builds that were killed
-        self._release = weakref.finalize(self, release, path, descriptor)
+        self._release = weakref.finalize(self, release_work_folder, path, descriptor)
         return path
 
     def _await_wheel(self) -> None:
         """Have the wheel that hatchling writes now removed if the process ends before the payload is added."""
         if not self._payload:
             return
-        from hatch_lower.hatch.wheel import remove_unfinished, wheels_in
+        from hatch_lower.hatch.wheel import list_wheels, remove_unfinished
 
         directory, project = Path(self.directory), self.build_config.builder.artifact_project_id
         member = self._payload[0].path
-        self._unfinished = weakref.finalize(self, remove_unfinished, directory, project, wheels_in(directory), member)
+        self._unfinished = weakref.finalize(self, remove_unfinished, directory, project, list_wheels(directory), member)
 
     def _discard(self) -> None:
         self._payload, self._beside = (), ()
@@ -268,10 +268,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
         except LowerError as error:
             self.app.abort(f"hatch-lower: {error}")
         except ModuleNotFoundError:
-            from hatch_lower.config.requirements import refuse_incomplete
+            from hatch_lower.config.requirements import refuse_incomplete_build
 
             try:
-                refuse_incomplete()
+                refuse_incomplete_build()
             except LowerError as missing:
                 self.app.abort(f"hatch-lower: {missing}")
             raise
@@ -296,7 +296,7 @@ def weights_inside(project: Project) -> Project:
     return replace(project, settings=replace(project.settings, models=models))
 
 
-def release(work: Path, descriptor: int | None) -> None:
+def release_work_folder(work: Path, descriptor: int | None) -> None:
     try:
         shutil.rmtree(work, ignore_errors=True)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.config.reader import read_table
+from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.settings import Metadata, Settings, is_sample_file, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.driver.context import (
@@ -175,7 +175,7 @@ def input_files(hook: Hook) -> list[Path]:
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
         part = {key: table[key] for key in ("inputs", "models") if key in table}
-        given = read_table(HookTable, part, path, problems)
+        given = read_toml_table(HookTable, part, path, problems)
         patterns |= dict.fromkeys(given.inputs, f"{path}.inputs")
         for name, model in given.models.items():
             here = f"{path}.models.{quote_key(name)}"

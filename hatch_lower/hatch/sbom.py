@@ -14,7 +14,7 @@ from hatchling.__about__ import __version__ as hatchling_version
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.inputs.machine import find_distributions
-from hatch_lower.driver.sbom import Cards, Subject
+from hatch_lower.driver.sbom import Cards, SbomInputs
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import SBOM_FILE, BuildResult
 from hatch_lower.hatch.wheel import fixed_time
@@ -39,14 +39,14 @@ def check_hatchling(build_data: BuildData) -> None:
 def add_sbom(
     build_data: BuildData, settings: Settings, cards: Cards, result: BuildResult, work: Path, store: Store
 ) -> None:
-    tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
-    subject = Subject(settings, cards, result, tools, platform.python_version(), fixed_time(os.environ))
+    tools = {"hatchling": hatchling_version, LIBRARY: find_library_version(LIBRARY)}
+    subject = SbomInputs(settings, cards, result, tools, platform.python_version(), fixed_time(os.environ))
     path = work / SBOM_FILE
     path.write_text(remembered_text(subject, store), encoding="utf-8", newline="\n")
     build_data["sbom_files"].append(str(path))
 
 
-def remembered_text(subject: Subject, store: Store) -> str:
+def remembered_text(subject: SbomInputs, store: Store) -> str:
     """Return the document from the cache, or make and store the document."""
     key = subject.digest()
     known = store.find(key)
@@ -59,7 +59,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
     return text
 
 
-def version_of(library: str) -> str:
+def find_library_version(library: str) -> str:
     # found by the name of the folder: reading the metadata would take 2 ms of every build
     start = library.partition("-")[0]
     listings = ((entry, os.listdir(entry)) for entry in sys.path if os.path.isdir(entry))

@@ -1,8 +1,8 @@
 """The platform tag of a wheel with native code: the lowest manylinux that its symbol versions allow (PEP 600).
 
-The libraries and symbols of each manylinux come from auditwheel's policy data, copied into this folder. So a version of
-hatch-lower always gives the same tag, and installing a model does not install auditwheel. A test derives the copy again
-and fails when auditwheel's data has changed.
+The libraries and symbols of each manylinux come from auditwheel's policy data, copied into this folder. So a version
+of hatch-lower always gives the same tag, and installing a model does not install auditwheel. A test derives the copy
+again and fails when auditwheel's data has changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Policy(Frozen):
     symbols: Mapping[str, frozenset[str]]  # symbol family (`GLIBCXX`) to versions (`3.4.30`)
 
 
-def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
+def choose_wheel_tag(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
     """Return the wheel tag for a payload with the given native files: `py3-none-any` without native files."""
     if not native:
         return "py3-none-any"

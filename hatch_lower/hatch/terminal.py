@@ -29,11 +29,11 @@ def reporter_for(write_line: Callable[[str], None], verbosity: int, log: Path | 
     return reporter if verbosity > 0 else CollapsedOutput(reporter, log)
 
 
-def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
+def method_table_lines(rows: Sequence[MethodRow]) -> list[str]:
     """Return the table of lowered methods, with aligned columns, and the notes; an empty list without rows."""
     if not rows:
         return []
-    return [*table_lines([HEADINGS, *map(cells_of, rows)], right=NUMBERS), *note_lines(rows)]
+    return [*table_lines([HEADINGS, *map(write_cells, rows)], right=NUMBERS), *note_lines(rows)]
 
 
 def writing_line(payload: Sequence[PayloadFile]) -> Iterator[str]:
@@ -48,7 +48,7 @@ def total_line(wheel: Path, seconds: float) -> str:
     return f"wheel of {size_text(wheel.stat().st_size)} in {seconds:.1f} s"
 
 
-def weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:
+def outside_weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:
     """Yield a line for each model with weights outside the wheel: bytes outside, and bytes inside with the reason."""
     for model in models:
         if (record := model.outside) is None:
@@ -81,12 +81,12 @@ def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
         yield from (f"why {model}{f'.{method}' if method else ''}: {note}" for method, note in said.items() if note)
 
 
-def cells_of(row: MethodRow) -> tuple[str, ...]:
+def write_cells(row: MethodRow) -> tuple[str, ...]:
     numbers = (str(row.nodes), str(row.delegated), str(row.partitions), f"{row.bytes:,}", f"{row.seconds:.2f}")
-    return (row.model, row.method, row.recipe, *numbers, origin_of(row))
+    return (row.model, row.method, row.recipe, *numbers, reuse_text(row))
 
 
-def origin_of(row: MethodRow) -> str:
+def reuse_text(row: MethodRow) -> str:
     if row.level in LEVELS:
         return LEVELS[row.level]
     if row.partitions == 0:

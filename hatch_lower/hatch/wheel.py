@@ -50,7 +50,7 @@ def copy_span(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
         start += len(piece)
 
 
-def write_file(
+def write_stored_member(
     target: BinaryIO,
     name: str,
     date: Date,
@@ -90,7 +90,7 @@ def write_file(
     return entry, count, digest.hexdigest()
 
 
-def write_document(target: BinaryIO, name: str, date: Date, data: bytes) -> zipfile.ZipInfo:
+def write_deflated_member(target: BinaryIO, name: str, date: Date, data: bytes) -> zipfile.ZipInfo:
     """Append a deflated member; return its entry."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     packed = packer.compress(data) + packer.flush()
@@ -119,7 +119,7 @@ LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a f
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None) -> None:
     """Add the payload to a wheel that hatchling has finished; after any exception the wheel is removed."""
     try:
-        with replacing(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
+        with replacing_file(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
             write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), store)
     except BaseException as error:
         wheel.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def remove_temporaries(directory: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
+def replacing_file(path: Path, mode: int) -> Iterator[BinaryIO]:
     """Yield a temporary file beside `path`, which replaces `path` at the end, or is removed after an exception."""
     # temporary files of killed builds of the same file
     remove_abandoned(path.parent, f"{escape(path.name)}.*{TEMPORARY_SUFFIX}")
@@ -226,9 +226,9 @@ def write_payload(
     with file.source.open("rb", buffering=0) as source:
         if file.path.endswith(DOCUMENT):
             data = source.readall()
-            entry, size, digest = write_document(target, file.path, date, data), len(data), sha256_bytes(data)
+            entry, size, digest = write_deflated_member(target, file.path, date, data), len(data), sha256_bytes(data)
         else:
-            entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
+            entry, size, digest = write_stored_member(target, file.path, date, source, file.size, pool, checksum)
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` is no longer the lowered file: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
@@ -261,7 +261,7 @@ def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> byte
 # wheels that never got their payload are removed, unless the process is killed
 
 
-def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
+def list_wheels(directory: Path) -> dict[str, tuple[int, int]]:
     wheels = {}
     for path in directory.glob("*.whl"):
         status = path.stat()
@@ -272,7 +272,7 @@ def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
 def remove_unfinished(directory: Path, project: str, before: Mapping[str, tuple[int, int]], member: str) -> None:
     """Remove the wheels of a project that were made since `before` and that lack the payload."""
     # hatchling may copy a wheel to a full disk, or another hook may fail before the hook `lower` finishes
-    for name, status in wheels_in(directory).items():
+    for name, status in list_wheels(directory).items():
         if name.startswith(f"{project}-") and before.get(name) != status and not has_member(directory / name, member):
             (directory / name).unlink(missing_ok=True)
 
@@ -295,7 +295,7 @@ def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
         mode = stat.S_IMODE(wheel.stat().st_mode)
         for file in files:
             if not is_file_of(folder / file.path, file.size, file.sha256):
-                copy_file(folder / file.path, file, mode)
+                copy_payload_file(folder / file.path, file, mode)
     except OSError as error:
         raise PackageError(
             "weights could not be written beside the wheel",
@@ -306,9 +306,9 @@ def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
     return [folder / file.path for file in files]
 
 
-def copy_file(target: Path, file: PayloadFile, mode: int) -> None:
+def copy_payload_file(target: Path, file: PayloadFile, mode: int) -> None:
     digest = hashlib.sha256()
-    with replacing(target, mode) as written, open_file(file.source) as source:
+    with replacing_file(target, mode) as written, open_file(file.source) as source:
         while piece := source.read(PIECE):
             digest.update(piece)
             written.write(piece)

@@ -48,11 +48,11 @@ def outputs_of(method: CapturedMethod) -> list[str]:
     texts = []
     for name in method.program.graph_signature.user_outputs:
         value = nodes[name].meta.get("val") if isinstance(name, str) and name in nodes else name
-        texts.append(value_text(value, method.dimensions))
+        texts.append(output_text(value, method.dimensions))
     return texts
 
 
-def value_text(value: object, dimensions: Mapping[str, str]) -> str:
+def output_text(value: object, dimensions: Mapping[str, str]) -> str:
     if isinstance(value, torch.Tensor):
         sizes = (SYMBOL.sub(lambda match: dimensions.get(match[0], "?"), str(size)) for size in value.shape)
         return f"{dtype_name(value.dtype)}[{', '.join(sizes)}]"

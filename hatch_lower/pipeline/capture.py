@@ -23,24 +23,24 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method
 from hatch_lower.pipeline.derivatives import call_of_operators
 from hatch_lower.pipeline.discover import Exports
-from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim, user_line
+from hatch_lower.pipeline.exceptions import describe_exception, message_of, refuse_out_of_memory, trim_lines, user_line
 from hatch_lower.pipeline.module_checks import (
-    Change,
+    AttributeChange,
     check_attributes,
-    check_memory,
     check_module,
     check_no_fakes,
+    check_tensor_memory,
     check_unchanged,
     hint_on_gradients,
+    named_tensors_in,
     noted_changes,
     refuse_counting,
     same_results,
     share_tensors,
     tensor_versions,
-    tensors_of,
 )
 from hatch_lower.pipeline.parameters import (
-    check_declared,
+    check_declared_sizes,
     declared_sizes,
     dimension_names,
     fixed_size,
@@ -126,20 +126,22 @@ def check_method_names(model: str, methods: Mapping[str, object]) -> None:
 def capture_method(
     model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
 ) -> CapturedMethod:
-    args, kwargs = separate(tuple(declared.args), dict(declared.kwargs))
-    check_memory(model, name, tensors_of({"args": args, "kwargs": kwargs}))
+    args, kwargs = separate_tensors(tuple(declared.args), dict(declared.kwargs))
+    check_tensor_memory(model, name, named_tensors_in({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
     call = method_of(model, name, module, attribute)
     shapes, strict = declared.dynamic_shapes, declared.strict
     named, shapes = (call, shapes) if strict or not shapes else with_named_keywords(call, shapes, args, kwargs)
     exported = module if attribute == "forward" and named is call else module_to_export(module, named)
     sizes = declared_sizes(inspect.signature(call), declared.dynamic_shapes, args, kwargs)
-    check_declared(f"model `{model}`, method `{name}`", f"the dynamic shapes of method `{name}` do not hold", sizes)
+    check_declared_sizes(
+        f"model `{model}`, method `{name}`", f"the dynamic shapes of method `{name}` do not hold", sizes
+    )
     keep_source_lines(module, call)
     before = tensor_versions(module)
     export = partial(torch.export.export, exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
     gradients = False
-    changes: dict[tuple[int, str], Change] = {}
+    changes: dict[tuple[int, str], AttributeChange] = {}
     try:
         try:
             with torch.no_grad(), noted_changes(changes):
@@ -178,7 +180,9 @@ def capture_method(
     return CapturedMethod(name, program, args, kwargs, names, dimensions, gradients)
 
 
-def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+def separate_tensors(
+    args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     # torch.export would merge two arguments that are the same tensor into a single input
     seen: set[int] = set()
 
@@ -268,7 +272,7 @@ def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
 
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
-    check_memory(model, name, {**program.state_dict, **tensors_of(program.constants)})
+    check_tensor_memory(model, name, {**program.state_dict, **named_tensors_in(program.constants)})
     program = with_plain_tensors(program)
     examples = program.example_inputs
     if examples is None and examples_needed:
@@ -279,8 +283,8 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
             " `verify = false` for every recipe of the model and `check-megabytes = 0`",
         )
     args, kwargs = examples if examples is not None else ((), {})
-    tensors = tensors_of({"args": args, "kwargs": kwargs})
-    check_memory(model, name, tensors)
+    tensors = named_tensors_in({"args": args, "kwargs": kwargs})
+    check_tensor_memory(model, name, tensors)
     if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
         raise CaptureError(
             "the same tensor appears twice in the example inputs of the exported program; torch.export merges such"
@@ -313,7 +317,7 @@ def capture_error(
     if (fixed := fixed_size(reason, sizes)) is not None:
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
-            where=place(model, name, user_line(error, roots)),
+            where=method_place(model, name, user_line(error, roots)),
             found=f"{fixed.text()}, and torch.export treats a size of 0 or 1 as fixed",
             hint=f"use an example size of 2 or more in this dimension; the range of `{fixed.name}` may still begin at 0"
             " or 1",
@@ -322,7 +326,7 @@ def capture_error(
         fixes = "Suggested fixes" in reason
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",
-            where=place(model, name, user_line(error, roots)),
+            where=method_place(model, name, user_line(error, roots)),
             found=cleaned(reason),
             hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
             + f", or omit the dimension to keep the size fixed; the parameters are {parameters}",
@@ -330,21 +334,21 @@ def capture_error(
     if (eager := failure_of_eager(module, name, declared)) is not None:
         return CaptureError(
             f"method `{name}` does not run with its example inputs",
-            where=place(model, name, user_line(eager, roots)),
+            where=method_place(model, name, user_line(eager, roots)),
             found=describe_exception(eager),
             hint=f"correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are {parameters}",
         )
     if (gradients := hint_on_gradients(error)) != "":
         return CaptureError(
             f"torch.export cannot trace the derivatives in method `{name}`",
-            where=place(model, name, user_line(error, roots)),
+            where=method_place(model, name, user_line(error, roots)),
             found=f"{type(error).__name__}: {cleaned(reason)}",
             hint=gradients,
         )
     branches = "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode"
     return CaptureError(
         f"torch.export cannot capture method `{name}`",
-        where=place(model, name, user_line(error, roots)),
+        where=method_place(model, name, user_line(error, roots)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
         hint="the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
         if branches
@@ -374,11 +378,11 @@ def failure_of_eager(
     return None
 
 
-def place(model: str, method: str, line: str) -> str:
+def method_place(model: str, method: str, line: str) -> str:
     return f"model `{model}`, method `{method}`{f', {line}' if line else ''}"
 
 
 def cleaned(reason: str) -> str:
     # torch's reason without its pointers to logs and documentation
     text = NOISE.sub("", reason).strip()
-    return trim(text if "Suggested fixes" in text else text.split("\n\n")[0])
+    return trim_lines(text if "Suggested fixes" in text else text.split("\n\n")[0])

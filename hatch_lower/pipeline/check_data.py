@@ -11,7 +11,7 @@ from hatch_lower.errors import size_text
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_outputs, random_operators
 from hatch_lower.pipeline.generated_inputs import MethodSizes
-from hatch_lower.pipeline.parameters import user_values
+from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.random_inputs import InputCase, case_of, example_case
 from hatch_lower.pipeline.rounding import rounding_of
 from hatch_lower.runtime.check import mark_name
@@ -60,7 +60,7 @@ def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str,
     lines = []
     for method in model.methods:
         own = {name: tensor for name, tensor in found.items() if name.startswith(f"{method.name}/")}
-        size, room = bytes_of(own), limit - bytes_of(kept)
+        size, room = count_bytes(own), limit - count_bytes(kept)
         if size <= room:
             kept |= own
             continue
@@ -75,7 +75,7 @@ def limited(model: CapturedModel, found: Tensors, limit: int) -> tuple[dict[str,
     return kept, lines
 
 
-def bytes_of(tensors: Tensors) -> int:
+def count_bytes(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -83,7 +83,7 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
     """Yield check data that fit, from the first rows of the example inputs, with a text for the number of rows."""
     case = example_case(method)
     sizes = MethodSizes(method, case.named(case.args, case.kwargs))
-    symbol = rows_of(sizes)
+    symbol = row_count(sizes)
     if symbol is None:
         return
     rows = sizes.example[symbol]
@@ -91,12 +91,12 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
     while count >= max(1, sizes.ranges[symbol][0]):
         case = first_rows(method, symbol, count)
         tensors = named_tensors(method, case, eager_outputs(model, method, case))
-        if bytes_of(tensors) <= room:
+        if count_bytes(tensors) <= room:
             yield f"{count} of {rows} rows", tensors
         count //= 2
 
 
-def rows_of(sizes: MethodSizes) -> Any:
+def row_count(sizes: MethodSizes) -> Any:
     """Return the symbol of an input's first dimension, if no size is an expression over that symbol (`2 * batch`)."""
     shapes: list[Any] = [value.shape for value in sizes.values if isinstance(value, torch.Tensor)]
     found = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
@@ -109,7 +109,7 @@ def rows_of(sizes: MethodSizes) -> Any:
 
 def first_rows(method: CapturedMethod, symbol: object, count: int) -> InputCase:
     leaves = []
-    for leaf, value in zip(example_case(method).leaves(), user_values(method.program), strict=True):
+    for leaf, value in zip(example_case(method).leaves(), user_input_values(method.program), strict=True):
         if isinstance(value, torch.SymInt) and value.node.expr == symbol:
             leaf = count
         for place, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):

@@ -14,7 +14,7 @@ from hatch_lower.errors import LowerError, PackageError
 from hatch_lower.format.codec import decode, parse_json
 from hatch_lower.format.constants import TensorEntry, header_span
 from hatch_lower.format.values import DTYPES
-from hatch_lower.format.weights import FILE_NAME, Source
+from hatch_lower.format.weights import FILE_NAME, WeightsSource
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.mapped import map_file
 from hatch_lower.runtime.sources import file_name
@@ -32,22 +32,22 @@ class LocalSource(Frozen):
     def where(self) -> str:
         return self.url if "://" in self.url else str(self.path)
 
-    def source(self) -> Source:
-        return Source(self.url, self.size, self.sha256)
+    def source(self) -> WeightsSource:
+        return WeightsSource(self.url, self.size, self.sha256)
 
 
 def named_in_wheel(sources: Sequence[LocalSource]) -> tuple[LocalSource, ...]:
     """Return a model's sources as named in a wheel: local files by file name, never by path."""
     files = Counter(source.path.name for source in sources if source.url.startswith("file:"))
     return tuple(
-        replace(source, url=source.path.name if is_plain(source, files) else file_name(source.sha256))
+        replace(source, url=source.path.name if has_plain_name(source, files) else file_name(source.sha256))
         if source.url.startswith("file:")
         else source
         for source in sources
     )
 
 
-def is_plain(source: LocalSource, files: Counter[str]) -> bool:
+def has_plain_name(source: LocalSource, files: Counter[str]) -> bool:
     return files[source.path.name] == 1 and FILE_NAME.fullmatch(source.path.name) is not None
 
 
@@ -77,13 +77,17 @@ def read_checkpoint(local: LocalSource) -> Checkpoint:
     try:
         content = map_file(local.path)
     except (OSError, ValueError) as error:
-        raise unusable(local, f"{type(error).__name__}: {error}", "make sure that the file can be read") from error
+        raise unusable_source(
+            local, f"{type(error).__name__}: {error}", "make sure that the file can be read"
+        ) from error
     if len(content) != local.size:
-        raise unusable(local, f"{len(content)} bytes instead of {local.size}", "build again: the file has just changed")
-    return Checkpoint(content, read_tensors(local, content))
+        raise unusable_source(
+            local, f"{len(content)} bytes instead of {local.size}", "build again: the file has just changed"
+        )
+    return Checkpoint(content, read_checkpoint_tensors(local, content))
 
 
-def read_tensors(local: LocalSource, content: memoryview) -> tuple[CheckpointTensor, ...]:
+def read_checkpoint_tensors(local: LocalSource, content: memoryview) -> tuple[CheckpointTensor, ...]:
     span = header_span(content)
     if span is None:
         raise no_safetensors(local, "no header of safetensors at its beginning")
@@ -113,7 +117,7 @@ def read_tensors(local: LocalSource, content: memoryview) -> tuple[CheckpointTen
 
 
 def no_safetensors(local: LocalSource, found: str) -> PackageError:
-    return unusable(
+    return unusable_source(
         local,
         found,
         "name safetensors files, each shard of a checkpoint, not its index; for weights in another format, or without"
@@ -121,5 +125,5 @@ def no_safetensors(local: LocalSource, found: str) -> PackageError:
     )
 
 
-def unusable(local: LocalSource, found: str, hint: str) -> PackageError:
+def unusable_source(local: LocalSource, found: str, hint: str) -> PackageError:
     return PackageError("a source of weights is not a safetensors file", where=local.where, found=found, hint=hint)

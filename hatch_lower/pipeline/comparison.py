@@ -13,7 +13,7 @@ from hatch_lower.format.record import OutputMetrics
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import TRAINING_HINT, eager_factory, is_training, random_operators
 from hatch_lower.pipeline.exceptions import describe_exception
-from hatch_lower.pipeline.generated_inputs import Generated, InputMaker
+from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker
 from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, is_integer, why_undecided
 from hatch_lower.pipeline.rounding import Marks, Rounding, rounding_of
@@ -41,7 +41,7 @@ class MismatchError(VerificationError):
     case: InputCase | None = None  # the inputs of the call that showed the mismatch
 
 
-class Leaf:
+class LeafMark:
     """Placeholder for a tensor or number in a text that shows the structure only."""
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class Sides:
         return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
 
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> str:
-        if is_same(expected, given):
+        if is_same_tensor(expected, given):
             return ""
         difference, _ = number_difference(expected, given, tolerance)
         plain = replace(tolerance, quantized=False)
@@ -219,13 +219,13 @@ class Trials:
             self.try_one(sized, self.sides.refuse_case)
         if len(self.cases) == before and self.maker.needs_random():
             random = self.maker.random()
-            self.try_one(Generated(random.name, (random,)), self.sides.refuse_case)
+            self.try_one(GeneratedInputs(random.name, (random,)), self.sides.refuse_case)
         for constant in self.maker.constant(has_equal=has_equal):
             self.try_one(constant, self.sides.refuse_constant)
         for limits in self.maker.limits():
             self.try_one(limits, self.sides.refuse_constant)
 
-    def try_one(self, inputs: Generated, refuse: Callable[[InputCase], str]) -> None:
+    def try_one(self, inputs: GeneratedInputs, refuse: Callable[[InputCase], str]) -> None:
         refusal = "the range has a single size"
         for case in inputs.tries:
             try:
@@ -342,7 +342,7 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
     )
 
 
-def is_same(expected: torch.Tensor, given: torch.Tensor) -> bool:
+def is_same_tensor(expected: torch.Tensor, given: torch.Tensor) -> bool:
     """Return whether two tensors are equal without a closer look; false for tensors with NaN or numbers of 8 bits."""
     return expected.element_size() > 1 and torch.equal(expected, given)
 
@@ -353,7 +353,7 @@ def allowed_text(tolerance: Tolerance, marks: Marks) -> str:
 
 
 def structure_of(value: object) -> str:
-    text = str(tensors.tree_map(lambda leaf: Leaf(), value))
+    text = str(tensors.tree_map(lambda leaf: LeafMark(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 

@@ -28,17 +28,17 @@ def call_of_operators(
         found.append(spec)
         return leaves
 
-    traced = trace_operators(run, state_of(module), args, dict(kwargs))
+    traced = trace_operators(run, module_state(module), args, dict(kwargs))
 
     def replay(*args: object, **kwargs: object) -> object:
-        return tensors.tree_unflatten(traced(state_of(module), args, kwargs), found[0])
+        return tensors.tree_unflatten(traced(module_state(module), args, kwargs), found[0])
 
     described: Any = replay
     described.__signature__ = inspect.signature(call)
     return replay
 
 
-def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def module_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

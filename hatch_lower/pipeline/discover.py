@@ -220,7 +220,7 @@ def checked_callable(value: object, entry: EntryPoint) -> Callable[[], object]:
         raise EntryPointError(
             "an entry point must be a function without arguments",
             where=entry.where(),
-            found=f"`{entry.export}` is {described(value)}",
+            found=f"`{entry.export}` is {describe_returned(value)}",
             hint=f"define a function that builds the model; {ACCEPTED}",
         )
     try:
@@ -247,40 +247,43 @@ def checked_exports(value: object, entry: EntryPoint) -> Exports:
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
         module, args = value
         if not isinstance(args, (tuple, list)):
-            raise refused(entry, value, "`example_args` must be a tuple: `(module, (tensor,))`")
+            raise refused_value(entry, value, "`example_args` must be a tuple: `(module, (tensor,))`")
         return Model(module, {"forward": Method(args=tuple(args))})
     if isinstance(value, Model):
-        check_model(value, entry)
+        check_declared_model(value, entry)
         return value
     hint = ACCEPTED
     if isinstance(value, torch.nn.Module):
         hint = f"a module alone lacks example inputs; {ACCEPTED}"
-    raise refused(entry, value, hint)
+    raise refused_value(entry, value, hint)
 
 
-def check_model(model: Model, entry: EntryPoint) -> None:
+def check_declared_model(model: Model, entry: EntryPoint) -> None:
     if not isinstance(model.module, torch.nn.Module):
-        raise refused(entry, model.module, "give `Model` a `torch.nn.Module`", "`Model.module`")
+        raise refused_value(entry, model.module, "give `Model` a `torch.nn.Module`", "`Model.module`")
     if not isinstance(model.methods, Mapping) or not model.methods:
-        raise refused(entry, model.methods, "give `Model` a dict of method name to `Method`", "`Model.methods`")
+        raise refused_value(entry, model.methods, "give `Model` a dict of method name to `Method`", "`Model.methods`")
     for name, method in model.methods.items():
         where = f"method `{name}`"
         if not isinstance(method, Method):
-            raise refused(entry, method, "give `Model` a dict of method name to `Method`", where)
+            raise refused_value(entry, method, "give `Model` a dict of method name to `Method`", where)
         if not isinstance(method.args, (tuple, list)):
-            raise refused(entry, method.args, "write a tuple: `Method(args=(tensor,))`", f"{where}, `args`")
+            raise refused_value(entry, method.args, "write a tuple: `Method(args=(tensor,))`", f"{where}, `args`")
         if not isinstance(method.kwargs, Mapping):
-            raise refused(entry, method.kwargs, "write a dict: `Method(kwargs={...})`", f"{where}, `kwargs`")
+            raise refused_value(entry, method.kwargs, "write a dict: `Method(kwargs={...})`", f"{where}, `kwargs`")
 
 
-def refused(entry: EntryPoint, value: object, hint: str, part: str = "") -> EntryPointError:
+def refused_value(entry: EntryPoint, value: object, hint: str, part: str = "") -> EntryPointError:
     where = entry.where(part)
     return EntryPointError(
-        "the entry point returned a value that cannot be exported", where=where, found=described(value), hint=hint
+        "the entry point returned a value that cannot be exported",
+        where=where,
+        found=describe_returned(value),
+        hint=hint,
     )
 
 
-def described(value: object) -> str:
+def describe_returned(value: object) -> str:
     name = f"`{type(value).__name__}`"
     if value is None or isinstance(value, (bool, int, float, str)):
         return f"{value!r}"[:80]

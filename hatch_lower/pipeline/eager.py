@@ -12,7 +12,7 @@ from hatch_lower.errors import VerificationError
 from hatch_lower.exir.graph.nodes import written_into
 from hatch_lower.exir.graph.operators import named_arguments
 from hatch_lower.exir.graph.surgery import all_nodes
-from hatch_lower.exir.graph.tensors import is_plain, storage_key
+from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_key
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase
@@ -43,9 +43,9 @@ def eager_factory(model: CapturedModel, method: CapturedMethod) -> Callable[[], 
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     changed, named = changed_parameters(method.program), dict(module.named_parameters(remove_duplicate=False))
     shared = {id(tensor): tensor for tensor in named.values()}
-    buffers = set(map(storage_key, filter(is_plain, module.buffers())))
+    buffers = set(map(storage_key, filter(is_plain_tensor, module.buffers())))
     for name, tensor in named.items():  # a tied parameter has several names, and a buffer may be a view of a parameter
-        if name in changed or (is_plain(tensor) and storage_key(tensor) in buffers):
+        if name in changed or (is_plain_tensor(tensor) and storage_key(tensor) in buffers):
             shared.pop(id(tensor), None)
 
     def new_eager() -> Callable[..., object]:

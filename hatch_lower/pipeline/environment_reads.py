@@ -105,7 +105,7 @@ class EnvironmentReads:
             own = self._asks(frame)
             if own or name.startswith(used_by(frame)):
                 self.names[name] = self.names.get(name, False) or own
-                if own or package_of(frame) not in SETTLED:
+                if own or calling_package(frame) not in SETTLED:
                     self.deciding.add(name)
 
     @called_by_tracer
@@ -167,7 +167,7 @@ def asking(frame: FrameType) -> FrameType:
     return frame
 
 
-def package_of(frame: FrameType) -> str:
+def calling_package(frame: FrameType) -> str:
     """Return the top-level package of the code that read the variable, directly or through the standard library."""
     asked: FrameType | None = frame
     while asked is not None:

@@ -50,7 +50,7 @@ def relative_to_roots(path: Path, roots: Sequence[Path]) -> str:
 
 def describe_exception(error: BaseException) -> str:
     message = message_of(error).strip()
-    return trim(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+    return trim_lines(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
 def message_of(error: BaseException) -> str:
@@ -71,7 +71,7 @@ def refuse_out_of_memory(error: BaseException) -> None:
         raise MemoryError(str(error)) from error
 
 
-def trim(text: str) -> str:
+def trim_lines(text: str) -> str:
     lines = text.strip().splitlines()
     kept = "\n".join(lines[:LINES_KEPT])
     if len(kept) > CHARACTERS_KEPT:

@@ -19,8 +19,8 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Event, Reporter
-from hatch_lower.exir.backend.registry import backend_record, code_digest, code_of, find_backend
-from hatch_lower.exir.graph.tensors import is_plain, tensor_digest
+from hatch_lower.exir.backend.registry import backend_code, backend_record, code_digest, find_backend
+from hatch_lower.exir.graph.tensors import is_plain_tensor, tensor_digest
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DEBUG_SCHEMA
@@ -33,7 +33,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots, source_lines
-from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.pipeline.graph_key import describe_method, form_bytes, named_constants, sharing_of
 from hatch_lower.pipeline.model_build import BuildInputs, UsedBackend
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.sandbox import backend_guard
@@ -59,7 +59,7 @@ def describe_export(inputs: BuildInputs, store: Store, digests: SpanDigests) -> 
     methods = {}
     state = []
     for method, exported in zip(source.methods, described, strict=True):
-        held = list(constants_of(method.program))
+        held = list(named_constants(method.program))
         contents = digests.digests([tensor.detach() for _, tensor in held])
         form = store.put_blob(form_bytes(method, exported.form, source_lines(method.program, sources)))
         names = [name for name, _ in held]
@@ -113,7 +113,7 @@ def recipe_exports(key: ExportKey, recipes: Iterable[Recipe], source: CapturedMo
 
 def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
     for method in source.methods:
-        yield from (tensor.detach() for _, tensor in constants_of(method.program) if is_plain(tensor))
+        yield from (tensor.detach() for _, tensor in named_constants(method.program) if is_plain_tensor(tensor))
 
 
 def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:
@@ -132,7 +132,7 @@ def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tenso
 def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
     known: dict[Path, str] = {}
     for name in dict.fromkeys(choice.name for recipe in recipes for choice in recipe.backends):
-        yield f"{BACKEND} {name}", code_of(name, find_backend(name), known)
+        yield f"{BACKEND} {name}", backend_code(name, find_backend(name), known)
 
 
 def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:

@@ -29,7 +29,7 @@ from hatch_lower.format.weights import read_weights
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
-from hatch_lower.runtime.check import check_method, stored_arrays
+from hatch_lower.runtime.check import check_loaded_method, stored_arrays
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.load import executor_of
 from hatch_lower.runtime.mapped import ConstantsFile
@@ -117,14 +117,14 @@ def start_fresh() -> FreshProcess | None:
         os.close(answers[0])
         with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
             for line in given:
-                if (packaged := read_request(line)) is not None:
-                    written.write(json.dumps(problem_of(packaged)).encode() + b"\n")
+                if (packaged := read_packaged(line)) is not None:
+                    written.write(json.dumps(packaged_problem(packaged)).encode() + b"\n")
                     written.flush()
     finally:
         os._exit(1)  # the callers up the stack belong to the parent
 
 
-def read_request(line: bytes) -> Packaged | None:
+def read_packaged(line: bytes) -> Packaged | None:
     # a backend that writes into all descriptors writes into this pipe, too
     try:
         packaged: Packaged = decode(Packaged, json.loads(line), "")
@@ -181,7 +181,7 @@ def open_written(constants: Path | None, outside: OutsideFiles | None) -> Consta
     return OutsideWeights(file, weights, where, "", find=lambda source: paths[source.url])
 
 
-def problem_of(packaged: Packaged) -> str:
+def packaged_problem(packaged: Packaged) -> str:
     finder = RequiredOnly([*(packaged.requirements or ()), "torch"])  # torch compares the results
     try:
         if packaged.requirements is not None:
@@ -194,7 +194,7 @@ def problem_of(packaged: Packaged) -> str:
             arrays = find_arrays(library)
             tensors = stored_arrays(examples, packaged.examples.name, arrays)
             for name in packaged.methods:
-                status, detail, _ = check_method(executor, plan, name, tensors, packaged.tolerance, arrays)
+                status, detail, _ = check_loaded_method(executor, plan, name, tensors, packaged.tolerance, arrays)
                 if status not in ("ok", "skipped"):
                     return f"method `{name}`{' on arrays of NumPy' * (library == 'numpy')}: {detail}"
     except LowerError as error:

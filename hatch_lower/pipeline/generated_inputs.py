@@ -28,13 +28,13 @@ from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.module_checks import path_text
-from hatch_lower.pipeline.parameters import user_values
+from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.random_inputs import (
     InputCase,
     equal_values,
     example_case,
+    has_equal_elements,
     has_nonzero,
-    is_equal,
     is_integer,
     is_varied,
     limit_values,
@@ -61,7 +61,7 @@ class MethodSizes:
         paths, _ = tensors.tree_flatten_with_path(example)
         self.paths = [path_text(path) for path, _ in paths]
         self.leaves = [leaf for _, leaf in paths]
-        self.values = user_values(method.program)
+        self.values = user_input_values(method.program)
         self.example = self._example()
         self.ranges = {symbol: self._range(symbol) for symbol in self.example}
 
@@ -118,7 +118,7 @@ class MethodSizes:
         return tuple(dict.fromkeys(size for size in sizes if not size.is_Symbol))
 
     def of(self, size: int | torch.SymInt, sizes: Sizes) -> int:
-        return size if isinstance(size, int) else value_of(size.node.expr, sizes)
+        return size if isinstance(size, int) else size_value(size.node.expr, sizes)
 
     def near(self, symbol: sympy.Symbol, step: int) -> list[int]:
         """Return the sizes of a dimension near the example's, the best first."""
@@ -174,7 +174,7 @@ class MethodSizes:
                     break
 
     def _elements(self, sizes: Sizes) -> int:
-        known = {expression: max(value_of(expression, sizes), 1) for expression in self._symbolic}
+        known = {expression: max(size_value(expression, sizes), 1) for expression in self._symbolic}
         return sum(
             count * factor * math.prod(known[expression] for expression in symbolic)
             for (factor, symbolic), count in self._shapes.items()
@@ -202,7 +202,7 @@ class MethodSizes:
         return frozenset(expression for _, symbolic in self._shapes for expression in symbolic)
 
 
-def value_of(expression: sympy.Expr, sizes: Sizes) -> int:
+def size_value(expression: sympy.Expr, sizes: Sizes) -> int:
     """Return the value of a size; 1 for a size that depends on data."""
     if expression.is_Symbol:
         return sizes.get(expression, 1)
@@ -227,12 +227,12 @@ SMALLEST = "if the method is never called with this size, let the range begin la
 Fill = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 
 
-class Generated(Frozen):
+class GeneratedInputs(Frozen):
     """Inputs of the same kind, the best first: the first input that eager takes is compared."""
 
     what: str  # name in a note, if eager takes no input
     tries: tuple[InputCase, ...]
-    apart: tuple[Generated, ...] = ()  # replacements for each dimension alone, if eager takes no input
+    apart: tuple[GeneratedInputs, ...] = ()  # replacements for each dimension alone, if eager takes no input
     is_extra: bool = False  # values or sizes that are rare in calls
     cure: str = ""  # declaration that leaves these inputs out
 
@@ -283,9 +283,9 @@ class InputMaker:
 
     @cached_property
     def _is_equal(self) -> bool:
-        return all(is_equal(leaf) for leaf in self.example.leaves())
+        return all(has_equal_elements(leaf) for leaf in self.example.leaves())
 
-    def sized(self) -> Iterator[Generated]:
+    def sized(self) -> Iterator[GeneratedInputs]:
         """Yield random inputs of other sizes than the example's."""
         sizes = self._sizes
         apart = tuple(self._near(symbol) for symbol in sizes.example)
@@ -294,7 +294,7 @@ class InputMaker:
             yield from apart
         else:
             case = self._sized(near, sizes.dynamic)
-            yield Generated("other sizes", (case,), apart)
+            yield GeneratedInputs("other sizes", (case,), apart)
             yield from (each for each in apart if not each.tries)
         for changed, least in sizes.smallest():
             if sizes.is_whole(least):
@@ -302,32 +302,34 @@ class InputMaker:
         for symbol, largest in sizes.largest():
             yield self._extra("a large size", largest, (symbol,))
 
-    def _near(self, symbol: sympy.Symbol) -> Generated:
+    def _near(self, symbol: sympy.Symbol) -> GeneratedInputs:
         sizes = self._sizes
         tries = [{**sizes.example, symbol: size} for size in sizes.near(symbol, 1)]
         cases = [self._sized(each, (symbol,)) for each in filter(sizes.is_whole, tries)]
-        return Generated(f"a second size of `{sizes.label(symbol)}`", tuple(cases[:3]))
+        return GeneratedInputs(f"a second size of `{sizes.label(symbol)}`", tuple(cases[:3]))
 
-    def _extra(self, what: str, sizes: Sizes, symbols: tuple[sympy.Symbol, ...], cure: str = "") -> Generated:
+    def _extra(self, what: str, sizes: Sizes, symbols: tuple[sympy.Symbol, ...], cure: str = "") -> GeneratedInputs:
         case = self._sized(sizes, symbols)
-        return Generated(f"{what}, {case.name}", (case,), is_extra=True, cure=cure)
+        return GeneratedInputs(f"{what}, {case.name}", (case,), is_extra=True, cure=cure)
 
     def _sized(self, sizes: Sizes, symbols: tuple[sympy.Symbol, ...]) -> InputCase:
         return self.case(self._sizes.text(sizes, symbols), sizes, random_values)
 
-    def constant(self, *, has_equal: bool) -> Iterator[Generated]:
+    def constant(self, *, has_equal: bool) -> Iterator[GeneratedInputs]:
         """Yield inputs that are all zeros, and all equal if `has_equal` is false."""
         sizes = self._sizes
         if not has_equal and not self._is_equal:
-            yield Generated("equal numbers", (self.case("equal numbers", sizes.few, equal_values),), is_extra=True)
+            yield GeneratedInputs(
+                "equal numbers", (self.case("equal numbers", sizes.few, equal_values),), is_extra=True
+            )
         if any(map(has_nonzero, self.example.leaves())):
-            yield Generated("zeros", (self.case("zeros", sizes.least, zero_values),), is_extra=True)
+            yield GeneratedInputs("zeros", (self.case("zeros", sizes.least, zero_values),), is_extra=True)
 
-    def limits(self) -> Iterator[Generated]:
+    def limits(self) -> Iterator[GeneratedInputs]:
         """Yield integers at the limits of their dtypes, if no size and no loop depends on data."""
         if any(map(is_integer, self.example.leaves())) and not depends_on_data(self._method):
             case = self.case("limits of integers", self._sizes.example, limit_values)
-            yield Generated(case.name, (case,), is_extra=True)
+            yield GeneratedInputs(case.name, (case,), is_extra=True)
 
     def needs_random(self) -> bool:
         """Return whether the example's numbers may hide a difference that random numbers show."""

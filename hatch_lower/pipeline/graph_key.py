@@ -1,8 +1,8 @@
 """Digests of an exported method: the graph, the names in the graph, the example inputs.
 
 The canonical form lacks facts that reach a wheel's files: names, containers, and torch's metadata of nodes, which may
-guide a partitioner. The digest of names adds these facts. Source lines are excluded: debug maps take the lines from the
-fresh export.
+guide a partitioner. The digest of names adds these facts. Source lines are excluded: debug maps take the lines from
+the fresh export.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.exir.graph.canonical import Encoder, canonical_form, encode_target
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
 from hatch_lower.exir.graph.surgery import all_nodes, graph_modules, oldest_ancestor, tensor_attributes
-from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
+from hatch_lower.exir.graph.tensors import dtype_name, is_plain_tensor, storage_key, tensor_digests
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.runtime.classes import owner_of
+from hatch_lower.runtime.classes import find_owner
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.operators import COMPOSITE, OpOverload, has_composite_kernel, schema_of
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
@@ -65,7 +65,7 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
         "outputs": [[spec.kind.name, spec.target] for spec in program.graph_signature.output_specs],
         "constants": [
             [name, dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
-            for name, tensor in constants_of(program)
+            for name, tensor in named_constants(program)
         ],
         "containers": [tree_row(tree) for tree in (program.call_spec.in_spec, program.call_spec.out_spec)],
         "nodes": list(node_rows(program, encoder)),
@@ -79,7 +79,7 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
 
 def form_bytes(method: CapturedMethod, form: Mapping[str, object], sources: list[str]) -> bytes:
     specs = method.program.graph_signature.input_specs
-    overloads = {encode_target(node.target): node.target for node in operations(method.program)}
+    overloads = {encode_target(node.target): node.target for node in called_operations(method.program)}
     value = {
         "form": form,
         "sources": sources,
@@ -93,7 +93,7 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, object], sources: list
     return zlib.compress(canonical_json(value), 1)
 
 
-def operations(program: ExportedProgram) -> Iterator[Node]:
+def called_operations(program: ExportedProgram) -> Iterator[Node]:
     return (node for node in all_nodes(program.graph_module) if node.op == "call_function")
 
 
@@ -102,14 +102,14 @@ def refuse_unknown(program: ExportedProgram) -> None:
     for spec in program.graph_signature.input_specs:
         if spec.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT):
             raise NoKeyError(f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}")
-    for node in operations(program):
+    for node in called_operations(program):
         target = node.target
         if target is executorch_call_delegate:
             raise NoKeyError("a backend's result is a part of the export")
         if isinstance(target, OpOverload) and target.namespace not in TORCH_NAMESPACES and is_composite(target):
             # the decomposition runs the operator's own code, which no key covers
             raise NoKeyError(f"the operator `{target}` has a decomposition in code of its own")
-    for name, tensor in constants_of(program):
+    for name, tensor in named_constants(program):
         refuse_tensor(f"`{name}`", tensor)
 
 
@@ -118,11 +118,11 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 def refuse_tensor(subject: str, tensor: object) -> None:
-    if not is_plain(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+    if not is_plain_tensor(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         raise NoKeyError(f"{subject} is not a plain tensor")
 
 
-def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
+def named_constants(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
     # includes constants without an input: a partitioner or backend could look them up
     yield from program.state_dict.items()
     yield from ((name, constant) for name, constant in program.constants.items() if name not in program.state_dict)
@@ -131,7 +131,7 @@ def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
 
 def sharing_of(programs: Iterable[ExportedProgram]) -> str:
     """Return a sha256 over the overlaps of constants in memory and their shared storages, for all methods."""
-    tensors = [tensor for program in programs for _, tensor in constants_of(program)]
+    tensors = [tensor for program in programs for _, tensor in named_constants(program)]
     storages: dict[int, int] = {}
     numbers = [storages.setdefault(storage_key(tensor), len(storages)) for tensor in tensors]
     placed = layouts(tensors)
@@ -168,7 +168,7 @@ def tree_row(spec: trees.TreeSpec | None) -> object:
     facts = [f"{kind.__module__}:{kind.__qualname__}", is_dataclass(kind)]
     facts += [isinstance(kind, type) and issubclass(kind, base) for base in (Mapping, list, dict, tuple)]
     named = spec.context if isinstance(spec.context, type) else kind
-    facts.append(owner_of(named))
+    facts.append(find_owner(named))
     names = [list(getattr(named, attribute, ())) for attribute in ("_fields", "__match_args__")]
     context = Encoder().encode_note(spec.context, f"the container `{facts[0]}`")
     return [facts, names, context, [tree_row(child) for child in spec.children()]]

@@ -30,7 +30,7 @@ from hatch_lower.errors import AnswerError, BackendError, LowerError, ProgramErr
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import cut_methods, merged_keys
 from hatch_lower.exir.graph.nodes import is_view
-from hatch_lower.exir.lowering.leave_out import PLACE, Places, kind_of, nodes_by_place
+from hatch_lower.exir.lowering.leave_out import PLACE, Places, describe_operation, nodes_by_place
 from hatch_lower.exir.lowering.lower import Turn
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.debug_map import Origin
@@ -42,10 +42,10 @@ from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import is_out_of_memory, refuse_out_of_memory
 from hatch_lower.pipeline.generated_inputs import InputMaker
 from hatch_lower.pipeline.localize.finding import Finding, Findings, Localization, finding_lines, operation_text
-from hatch_lower.pipeline.localize.localize import Case, Subject, localize_method
+from hatch_lower.pipeline.localize.localize import LocalizeCase, LocalizeSubject, localize_method
 from hatch_lower.pipeline.localize.partition import MOST_LOWERINGS, find_refusal
 from hatch_lower.pipeline.localize.reproduction import write_reproduction
-from hatch_lower.pipeline.model_build import BuildInputs, KeptLowering, LeftOutOf, LoweredRecipe, Services
+from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, KeptLowering, LeftOutOf, Services
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import file_cases
 from hatch_lower.pipeline.reuse import KnownRecipes
@@ -67,7 +67,7 @@ def recipe_to_localize(inputs: BuildInputs, wanted: Localization) -> Recipe:
     return replace(recipes[wanted.recipe or order[0]], on_mismatch="fail")
 
 
-def localize_model(inputs: BuildInputs, services: Services, lowered: LoweredRecipe, wanted: Localization) -> Findings:
+def localize_model(inputs: BuildInputs, services: Services, lowered: BuiltRecipe, wanted: Localization) -> Findings:
     """Search the methods of a model, lowered for a recipe, until a wrong method is found."""
     findings = []
     for method in inputs.source.methods:
@@ -82,7 +82,7 @@ def localize_model(inputs: BuildInputs, services: Services, lowered: LoweredReci
 def look(
     inputs: BuildInputs,
     services: Services,
-    lowered: LoweredRecipe,
+    lowered: BuiltRecipe,
     method: CapturedMethod,
     wanted: Localization,
     first: InputCase | None = None,
@@ -100,7 +100,7 @@ def look(
         program = lowered.programs[method.name]
         sources = SourceRoots([Path(entry) for entry in sys.path if entry])
         tolerance = tolerance_in(recipe)
-        subject = Subject(
+        subject = LocalizeSubject(
             name,
             method.name,
             recipe.name,
@@ -127,7 +127,7 @@ def look(
 
 def usable_cases(
     inputs: BuildInputs, method: CapturedMethod, samples: Path | None, first: InputCase | None = None
-) -> Iterator[Case]:
+) -> Iterator[LocalizeCase]:
     """Yield the inputs that eager takes: from a sample file, or the inputs of a build's comparison."""
     if first is not None and runs(usable := prepared(inputs.source, method, first)):
         yield usable
@@ -148,7 +148,7 @@ def usable_cases(
             yield usable
 
 
-def prepared(model: CapturedModel, method: CapturedMethod, case: InputCase) -> Case:
+def prepared(model: CapturedModel, method: CapturedMethod, case: InputCase) -> LocalizeCase:
     new_eager = eager_factory(model, method)
 
     def fresh() -> Callable[[], object]:
@@ -161,10 +161,10 @@ def prepared(model: CapturedModel, method: CapturedMethod, case: InputCase) -> C
 
         return call
 
-    return Case(case.name, tuple(case.leaves()), fresh)
+    return LocalizeCase(case.name, tuple(case.leaves()), fresh)
 
 
-def runs(case: Case) -> bool:
+def runs(case: LocalizeCase) -> bool:
     try:
         case.new_eager()()
     except Exception as error:  # a build leaves refused inputs out, too
@@ -175,7 +175,7 @@ def runs(case: Case) -> bool:
 
 
 def search_wrong(
-    inputs: BuildInputs, services: Services, lowered: LoweredRecipe, error: VerificationError, lowerings: int = 0
+    inputs: BuildInputs, services: Services, lowered: BuiltRecipe, error: VerificationError, lowerings: int = 0
 ) -> tuple[Finding | None, list[str]]:
     """Return the finding after a failed comparison, and the finding in words, if a wrong operation can be found.
 
@@ -276,7 +276,7 @@ def first_attempt(services: Services, known: KnownRecipes) -> Attempt:
     left_out = {name: record.left_out for name, record in known.records.items()}
     for name, several in left_out.items():
         if several:
-            services.warn(f"the recipe `{name}` leaves out {count_text(several)}, like an earlier build")
+            services.warn(f"the recipe `{name}` leaves out {left_out_count(several)}, like an earlier build")
     return Attempt(known=known, left_out=left_out)
 
 
@@ -284,7 +284,7 @@ def next_attempt(
     inputs: BuildInputs,
     services: Services,
     attempt: Attempt,
-    recipes: Sequence[LoweredRecipe],
+    recipes: Sequence[BuiltRecipe],
     error: VerificationError,
 ) -> Attempt:
     """Return the attempt after a failed comparison; raise the error without a remedy."""
@@ -303,7 +303,7 @@ def next_attempt(
 
 
 def healed(
-    inputs: BuildInputs, services: Services, recipes: Sequence[LoweredRecipe], error: VerificationError
+    inputs: BuildInputs, services: Services, recipes: Sequence[BuiltRecipe], error: VerificationError
 ) -> tuple[str, LeftOutOf]:
     """Return the recipe of a failed comparison, and its operations to leave out; raise the error if none is found."""
     plain = VerificationError(error.what, where=error.where, found=error.found, hint=error.hint)
@@ -333,7 +333,7 @@ def healed(
     return name, step.left_out
 
 
-class Step(Frozen):
+class HealStep(Frozen):
     node: Node  # the operation that is left out
     others: int  # further operations of the same kind that are left out
     left_out: LeftOutOf  # all operations, earlier steps included
@@ -341,7 +341,7 @@ class Step(Frozen):
 
 def next_step(
     before: LeftOutOf, program: ExportedProgram, method: str, backend: str, places: Sequence[int], reason: str
-) -> Step | None:
+) -> HealStep | None:
     """Return the next operation to leave out, given wrong places; `None` if the places are too many, or not found."""
     # If several operations are wrong only together, the last computing operation goes: without that operation the rest
     # is right. If an operation of the same kind is left out already, the kind is at fault, and all further operations
@@ -352,20 +352,20 @@ def next_step(
         return None
     wrong = [nodes[place] for place in sorted(places)]
     node = ([each for each in wrong if not is_view(each)] or wrong)[-1]
-    kind = kind_of(node)
-    alike = [each for each in nodes.values() if each is not node and kind_of(each) == kind]
+    kind = describe_operation(node)
+    alike = [each for each in nodes.values() if each is not node and describe_operation(each) == kind]
     others = [each for each in alike if each.meta[PLACE] not in own]
     chosen = [node, *others] if len(others) < len(alike) else [node]
     new = [LeftOut(each.meta[PLACE], backend, each.meta["debug_handle"], reason) for each in chosen]
     ordered = sorted([*before.get(method, ()), *new], key=lambda each: (each.place, each.backend))
-    return Step(node, len(chosen) - 1, dict(sorted({**before, method: tuple(ordered)}.items())))
+    return HealStep(node, len(chosen) - 1, dict(sorted({**before, method: tuple(ordered)}.items())))
 
 
 def count_of(left_out: LeftOutOf) -> int:
     return sum(map(len, left_out.values()))
 
 
-def count_text(left_out: LeftOutOf) -> str:
+def left_out_count(left_out: LeftOutOf) -> str:
     number = count_of(left_out)
     return "1 operation" if number == 1 else f"{number} operations"
 

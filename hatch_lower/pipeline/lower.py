@@ -11,11 +11,11 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError
-from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.exir.backend.backend_api import Lowered
+from hatch_lower.events import Event, stage
+from hatch_lower.exir.backend.backend_api import DelegatedMethod
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
-from hatch_lower.exir.lowering.lower import Steps, Turn, lower_exported
+from hatch_lower.exir.lowering.lower import LoweringSteps, Turn, lower_exported
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER
 from hatch_lower.exir.passes.fold_literals import FoldLiterals
 from hatch_lower.pipeline.capture import CapturedMethod
@@ -61,7 +61,7 @@ def lower_for_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, at
     return KeptLowering(lowered, steps.seconds, healing.left_out, healing.times)
 
 
-class ReportedSteps(Steps):
+class ReportedSteps(LoweringSteps):
     """Reports and times the steps, and names the backend whose code fails."""
 
     def __init__(self, model: str, recipe: Recipe, services: Services, healing: Healing) -> None:
@@ -92,26 +92,26 @@ class ReportedSteps(Steps):
         return backend_guard(backends, f"{place_of(self._model, self._recipe)}, method `{method}`")
 
     @contextmanager
-    def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
+    def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, DelegatedMethod]], object]]:
         begin = time.perf_counter()
-        lowered: dict[str, Lowered] = {}
+        lowered: dict[str, DelegatedMethod] = {}
         with stage(self._reporter, "compile", self._model, self._recipe.name) as describe:
             with backend_guard(turn.name, place_of(self._model, self._recipe)):
                 yield lowered.update
-            describe(f"{turn.name}: {count_text(lowered)}")
+            describe(f"{turn.name}: {partition_count(lowered)}")
         taken = time.perf_counter() - begin
         self.finite_only[turn.name] = frozenset().union(*(method.finite_only for method in lowered.values()))
         for method, share in shares_of(lowered).items():
             self.seconds[method] += share * taken
 
 
-def count_text(lowered: Mapping[str, Lowered]) -> str:
+def partition_count(lowered: Mapping[str, DelegatedMethod]) -> str:
     partitions = sum(method.partitions for method in lowered.values())
     reused = sum(method.reused for method in lowered.values())
     return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"
 
 
-def shares_of(lowered: Mapping[str, Lowered]) -> dict[str, float]:
+def shares_of(lowered: Mapping[str, DelegatedMethod]) -> dict[str, float]:
     # by newly built partitions: a single call lowers all methods, and only that call is timed
     built = {name: method.partitions - method.reused for name, method in lowered.items()}
     total = sum(built.values())

@@ -27,7 +27,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, merged_keys
 from hatch_lower.exir.backend.registry import tools_named
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowered_backend_module import lowered_modules
@@ -44,7 +44,7 @@ from hatch_lower.pipeline.eager import eager_factory
 from hatch_lower.pipeline.emit.arguments import with_details
 from hatch_lower.pipeline.emit.constants import NamedStorage, SpanDigests, constants_bytes, merge_storages
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program, machine_words, traces_of
+from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_program, machine_words, traces_of
 from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.sources import anchors_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
@@ -52,7 +52,7 @@ from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.heal import Attempt, first_attempt, localize_model, next_attempt, recipe_to_localize
 from hatch_lower.pipeline.localize.finding import Findings, Localization
 from hatch_lower.pipeline.lower import lower_for_recipe
-from hatch_lower.pipeline.model_build import BuildInputs, LoweredModel, LoweredRecipe, Services, place_of
+from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, LoweredModel, Services, place_of
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
@@ -215,7 +215,7 @@ def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: Weig
     return "; ".join(["none" if file is None else f"{file.size:,} bytes", *more])
 
 
-def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attempt: Attempt) -> LoweredRecipe:
+def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attempt: Attempt) -> BuiltRecipe:
     """Lower all methods for a recipe, and write the plan, the debug map and the delegates."""
     model, settings, packager = inputs.model.name, inputs.settings, services.packager
     lowering = lower_for_recipe(inputs, services, recipe, attempt)
@@ -235,14 +235,14 @@ def lower_recipe(inputs: BuildInputs, services: Services, recipe: Recipe, attemp
     modules = (module for method in lowered.methods.values() for module in lowered_modules(method.program))
     keys = merged_keys(method.keys for method in lowered.methods.values())
     programs = {name: method.program for name, method in lowered.methods.items()}
-    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs, lowering)
+    return BuiltRecipe(recipe, emitted, files, entries, tuple(rows), used_backends(modules), keys, programs, lowering)
 
 
-def emit_recipe(source: CapturedModel, digests: SpanDigests, lowered: Mapping[str, Lowered]) -> EmittedProgram:
+def emit_recipe(source: CapturedModel, digests: SpanDigests, lowered: Mapping[str, DelegatedMethod]) -> EmittedProgram:
     methods = {}
     for method in source.methods:
         name, own = method.name, lowered[method.name]
-        methods[name] = LoweredMethod(name, own.program, method.parameters, own.reasons, method.dimensions)
+        methods[name] = MethodToEmit(name, own.program, method.parameters, own.reasons, method.dimensions)
     roots = [Path(entry) for entry in sys.path if entry]
     emitted = emit_program(source.name, methods, roots=roots, digests=digests)
     exported = {method.name: method.program for method in source.methods}
@@ -262,7 +262,7 @@ def write_check_data(inputs: BuildInputs, services: Services) -> FileEntry | Non
 
 
 def summary_row(
-    model: str, recipe: str, method: str, entry: MethodEntry, lowered: Lowered, seconds: float
+    model: str, recipe: str, method: str, entry: MethodEntry, lowered: DelegatedMethod, seconds: float
 ) -> MethodRow:
     blobs = [module.processed_bytes for module in lowered_modules(lowered.program)]
     return MethodRow(

@@ -14,8 +14,8 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.backend.registry import code_of, find_backend
-from hatch_lower.exir.lowering.lower import LoweredMethods
+from hatch_lower.exir.backend.registry import backend_code, find_backend
+from hatch_lower.exir.lowering.lower import DelegatedMethods
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.manifest import LeftOut, MethodEntry
 from hatch_lower.format.record import ModelReport
@@ -35,7 +35,7 @@ LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations outside of
 class KeptLowering(Frozen):
     """The methods of a model, lowered for a recipe, before any file is written."""
 
-    methods: LoweredMethods
+    methods: DelegatedMethods
     seconds: Mapping[str, float]  # of lowering, by method
     left_out: LeftOutOf
     healed: int  # number of healings in this build
@@ -88,11 +88,11 @@ class UsedBackend(Frozen):
 
     def versions(self) -> list[object]:
         """Return the backend's fingerprint and code: the inputs of its result beside the partition."""
-        code = code_of(self.backend, find_backend(self.backend), {})
+        code = backend_code(self.backend, find_backend(self.backend), {})
         return [sorted([name, text] for name, text in self.fingerprint().items()), code]
 
 
-class LoweredRecipe(Frozen):
+class BuiltRecipe(Frozen):
     recipe: Recipe
     emitted: EmittedProgram
     files: ProgramFiles
@@ -108,4 +108,4 @@ class LoweredRecipe(Frozen):
         return self.lowering.left_out
 
 
-LoweredModel = tuple[ModelReport, Sequence[LoweredRecipe]]
+LoweredModel = tuple[ModelReport, Sequence[BuiltRecipe]]

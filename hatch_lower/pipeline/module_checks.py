@@ -23,10 +23,10 @@ from hatch_lower.runtime.torch_arrays import ARRAYS, same_bits
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import FakeTensor
-from hatch_lower.runtime.torch_private.tensors import own_tensors, version_of
+from hatch_lower.runtime.torch_private.tensors import own_tensors, read_change_counter
 
 
-def check_memory(model: str, method: str, tensors: Mapping[str, object]) -> None:
+def check_tensor_memory(model: str, method: str, tensors: Mapping[str, object]) -> None:
     """Refuse tensors that are not dense tensors in the CPU's memory."""
     where = f"model `{model}`, method `{method}`" if method else f"model `{model}`"
     for name, tensor in tensors.items():
@@ -48,7 +48,7 @@ def check_memory(model: str, method: str, tensors: Mapping[str, object]) -> None
             )
 
 
-def tensors_of(value: object) -> dict[str, torch.Tensor]:
+def named_tensors_in(value: object) -> dict[str, torch.Tensor]:
     leaves, _ = trees.tree_flatten_with_path(value)
     return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
@@ -65,7 +65,7 @@ def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, in
         for store in own_tensors(child):
             for name, value in store.items():
                 if isinstance(value, torch.Tensor) and not value.is_inference():
-                    versions[f"{prefix}.{name}" if prefix else name] = (value, version_of(value))
+                    versions[f"{prefix}.{name}" if prefix else name] = (value, read_change_counter(value))
     return versions
 
 
@@ -137,14 +137,14 @@ def check_module(model: str, module: torch.nn.Module) -> None:
     for path, child in module.named_modules():
         check_script(model, path, child)
         check_initialized(model, path, child)
-    check_memory(model, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+    check_tensor_memory(model, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
 
 
 def check_attributes(model: str, module: torch.nn.Module) -> None:
     """Refuse tensors of other devices and layouts among the plain attributes of a module, after a failed export."""
     for path, child in module.named_modules():
         named = {f"{path}.{name}" if path else name: value for name, value in vars(child).items()}
-        check_memory(model, "", named)
+        check_tensor_memory(model, "", named)
 
 
 def check_script(model: str, path: str, module: torch.nn.Module) -> None:
@@ -190,7 +190,7 @@ SIMPLE = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True)
-class Change:
+class AttributeChange:
     module: torch.nn.Module
     attribute: str
     before: object
@@ -198,7 +198,7 @@ class Change:
 
 
 @contextmanager
-def noted_changes(found: dict[tuple[int, str], Change]) -> Iterator[None]:
+def noted_changes(found: dict[tuple[int, str], AttributeChange]) -> Iterator[None]:
     """Note in `found` the numbers and strings among modules' attributes that change inside the context."""
     # needed because torch.export restores all attributes
     assign = torch.nn.Module.__setattr__
@@ -206,7 +206,7 @@ def noted_changes(found: dict[tuple[int, str], Change]) -> Iterator[None]:
     def noting(self: torch.nn.Module, name: str, value: Any) -> None:
         old = vars(self).get(name, noting)
         if isinstance(old, SIMPLE) and isinstance(value, SIMPLE):
-            found.setdefault((id(self), name), Change(self, name, old, value)).after = value
+            found.setdefault((id(self), name), AttributeChange(self, name, old, value)).after = value
         assign(self, name, value)
 
     torch.nn.Module.__setattr__ = noting  # type: ignore[method-assign]
@@ -217,7 +217,7 @@ def noted_changes(found: dict[tuple[int, str], Change]) -> Iterator[None]:
 
 
 def refuse_counting(
-    where: str, method: str, module: torch.nn.Module, changes: Iterable[Change], same_again: Callable[[], bool]
+    where: str, method: str, module: torch.nn.Module, changes: Iterable[AttributeChange], same_again: Callable[[], bool]
 ) -> None:
     """Refuse a method if another export, made with the changed values, gives other results."""
     own = set(map(id, module.modules()))  # excludes torch's own modules
@@ -265,10 +265,10 @@ def same_results(
     with torch.no_grad():
         for name, tensor in (*other.named_parameters(), *other.named_buffers()):
             tensor.copy_(state[name])
-    return all(is_same(*pair) for pair in zip(call(one), call(other), strict=True))
+    return all(is_same_attribute(*pair) for pair in zip(call(one), call(other), strict=True))
 
 
-def is_same(one: object, other: object) -> bool:
+def is_same_attribute(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
     return bool(one == other)

@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.surgery import copy_program, rebuild_program
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import eager_outputs
-from hatch_lower.pipeline.generated_inputs import Generated, InputMaker, MethodSizes, Sizes, value_of
+from hatch_lower.pipeline.generated_inputs import GeneratedInputs, InputMaker, MethodSizes, Sizes, size_value
 from hatch_lower.pipeline.random_inputs import example_case
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload
@@ -36,7 +36,7 @@ aten = torch.ops.aten
 Order = tuple[int, ...]  # dimensions, the outermost first
 
 
-class Layout(Frozen):
+class OutputLayout(Frozen):
     """Shape and strides of a tensor."""
 
     shape: tuple[int, ...]
@@ -59,7 +59,9 @@ class Layout(Frozen):
         return order if 0 not in self.shape and self.lies_in(order) else None
 
 
-Layouts = Sequence[Layout | None]  # of all leaves of a method's outputs; `None` for leaves that are not strided tensors
+Layouts = Sequence[
+    OutputLayout | None
+]  # of all leaves of a method's outputs; `None` for leaves that are not strided tensors
 
 
 def note_layouts(layouts: dict[str, Layouts], method: str, outputs: object) -> None:
@@ -68,7 +70,7 @@ def note_layouts(layouts: dict[str, Layouts], method: str, outputs: object) -> N
 
 def layouts_of(outputs: object) -> Layouts:
     return [
-        Layout(tuple(leaf.shape), leaf.stride())
+        OutputLayout(tuple(leaf.shape), leaf.stride())
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
         else None
         for leaf in tensors.tree_leaves(outputs)
@@ -115,23 +117,25 @@ def other_orders(method: CapturedMethod, eager: Layouts) -> dict[int, Order]:
     return orders
 
 
-def foretold_layout(value: object, sizes: Sizes) -> Layout | None:
+def foretold_layout(value: object, sizes: Sizes) -> OutputLayout | None:
     """Return the layout that the exported program predicts; `None` if the layout depends on data."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = [number_of(size, sizes) for size in (*value.shape, *value.stride())]
     known = [number for number in numbers if number is not None]
-    return Layout(tuple(known[: value.dim()]), tuple(known[value.dim() :])) if len(known) == len(numbers) else None
+    return (
+        OutputLayout(tuple(known[: value.dim()]), tuple(known[value.dim() :])) if len(known) == len(numbers) else None
+    )
 
 
 def number_of(size: int | torch.SymInt, sizes: Sizes) -> int | None:
     if isinstance(size, int):
         return size
     expression = size.node.expr
-    return value_of(expression, sizes) if expression.free_symbols <= sizes.keys() else None
+    return size_value(expression, sizes) if expression.free_symbols <= sizes.keys() else None
 
 
-def layouts_at(model: CapturedModel, method: CapturedMethod, generated: Generated) -> Iterator[Layouts]:
+def layouts_at(model: CapturedModel, method: CapturedMethod, generated: GeneratedInputs) -> Iterator[Layouts]:
     """Yield the layouts of eager's outputs for the first inputs of a kind that eager takes."""
     for case in generated.tries:
         with suppress(Exception):  # eager refuses this size; verification reports the refusal

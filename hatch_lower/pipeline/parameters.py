@@ -42,7 +42,7 @@ def dimension_names(
     given: dict[str, object] = dict(signature.bind(*args, **kwargs).arguments)
     shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
     examples = tensors.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
-    values = {id(leaf): value for leaf, value in zip(examples, user_values(program), strict=False)}
+    values = {id(leaf): value for leaf, value in zip(examples, user_input_values(program), strict=False)}
     names: dict[str, str] = {}
     computed: dict[str, str] = {}
     for leaf, shape in paired(given, shapes):
@@ -104,7 +104,7 @@ def paired(argument: object, shape: Any) -> Iterator[tuple[object, Any]]:
         yield argument, None
 
 
-def user_values(program: ExportedProgram) -> list[object]:
+def user_input_values(program: ExportedProgram) -> list[object]:
     """Return the traced values of the program's user inputs: fake tensors, symbolic numbers, or literals."""
     return [node.meta.get("val") for _, node in user_inputs(program)]
 
@@ -137,10 +137,10 @@ def declared_sizes(
     except TypeError:
         return []
     shapes = dynamic_shapes if isinstance(dynamic_shapes, Mapping) else dict(zip(given, dynamic_shapes, strict=False))
-    return [size for name, value in given.items() for size in sizes_of(name, value, shapes.get(name))]
+    return [size for name, value in given.items() for size in tensor_sizes(name, value, shapes.get(name))]
 
 
-def sizes_of(path: str, value: object, shape: Any) -> Iterator[DeclaredSize]:
+def tensor_sizes(path: str, value: object, shape: Any) -> Iterator[DeclaredSize]:
     if isinstance(value, torch.Tensor):
         pairs = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
         for dimension, declared in pairs:
@@ -149,13 +149,13 @@ def sizes_of(path: str, value: object, shape: Any) -> Iterator[DeclaredSize]:
                 yield DeclaredSize(path, dimension, declared, size)
     elif isinstance(value, Mapping) and isinstance(shape, Mapping):
         for key, each in value.items():
-            yield from sizes_of(f"{path}[{key!r}]", each, shape.get(key))
+            yield from tensor_sizes(f"{path}[{key!r}]", each, shape.get(key))
     elif isinstance(value, (tuple, list)) and isinstance(shape, (tuple, list)):
         for index, (each, inner) in enumerate(zip(value, shape, strict=False)):
-            yield from sizes_of(f"{path}[{index}]", each, inner)
+            yield from tensor_sizes(f"{path}[{index}]", each, inner)
 
 
-def check_declared(where: str, what: str, sizes: list[DeclaredSize]) -> None:
+def check_declared_sizes(where: str, what: str, sizes: list[DeclaredSize]) -> None:
     """Refuse dimensions that tensors lack, and ranges without the example's size."""
     for declared in sizes:
         if declared.size < 0:

@@ -69,7 +69,7 @@ def is_integer(leaf: object) -> bool:
     )
 
 
-def is_equal(leaf: object) -> bool:
+def has_equal_elements(leaf: object) -> bool:
     return not isinstance(leaf, torch.Tensor) or leaf.numel() < 2 or bool((leaf == leaf.reshape(-1)[0]).all())
 
 
@@ -82,7 +82,7 @@ def is_varied(leaf: object) -> bool:
     if not isinstance(leaf, torch.Tensor):
         return True
     if not leaf.dtype.is_floating_point:
-        return not leaf.dtype.is_complex and not (is_equal(leaf) and leaf.numel() > 1)
+        return not leaf.dtype.is_complex and not (has_equal_elements(leaf) and leaf.numel() > 1)
     some = leaf.detach().reshape(-1)[:VARIED].float()
     return len(some) > 1 and bool(some.min() < 0 < some.max()) and len(set(some.tolist())) > len(some) // 2
 

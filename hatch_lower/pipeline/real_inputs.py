@@ -74,7 +74,7 @@ def read_real_inputs(model: ModelSettings, source: CapturedModel, root: Path) ->
 
 
 def file_cases(path: Path, methods: Sequence[CapturedMethod]) -> dict[str, tuple[InputCase, ...]]:
-    signatures = {method.name: signature(method) for method in methods}
+    signatures = {method.name: method_signature(method) for method in methods}
     samples = read_samples(path, {name: sample_paths(each) for name, each in signatures.items()})
     return {
         method.name: tuple(
@@ -95,10 +95,12 @@ def function_cases(
             found = f"a value of type `{type(function).__name__}`"
             hint = f"name a function that takes the name of a method; {GIVE}"
             raise SampleError("real inputs must come from a function", where=entry.where(), found=found, hint=hint)
-        return {method.name: called(method, function, entry) for method in methods}
+        return {method.name: call_for_cases(method, function, entry) for method in methods}
 
 
-def called(method: CapturedMethod, function: Callable[[str], object], entry: EntryPoint) -> tuple[InputCase, ...]:
+def call_for_cases(
+    method: CapturedMethod, function: Callable[[str], object], entry: EntryPoint
+) -> tuple[InputCase, ...]:
     try:
         return tuple(calls_of(method, function(method.name), entry))
     except (LowerError, KeyboardInterrupt):
@@ -121,7 +123,7 @@ def calls_of(method: CapturedMethod, value: object, entry: EntryPoint) -> Iterat
 
 def call_case(method: CapturedMethod, name: str, call: object) -> InputCase:
     """Return the checked arguments of a call; arguments that the graph is specialized for may be omitted."""
-    where, example, known = f"{name}, method `{method.name}`", example_case(method), signature(method)
+    where, example, known = f"{name}, method `{method.name}`", example_case(method), method_signature(method)
     arguments = example.named(example.args, example.kwargs)
     fixed = fixed_parameters(known)
     given: dict[str, object] = {}
@@ -168,5 +170,5 @@ def fixed_parameters(signature: MethodPlan) -> set[str]:
     return {name for name, each in held.items() if all(isinstance(entry, LiteralInput) for entry in each)}
 
 
-def signature(method: CapturedMethod) -> MethodPlan:
+def method_signature(method: CapturedMethod) -> MethodPlan:
     return signature_of(method.program, method.parameters, method.dimensions, f"method `{method.name}`")

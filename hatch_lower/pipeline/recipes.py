@@ -16,8 +16,8 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan
-from hatch_lower.pipeline.exceptions import trim
-from hatch_lower.pipeline.model_build import LoweredRecipe
+from hatch_lower.pipeline.exceptions import trim_lines
+from hatch_lower.pipeline.model_build import BuiltRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.selection import DelegateKinds, requirement_reason, version_here
@@ -39,7 +39,7 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
         raise BackendError(
             f"the backend `{choice.name}` returned a value that is not a `Partitioner`",
             where=where,
-            found=trim(repr(partitioner)),
+            found=trim_lines(repr(partitioner)),
             hint="return a `Partitioner` from the classmethod `partitioner(options)`",
         )
     return partitioner
@@ -79,7 +79,7 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     requirements_to_add(settings.runtime_requirements, required, settings.dependencies, settings.extras)
 
 
-def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
+def recipe_entry(lowered: BuiltRecipe, project: str) -> RecipeEntry:
     plan = lowered.emitted.plan
     return RecipeEntry(
         plan=lowered.files.plan,
@@ -93,7 +93,7 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
     )
 
 
-def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]:
+def recipe_requirements(lowered: BuiltRecipe, project: str) -> tuple[str, ...]:
     plan = lowered.emitted.plan
     reasons = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), lowered.recipe.imports)
     arrays = array_requirements(plan, needs_torch=bool(reasons))
@@ -144,7 +144,7 @@ def owners_of(recipe: Recipe, project: str) -> set[str]:
     return names - {normal_name(project)}
 
 
-def wheel_requirements(settings: Settings, lowered: LoweredRecipe) -> tuple[str, ...] | None:
+def wheel_requirements(settings: Settings, lowered: BuiltRecipe) -> tuple[str, ...] | None:
     """Return the wheel's requirements for a recipe; `None` if the build does not manage requirements."""
     if settings.dependencies is None or settings.runtime_requirements == "off":
         return None

@@ -1,11 +1,11 @@
 """Level 2: reuse of an earlier result for equal exported graphs, and records of recipes that were verified before;
 runs in the child process.
 
-The store has the results that the same code lowered from equal graphs, weights, example inputs and settings. Only debug
-maps are written anew, with the source lines of this export.
+The store has the results that the same code lowered from equal graphs, weights, example inputs and settings. Only
+debug maps are written anew, with the source lines of this export.
 
-A model whose recipes were lowered separately, for example by other machines, is assembled from the recipes' partitions.
-Recipes with a record are not verified again.
+A model whose recipes were lowered separately, for example by other machines, is assembled from the recipes'
+partitions. Recipes with a record are not verified again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hatch_lower.format.record import ModelReport, VerifiedMethod
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.sources import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, describe_export, recipe_exports
-from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services, UsedBackend, place_of
+from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, UsedBackend, place_of
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipes import refuse_torch
 
@@ -50,12 +50,12 @@ class KnownRecipes(Frozen):
     def key(self, recipe: str) -> str:
         return recipe_key(self.exports[recipe].components())
 
-    def is_known(self, lowered: LoweredRecipe) -> bool:
+    def is_known(self, lowered: BuiltRecipe) -> bool:
         # whether the assembled files are the files that a record says were verified
         record = self.records.get(lowered.recipe.name)
-        return record is not None and (record.plan, record.files, record.requirements) == contents_of(lowered)
+        return record is not None and (record.plan, record.files, record.requirements) == recipe_digests(lowered)
 
-    def verified(self, recipes: Iterable[LoweredRecipe]) -> Iterator[VerifiedMethod]:
+    def verified(self, recipes: Iterable[BuiltRecipe]) -> Iterator[VerifiedMethod]:
         """Yield the results of earlier comparisons of the same files."""
         for lowered in filter(self.is_known, recipes):
             yield from self.records[lowered.recipe.name].verified
@@ -79,26 +79,26 @@ def whole_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> Known
 
 
 def keep_recipe(
-    store: Store, known: KnownRecipes, lowered: LoweredRecipe, verified: Iterable[VerifiedMethod], versions: Versions
+    store: Store, known: KnownRecipes, lowered: BuiltRecipe, verified: Iterable[VerifiedMethod], versions: Versions
 ) -> str:
     """Store the record of a lowered and verified recipe; return the reason if a later build cannot use the record."""
     name = lowered.recipe.name
     own = tuple(method for method in verified if method.recipe == name)
     used = tuple(versions[backend] for backend in lowered.used)
-    record = RecipeRecord(*contents_of(lowered), tuple(sorted(lowered.keys)), used, own, lowered.left_out)
+    record = RecipeRecord(*recipe_digests(lowered), tuple(sorted(lowered.keys)), used, own, lowered.left_out)
     export = known.exports[name]
     put_recipe(store, known.key(name), f"{export.model}/{name}", export.components(), record)
     stored = all(store.is_stored(partition) for partition in record.partitions)
     return "" if stored else "the results of some of its partitions cannot be stored"
 
 
-def contents_of(lowered: LoweredRecipe) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def recipe_digests(lowered: BuiltRecipe) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """Return the verified contents: digests of the plan and the delegates' files, and the delegates' requirements."""
     files = lowered.files
     return files.plan.sha256, tuple(file.sha256 for file in files.delegates), lowered.emitted.requirements()
 
 
-def versions_of(recipes: Iterable[LoweredRecipe]) -> Versions:
+def versions_of(recipes: Iterable[BuiltRecipe]) -> Versions:
     """Return the current versions of recipes' backends, which is slow; raise `NoKeyError` if a version is unknown."""
     used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
     return {each: UsedVersions(each.backend, each.specs, each.versions()) for each in used}
@@ -171,7 +171,7 @@ def find_recipes(inputs: BuildInputs, services: Services) -> Iterator[Found]:
         yield found
 
 
-def keep_export(services: Services, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> ModelReport:
+def keep_export(services: Services, found: Found, report: ModelReport, recipes: Sequence[BuiltRecipe]) -> ModelReport:
     """Store the result of lowering an export; return the report with the export's digests."""
     if found.export is None:
         return report
@@ -188,7 +188,7 @@ def keep_export(services: Services, found: Found, report: ModelReport, recipes: 
     return report
 
 
-def keep_made(services: Services, found: Found, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> list[str]:
+def keep_made(services: Services, found: Found, report: ModelReport, recipes: Sequence[BuiltRecipe]) -> list[str]:
     """Store the records of lowered and verified recipes; return the recipes that a later build finds."""
     if found.export is None or not services.store.writes:
         return []
@@ -211,7 +211,7 @@ def share_recipes(store: Store, known: KnownRecipes, made: Iterable[str]) -> dic
 
 
 def keep_recipes(
-    store: Store, known: KnownRecipes, report: ModelReport, recipes: Sequence[LoweredRecipe], versions: Versions
+    store: Store, known: KnownRecipes, report: ModelReport, recipes: Sequence[BuiltRecipe], versions: Versions
 ) -> dict[str, str]:
     """Store the records of recipes; return, by recipe, the reason why a later build could not use the record."""
     return {
@@ -286,7 +286,7 @@ def refuse_broken_promises(inputs: BuildInputs, report: ModelReport) -> None:
 
 
 def keep_report(
-    store: Store, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe], versions: Versions
+    store: Store, export: Export, report: ModelReport, recipes: Sequence[BuiltRecipe], versions: Versions
 ) -> str:
     anchors: dict[str, Anchors] = {}
     for lowered in recipes:

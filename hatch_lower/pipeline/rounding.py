@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.graph.nodes import VIEWS, owner_of, sources_of
+from hatch_lower.exir.graph.nodes import VIEWS, memory_owner, memory_sources
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_placeholders, output_pairs
 from hatch_lower.exir.graph.surgery import attribute_of, output_values
@@ -59,7 +59,7 @@ class Rounding(Frozen):
 
 
 def rounding_of(program: ExportedProgram) -> Rounding:
-    values = values_of(program)
+    values = mark_values(program)
     constants = constant_placeholders(program)
     inputs = [node for node in program.graph.find_nodes(op="placeholder") if node not in constants]
     written = {
@@ -73,7 +73,7 @@ def rounding_of(program: ExportedProgram) -> Rounding:
     )
 
 
-def values_of(program: ExportedProgram) -> Values:
+def mark_values(program: ExportedProgram) -> Values:
     """Return the marks of a program's values in any call: a buffer has the marks of the values that calls store."""
     constants = constant_placeholders(program)
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -109,7 +109,7 @@ class Values:
         """Return the marks of a node, or of all nodes in a tree."""
         if not isinstance(value, Node):
             return united(self.of(leaf) for leaf in tensors.tree_leaves(value) if isinstance(leaf, Node))
-        written = self.memory.get(owner_of(value), UNMARKED) if self.memory else UNMARKED
+        written = self.memory.get(memory_owner(value), UNMARKED) if self.memory else UNMARKED
         return written.union(*self._marks.get(value, ()))
 
     def all(self) -> Iterator[Marks]:
@@ -131,7 +131,7 @@ class Values:
             return self._higher_order(node)
         given = node.args[1:] if base_name(target) in NUMBERLESS else node.args
         found = self.of((given, dict(node.kwargs))) | own_marks(node, target)
-        for written in sources_of(node, is_write=True):
+        for written in memory_sources(node, is_write=True):
             self._write(written, found)
         return [found]
 
@@ -163,7 +163,7 @@ class Values:
         return [known.union(*(marks for body in bodies for marks in Values(body, [known] * taken).all()))]
 
     def _write(self, node: Node, marks: Marks) -> None:
-        owner = owner_of(node)
+        owner = memory_owner(node)
         self.memory[owner] = self.memory.get(owner, UNMARKED) | marks
 
     def _attribute(self, node: Node) -> object:

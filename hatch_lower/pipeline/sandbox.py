@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hatch_lower.errors import BackendError, CaptureError, LowerError, OperationError
-from hatch_lower.exir.lowering.process_state import arithmetic, library_restored, process_restored, torch_restored
+from hatch_lower.exir.lowering.process_state import (
+    arithmetic_settings,
+    library_restored,
+    process_restored,
+    torch_restored,
+)
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory
 
@@ -46,9 +51,9 @@ def backend_guard(backend: str, where: str) -> Iterator[None]:
 def export_guard(model: str) -> Iterator[None]:
     """Run the model's own code; raise `CaptureError` if the code leaves an arithmetic setting of torch changed."""
     with torch_restored(), library_restored():
-        before = arithmetic()
+        before = arithmetic_settings()
         yield
-        changed = {name: value for name, value in arithmetic().items() if value != before[name]}
+        changed = {name: value for name, value in arithmetic_settings().items() if value != before[name]}
     if changed:
         raise CaptureError(
             "the model's code leaves a setting of torch changed, and a process that loads the model lacks the change",

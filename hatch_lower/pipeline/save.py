@@ -17,7 +17,7 @@ from hatch_lower.exir.program._program import LoweredProgram
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.pipeline.capture import capture_program
 from hatch_lower.pipeline.emit.delegates import names_in_constants
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 from hatch_lower.pipeline.package import Packager
 
 RECIPE = "default"
@@ -45,7 +45,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     methods = {}
     for name, program in programs.items():
         parameters = capture_program(model, name, program, examples_needed=False).parameters
-        methods[name] = LoweredMethod(name, program, parameters, lowered.reasons.get(name, {}))
+        methods[name] = MethodToEmit(name, program, parameters, lowered.reasons.get(name, {}))
     emitted = emit_program(model, methods)
     folder.mkdir(parents=True, exist_ok=True)
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))

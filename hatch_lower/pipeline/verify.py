@@ -15,9 +15,9 @@ from hatch_lower.format.record import VerifiedMethod, worst
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.emit.constants import write_constants
-from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim
+from hatch_lower.pipeline.exceptions import describe_exception, refuse_out_of_memory, trim_lines
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
-from hatch_lower.pipeline.model_build import BuildInputs, LoweredRecipe, Services, place_of
+from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services, place_of
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
@@ -41,7 +41,7 @@ class MethodError(VerificationError):
 
 
 def verify_recipes(
-    inputs: BuildInputs, services: Services, recipes: Sequence[LoweredRecipe]
+    inputs: BuildInputs, services: Services, recipes: Sequence[BuiltRecipe]
 ) -> tuple[VerifiedMethod, ...]:
     """Compare each packaged recipe with eager, unless `verify` is false; return the results by method."""
     verified: list[VerifiedMethod] = []
@@ -57,7 +57,7 @@ def verify_recipes(
     return tuple(verified)
 
 
-def verify_afresh(inputs: BuildInputs, services: Services, lowered: LoweredRecipe) -> None:
+def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe) -> None:
     if services.fresh is None or inputs.examples is None:
         return
     source, recipe, packager = inputs.source, lowered.recipe, services.packager
@@ -68,7 +68,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: LoweredRecip
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
-            constants=constants_of(packager, lowered),
+            constants=constants_path(packager, lowered),
             outside=packager.outside,
             imports=recipe.imports,
             examples=examples,
@@ -81,7 +81,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: LoweredRecip
 
 
 def verify_here(
-    inputs: BuildInputs, services: Services, lowered: LoweredRecipe, *, wishes: bool
+    inputs: BuildInputs, services: Services, lowered: BuiltRecipe, *, wishes: bool
 ) -> Iterator[VerifiedMethod]:
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
     source, recipe, reporter = inputs.source, lowered.recipe, services.reporter
@@ -152,11 +152,11 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
     return run
 
 
-def load_program(packager: Packager, lowered: LoweredRecipe, place: str) -> tuple[Plan, Executor]:
+def load_program(packager: Packager, lowered: BuiltRecipe, place: str) -> tuple[Plan, Executor]:
     """Load a program like an installed package; raise `VerificationError` for any exception of a run half."""
     try:
         plan = packager.source(lowered.files.plan.path)
-        return load_written(plan, constants_of(packager, lowered), packager.folder, packager.outside)
+        return load_written(plan, constants_path(packager, lowered), packager.folder, packager.outside)
     except UnavailableError as error:
         raise VerificationError(
             "the lowered program cannot be compared with eager: the program does not run on this machine",
@@ -171,12 +171,12 @@ def load_program(packager: Packager, lowered: LoweredRecipe, place: str) -> tupl
         refused = VerificationError(
             "the lowered program cannot be loaded",
             where=place,
-            found=trim(found),
+            found=trim_lines(found),
             hint="leave out backends to find the backend at fault, and report the error there; the next build lowers"
             " the program again",
         )
         raise MethodError(refused, lowered.recipe.name, "") from error
 
 
-def constants_of(packager: Packager, lowered: LoweredRecipe) -> Path | None:
+def constants_path(packager: Packager, lowered: BuiltRecipe) -> Path | None:
     return packager.constants if lowered.emitted.plan.storages else None

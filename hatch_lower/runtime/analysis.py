@@ -27,11 +27,11 @@ from hatch_lower.format.graph import (
     OpCall,
     PythonCall,
     arguments_in,
-    arguments_of,
+    list_arguments,
     nested_graphs,
-    walk,
+    walk_instructions,
 )
-from hatch_lower.runtime.arrays import Operator
+from hatch_lower.runtime.arrays import ArrayOperator
 
 SIZE = "<size>"  # the size found at run time; not a valid name of a symbol
 
@@ -49,7 +49,7 @@ class Binding:
 def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
     """Return a binding for each symbol that the inputs determine, in order of computation."""
     bindings: dict[str, Binding] = {}
-    sizes = list(sizes_of(inputs))
+    sizes = list(list_input_sizes(inputs))
     unknown = [set(symbols_in(expression)) for *_, expression in sizes]
     users: dict[str, list[int]] = {}
     for number, symbols in enumerate(unknown):
@@ -75,7 +75,7 @@ def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
     return tuple(bindings.values())
 
 
-def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Expression]]:
+def list_input_sizes(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Expression]]:
     for index, entry in enumerate(inputs):
         if isinstance(entry, TensorInput):
             for dimension, expression in enumerate(entry.shape):
@@ -116,7 +116,7 @@ def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
     last: dict[int, int] = {}
     for index, instruction in enumerate(graph.instructions):
         last[instruction.out] = index
-        for reference in references_to_values(arguments_of(instruction)):
+        for reference in references_to_values(list_arguments(instruction)):
             last[reference.slot] = index
     uses: dict[int, list[int]] = {}
     for slot, index in last.items():
@@ -133,7 +133,7 @@ def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
 
 
 def symbols_of(graph: Graph) -> frozenset[str]:
-    calls = [instruction for _, instruction in walk(graph) if isinstance(instruction, DelegateCall)]
+    calls = [instruction for _, instruction in walk_instructions(graph) if isinstance(instruction, DelegateCall)]
     tensors = [tensor for call in calls for tensor in (*call.inputs, *filter(None, call.outputs))]
     return frozenset[str]().union(*(symbols_in(size) for tensor in tensors for size in expressions_in(tensor)))
 
@@ -153,7 +153,7 @@ NOTHING: Roots = frozenset()
 class Aliasing:
     # may return too many roots, never too few: for branches and loops, the roots of all arguments
 
-    def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Mapping[str, Operator]) -> None:
+    def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Mapping[str, ArrayOperator]) -> None:
         self._constants = constants
         self._operators = operators
         self._slots: dict[int, Roots] = {
@@ -177,4 +177,4 @@ class Aliasing:
         if isinstance(instruction, Map):  # results are stacked, and so copied
             return NOTHING
         nested = [argument for graph in nested_graphs(instruction) for argument in arguments_in(graph)]
-        return self.roots_of(*arguments_of(instruction)) | set(map(self.constant_root, constants_in(nested)))
+        return self.roots_of(*list_arguments(instruction)) | set(map(self.constant_root, constants_in(nested)))

@@ -18,7 +18,7 @@ from hatch_lower.format.arguments import Special, TensorInput
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.names import CodeNames
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.mapped import Stored
@@ -28,7 +28,7 @@ LIBRARIES = ("torch", "numpy")
 Array: TypeAlias = Any  # a tensor of torch, or an array of NumPy
 
 
-class Operator(Frozen):
+class ArrayOperator(Frozen):
     function: Callable[..., Any]
     may_alias: bool = False  # whether a result may share memory with an argument
 
@@ -101,22 +101,22 @@ class Arrays(ABC):
     # Generated code
 
     @abstractmethod
-    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
+    def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
         """Return at least all operators that a graph calls, at any depth. Raises `LowerError` if one is unavailable."""
 
     @abstractmethod
     def special(self, value: Special) -> object:
         """Return the argument for a constant of torch, such as a dtype, in a call of an operator."""
 
-    def opening_lines(self, call: str, names: Names) -> list[str]:
+    def opening_lines(self, call: str, names: CodeNames) -> list[str]:
         """Return the first lines of a method; `call` is code that calls the method again with the same arguments."""
         return []
 
     @abstractmethod
-    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+    def dtype_test(self, dtype: str, variable: str, names: CodeNames) -> str:
         """Return code that is true if an array's dtype differs from `dtype`."""
 
-    def place_tests(self, variable: str, names: Names) -> list[str]:
+    def place_tests(self, variable: str, names: CodeNames) -> list[str]:
         """Return conditions; for an array that is not on the CPU or not strided, at least one is true."""
         return []
 
@@ -135,7 +135,9 @@ class Arrays(ABC):
         return []
 
     @abstractmethod
-    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+    def layout_lines(
+        self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: CodeNames
+    ) -> list[str]:
         """Return lines that give an array the exported strides; without `strides`, contiguous ones."""
 
     # Values
@@ -199,7 +201,7 @@ def several_values(found: str, repeated: Sequence[int]) -> InputError:
     )
 
 
-def is_installed(library: str) -> bool:
+def is_library_installed(library: str) -> bool:
     if sys.modules.get(library) is not None:
         return True
     try:
@@ -211,17 +213,17 @@ def is_installed(library: str) -> bool:
 def find_arrays(name: str | None = None) -> Arrays:
     """Return the arrays of an installed library; by default torch, or NumPy if torch is not installed."""
     if name is None:
-        name = "torch" if is_installed("torch") else "numpy"
+        name = "torch" if is_library_installed("torch") else "numpy"
     if name not in LIBRARIES:
         raise InputError(
             '`arrays` is "torch" or "numpy"',
             found=f"{name!r:.40}",
             hint="omit `arrays`: then models take and return tensors if torch is installed, else NumPy's arrays",
         )
-    if not is_installed(name):
+    if not is_library_installed(name):
         raise ProgramError(
             f"a model takes and returns arrays of {name} here, which is not installed",
-            found="neither torch nor NumPy" if not any(map(is_installed, LIBRARIES)) else f"no module `{name}`",
+            found="neither torch nor NumPy" if not any(map(is_library_installed, LIBRARIES)) else f"no module `{name}`",
             hint=f"install {name}" + (', or load the model with `arrays="numpy"`' if name == "torch" else ""),
         )
     arrays: Arrays = importlib.import_module(f"hatch_lower.runtime.{name}_arrays").ARRAYS

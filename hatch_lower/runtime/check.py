@@ -8,7 +8,7 @@ from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
 from hatch_lower.format.arguments import Literal, LiteralInput, Special, TensorInput
-from hatch_lower.format.expression import evaluate, symbols_in
+from hatch_lower.format.expression import evaluate_size, symbols_in
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.record import OutputMetrics
@@ -21,7 +21,7 @@ from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, is_inexact, number_difference
+from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, has_inexact_dtype, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
 
 
@@ -49,7 +49,7 @@ class CheckRow:
         return self.status not in ("ok", "skipped")
 
 
-def check_model(
+def check_packaged_model(
     folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
 ) -> Iterator[CheckRow]:
     """Run a model's check inputs through its methods, for each recipe or for `recipe`, and compare with eager."""
@@ -64,7 +64,7 @@ def check_model(
     try:
         if changed := changed_sources(folder, model):
             yield CheckRow(model, "", "", "stale", stale_text(model, changed))
-        tensors = read_tensors(folder, entry, arrays)
+        tensors = read_check_tensors(folder, entry, arrays)
     except LowerError as error:
         yield CheckRow(model, "", "", "damaged", str(error))
         return
@@ -91,7 +91,7 @@ def check_model(
             continue
         for method in plan.methods:
             used = tolerance or Tolerance()
-            status, detail, comparison = check_method(loaded, plan, method, tensors, used, arrays)
+            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays)
             facts = () if comparison is None else (comparison.largest_error, comparison.widest(), comparison.metrics())
             yield CheckRow(model, name, method, status, detail, *facts)
 
@@ -110,7 +110,7 @@ def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
     return ""
 
 
-def read_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays) -> Mapping[str, Array]:
+def read_check_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays) -> Mapping[str, Array]:
     if entry.check is None:
         return {}
     path = folder.locate(entry.check)
@@ -121,14 +121,14 @@ def stored_arrays(file: ConstantsFile, where: str, arrays: Arrays) -> dict[str, 
     return {key: arrays.stored(tensor, f"{where}: {key!r:.80}") for key, tensor in file.contents().items()}
 
 
-def check_method(
+def check_loaded_method(
     loaded: LoadedModel | Executor,
     plan: Plan,
     name: str,
     tensors: Mapping[str, Array],
     tolerance: Tolerance,
     arrays: Arrays,
-) -> tuple[str, str, Comparison | None]:
+) -> tuple[str, str, MethodComparison | None]:
     """Compare the outputs of a method; return status and detail of its `CheckRow`, and the comparison."""
     # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
@@ -137,12 +137,12 @@ def check_method(
     leaves, reason = input_leaves(name, method, tensors, arrays)
     if reason:
         return "skipped", reason, None
-    comparison = Comparison(name, method, tensors, tolerance, arrays)
+    comparison = MethodComparison(name, method, tensors, tolerance, arrays)
     outputs = take_apart(name, method.outputs, "output")
     first = None
     for call in ("", " of a second call"):
         try:
-            args, kwargs = call_arguments(method, leaves, arrays)
+            args, kwargs = make_call_arguments(method, leaves, arrays)
             loaded.reset()
             given = outputs(loaded.methods[name](*args, **kwargs))
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
@@ -179,14 +179,14 @@ def input_leaves(
             known = all(symbols_in(stride) <= sizes.keys() for stride in entry.stride)
             if index in mutated and known and len(entry.stride) == array.ndim:
                 # an array changed in place must have the exported strides
-                array = arrays.restrided(array, tuple(evaluate(stride, sizes) for stride in entry.stride))
+                array = arrays.restrided(array, tuple(evaluate_size(stride, sizes) for stride in entry.stride))
             leaves.append(array)
         elif isinstance(entry, LiteralInput):
             leaves.append(literal_value(entry.value))
         elif (given := tensors.get(f"{name}/input/{index}")) is not None:
             leaves.append(given.item() if given.ndim == 0 else given)
         elif symbols_in(entry.expr) <= sizes.keys():
-            leaves.append(evaluate(entry.expr, sizes))
+            leaves.append(evaluate_size(entry.expr, sizes))
         else:
             return [], f"its input {index + 1} is an integer, which is not packaged"
     return leaves, ""
@@ -207,7 +207,9 @@ def literal_value(literal: Literal) -> object:
     return ARRAYS.special(literal)
 
 
-def call_arguments(method: MethodPlan, leaves: list[object], arrays: Arrays) -> tuple[list[object], dict[str, object]]:
+def make_call_arguments(
+    method: MethodPlan, leaves: list[object], arrays: Arrays
+) -> tuple[list[object], dict[str, object]]:
     # a method may change its arguments: each call gets its own copies
     copies = iter([arrays.copy(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in leaves])
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
@@ -229,7 +231,7 @@ def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
     return choose_builder(tree)(*children)
 
 
-class Comparison:
+class MethodComparison:
     def __init__(
         self, name: str, method: MethodPlan, tensors: Mapping[str, Array], tolerance: Tolerance, arrays: Arrays
     ) -> None:
@@ -267,7 +269,7 @@ class Comparison:
             return f"{self._text(given)} instead of {self._text(expected)}"
         difference, largest = number_difference(expected, given, tolerance)
         self.largest_error = max(self.largest_error, largest)
-        if is_inexact(given):
+        if has_inexact_dtype(given):
             self._measured.setdefault(path, Measured()).add(expected, given)
         return difference
 

@@ -40,9 +40,9 @@ class NoClassError(Exception):
     """The reason why a container's class is replaced by a mapping or a new named tuple."""
 
 
-def owner_of(kind: type) -> str:
+def find_owner(kind: type) -> str:
     """Return the name of the installed distribution whose file defines a class, or an empty string."""
-    modules = places(kind.__module__)
+    modules = locate_modules(kind.__module__)
     editable = ""
     for distribution in candidates(modules[0][0].partition(".")[0]) if modules else ():
         if owns(distribution, modules):
@@ -81,7 +81,7 @@ def find_class(type_name: str, owner: str) -> type:
         distribution = importlib.metadata.distribution(owner)
     except (importlib.metadata.PackageNotFoundError, ValueError):
         raise NoClassError(f"the distribution `{owner}` is not installed") from None
-    modules = places(module)
+    modules = locate_modules(module)
     if not modules or not owns(distribution, modules):
         raise NoClassError(f"the distribution `{owner}` has no module `{module}`")
     try:
@@ -96,7 +96,7 @@ def find_class(type_name: str, owner: str) -> type:
     return found
 
 
-def places(module: str) -> list[tuple[str, str]]:
+def locate_modules(module: str) -> list[tuple[str, str]]:
     """Return all modules that importing `module` runs, `module` last, with their files; empty if not found."""
     # finds the files without importing; namespace packages have no file
     found: list[tuple[str, str]] = []
@@ -172,7 +172,7 @@ def tuple_maker(kind: type, keys: list[str]) -> Maker:
 
 def reason_against(kind: type, keys: list[str]) -> str:
     """Return the reason why assigning fields does not suffice to make an object of a class, or an empty string."""
-    base = base_of(kind)
+    base = find_plain_base(kind)
     known = OUTPUT_METHODS if is_output_class(kind) else ()
     for name in MAKING:
         if name not in known and is_written(kind, base, name):
@@ -204,7 +204,7 @@ def without_renaming(method: object) -> object:
 
 
 def object_maker(kind: type, keys: list[str]) -> Maker:
-    base = base_of(kind)
+    base = find_plain_base(kind)
     fields = [field for field in dataclasses.fields(kind) if field.init] if dataclasses.is_dataclass(kind) else []
     is_output = is_output_class(kind)
 
@@ -215,7 +215,7 @@ def object_maker(kind: type, keys: list[str]) -> Maker:
             for key, value in given.items():
                 base.__setitem__(made, key, value)
         for field in fields:
-            value = given[field.name] if field.name in given else default_of(field)
+            value = given[field.name] if field.name in given else make_default(field)
             object.__setattr__(made, field.name, value)
             if is_output and value is not None:
                 base.__setitem__(made, field.name, value)
@@ -224,7 +224,7 @@ def object_maker(kind: type, keys: list[str]) -> Maker:
     return make
 
 
-def base_of(kind: type) -> Any:
+def find_plain_base(kind: type) -> Any:
     return next((base for base in (OrderedDict, dict) if issubclass(kind, base)), object)
 
 
@@ -239,7 +239,7 @@ def has_plain_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory in (list, dict, set, tuple)
 
 
-def default_of(field: dataclasses.Field[Any]) -> object:
+def make_default(field: dataclasses.Field[Any]) -> object:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

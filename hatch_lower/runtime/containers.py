@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from hatch_lower.errors import InputError
 from hatch_lower.format.tree import Container, Leaf, Tree, step_into
 from hatch_lower.runtime.classes import NoClassError, find_maker
-from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.names import CodeNames
 
 
 class Record(Mapping[str, Any]):
@@ -75,7 +75,7 @@ def replaced_in(tree: Tree) -> Iterator[tuple[str, str]]:
             yield tree.type_name.rpartition(":")[2], str(reason)
 
 
-def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
+def output_code(tree: Tree, leaves: Iterator[str], names: CodeNames) -> str:
     if tree is None:
         return "None"
     if isinstance(tree, Leaf):
@@ -116,7 +116,7 @@ def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[ob
     def refuse(path: str, expected: str, value: object) -> NoReturn:
         raise InputError(
             f"method `{method}` takes {expected} for `{path}`",
-            found=value_text(value),
+            found=output_value_text(value),
             hint="pass containers of the same kinds, lengths and keys as the example inputs of the export",
         )
 
@@ -157,7 +157,7 @@ def container_text(container: Container) -> str:
     return f"a `{container.type_name.rpartition(':')[2]}` with {', '.join(f'`{key}`' for key in container.keys)}"
 
 
-def value_text(value: object) -> str:
+def output_value_text(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{type(value).__name__} of {', '.join(repr(key) for key in value)[:200]}"
     if isinstance(value, tuple | list):

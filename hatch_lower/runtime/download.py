@@ -22,8 +22,8 @@ from typing import IO, NamedTuple
 
 from hatch_lower.canonical import PIECE, is_file_of
 from hatch_lower.errors import FetchError, size_text
-from hatch_lower.format.weights import Source
-from hatch_lower.runtime.origins import BrokenError, Limits, Origin, RefusedError
+from hatch_lower.format.weights import WeightsSource
+from hatch_lower.runtime.origins import BrokenError, DownloadLimits, DownloadOrigin, RefusedDownloadError
 
 if sys.platform != "win32":
     import fcntl
@@ -36,14 +36,14 @@ UNLOCKED = ("ENOLCK", "ENOTSUP", "ENOSYS")
 Show = Callable[[int], None]  # takes the number of bytes received so far
 
 
-class Part(NamedTuple):
+class PartFile(NamedTuple):
     path: Path
     file: IO[bytes]
 
 
-def download(source: Source, origin: Origin, target: Path, limits: Limits, show: Show) -> bool:
+def download(source: WeightsSource, origin: DownloadOrigin, target: Path, limits: DownloadLimits, show: Show) -> bool:
     """Download a source's file to `target`; return `False` if another process has done so in the meantime."""
-    # raises `RefusedError` for a wrong digest, `BrokenError` if every try breaks off
+    # raises `RefusedDownloadError` for a wrong digest, `BrokenError` if every try breaks off
     target.parent.mkdir(parents=True, exist_ok=True)
     with held_part(target) as part:
         # the process that held the lock before may have finished the file
@@ -51,7 +51,7 @@ def download(source: Source, origin: Origin, target: Path, limits: Limits, show:
             part.path.unlink()
             return False
         try:
-            receive(source, origin, part, limits, show)
+            receive_file(source, origin, part, limits, show)
             os.fsync(part.file.fileno())
             os.replace(part.path, target)
         except BaseException as error:
@@ -62,7 +62,9 @@ def download(source: Source, origin: Origin, target: Path, limits: Limits, show:
     return True
 
 
-def receive(source: Source, origin: Origin, part: Part, limits: Limits, show: Show) -> None:
+def receive_file(
+    source: WeightsSource, origin: DownloadOrigin, part: PartFile, limits: DownloadLimits, show: Show
+) -> None:
     found = Received(part.file)
     if found.size > source.size:
         found.restart()
@@ -75,7 +77,7 @@ def receive(source: Source, origin: Origin, part: Part, limits: Limits, show: Sh
         found.restart()
         complete(found, origin, source.size, limits, show)
     if found.sha256() != source.sha256:
-        raise RefusedError(f"other contents: the sha256 {found.sha256()} instead of {source.sha256}")
+        raise RefusedDownloadError(f"other contents: the sha256 {found.sha256()} instead of {source.sha256}")
 
 
 class Received:
@@ -105,7 +107,7 @@ class Received:
         return self._total.hexdigest()
 
 
-def complete(found: Received, origin: Origin, size: int | None, limits: Limits, show: Show) -> str:
+def complete(found: Received, origin: DownloadOrigin, size: int | None, limits: DownloadLimits, show: Show) -> str:
     """Append the missing rest of a file, retrying while tries make progress; return the stamp of its contents."""
     # `size`: `None` for the size that the origin declares, or if it declares no size, for all of its bytes
     failures, stamp = 0, ""
@@ -123,7 +125,9 @@ def complete(found: Received, origin: Origin, size: int | None, limits: Limits, 
             found.flush()
 
 
-def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, limits: Limits, show: Show) -> str:
+def append_rest(
+    found: Received, origin: DownloadOrigin, stamp: str, size: int | None, limits: DownloadLimits, show: Show
+) -> str:
     if found.size == size:
         return stamp
     if size is None and not stamp:  # without size and stamp, the rest of a different file would not be noticed
@@ -132,12 +136,12 @@ def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, l
     try:
         wanted = stream.size if size is None else size
         if stream.size not in (None, wanted):
-            raise RefusedError(f"a file of {stream.size} bytes instead of {wanted}")
+            raise RefusedDownloadError(f"a file of {stream.size} bytes instead of {wanted}")
         if stream.begin != found.size:
             found.restart()
         for piece in steady(stream.pieces, limits):
             if wanted is not None and found.size + len(piece) > wanted:
-                raise RefusedError(f"more bytes than the {wanted} of the file")
+                raise RefusedDownloadError(f"more bytes than the {wanted} of the file")
             found.append(piece)
             show(found.size)
         if wanted is not None and found.size < wanted:
@@ -150,7 +154,7 @@ def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, l
     return stream.stamp
 
 
-def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
+def steady(pieces: Iterator[bytes], limits: DownloadLimits) -> Iterator[bytes]:
     begin, count = time.monotonic(), 0
     for piece in pieces:
         yield piece
@@ -163,7 +167,7 @@ def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def held_part(target: Path) -> Iterator[Part]:
+def held_part(target: Path) -> Iterator[PartFile]:
     """Yield the unfinished file beside `target`, locked for this process."""
     # Without locks of the system, or if the path is not a file of this user's downloads, a temporary file with a random
     # name is used instead.
@@ -171,14 +175,16 @@ def held_part(target: Path) -> Iterator[Part]:
     while not is_foreign(path):
         with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:
             is_locked = lock(file)
-            if is_locked and not is_same(file, path):  # the previous owner of the lock has finished or removed the file
+            if is_locked and not is_same_file(
+                file, path
+            ):  # the previous owner of the lock has finished or removed the file
                 continue
             found = os.fstat(file.fileno())
-            if is_locked and is_own(found):
+            if is_locked and is_own_file(found):
                 if found.st_nlink > 1:  # writing would change the other hard links
                     path.unlink()
                     continue
-                yield Part(path, file)
+                yield PartFile(path, file)
                 return
             if found.st_size == 0:
                 path.unlink(missing_ok=True)
@@ -188,15 +194,15 @@ def held_part(target: Path) -> Iterator[Part]:
 
 
 @contextlib.contextmanager
-def private_part(target: Path) -> Iterator[Part]:
+def private_part(target: Path) -> Iterator[PartFile]:
     # not `tempfile`, whose files are readable by one user only: fetched files may be for several users
     while True:
         path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
         with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:
-            if lock(file) and not is_same(file, path):  # another process removed the file as abandoned
+            if lock(file) and not is_same_file(file, path):  # another process removed the file as abandoned
                 continue
             try:
-                yield Part(path, file)
+                yield PartFile(path, file)
             finally:
                 path.unlink(missing_ok=True)
             return
@@ -217,16 +223,16 @@ def lock(file: IO[bytes]) -> bool:
 def is_foreign(path: Path) -> bool:
     """Return whether a path exists but is not a regular file of this user, for example a link or a pipe."""
     try:
-        return not is_own(path.lstat())
+        return not is_own_file(path.lstat())
     except FileNotFoundError:
         return False
 
 
-def is_own(found: os.stat_result) -> bool:
+def is_own_file(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and (sys.platform == "win32" or found.st_uid == os.geteuid())
 
 
-def is_same(file: IO[bytes], path: Path) -> bool:
+def is_same_file(file: IO[bytes], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
@@ -248,7 +254,7 @@ def errors_of(url: str, target: Path) -> Iterator[None]:
         again = "try again: the download resumes"
         hint = again if is_begun(target) else "no bytes have arrived: check the connection, and try again"
         raise FetchError("a download of weights broke off", where=url, found=str(error), hint=hint) from error
-    except RefusedError as error:
+    except RefusedDownloadError as error:
         raise FetchError(
             "the weights are not available there",
             where=url,

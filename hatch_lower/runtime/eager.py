@@ -25,7 +25,7 @@ ATOMS = (str, bytes, int, float, complex, type, type(None))
 def copy_module(module: torch.nn.Module, shared: Mapping[int, object] = MappingProxyType({})) -> torch.nn.Module:
     """Return a copy of a module; the objects of `shared`, by id, are not copied."""
     memo: dict[int, Any] = dict(shared)
-    for value in held_by(module):
+    for value in list_held_objects(module):
         if id(value) in memo:
             continue
         if isinstance(value, SHARED):
@@ -46,7 +46,7 @@ def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return content
 
 
-def held_by(module: torch.nn.Module) -> Iterator[object]:
+def list_held_objects(module: torch.nn.Module) -> Iterator[object]:
     """Yield every object that a module refers to, through containers and attributes, once."""
     seen: set[int] = set()
     pending: list[object] = [module]

@@ -1,5 +1,4 @@
-"""Execution of a plan: methods compiled once and linked for each loaded instance, with its constants and delegates.
-"""
+"""Execution of a plan: methods compiled once and linked for each loaded instance, with its constants and delegates."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import LIBRARIES, Array, Arrays, find_arrays
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
 from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
-from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.names import CodeNames
 from hatch_lower.runtime.writer import MethodWriter
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class MethodCode(Frozen):
 
     source: str  # of a module with the function `make`, which returns the method
     code: CodeType  # `source`, compiled
-    names: Names
+    names: CodeNames
     signature: inspect.Signature  # the Python signature that callers see
     text: str  # the signature with dtypes and symbolic shapes
 
@@ -108,7 +107,7 @@ class Runnable(Protocol):
         """Return a method's signature in words."""
 
 
-class Program(Frozen):
+class LoadedProgram(Frozen):
     """Data shared by all instances of a loaded program."""
 
     plan: Plan
@@ -132,7 +131,7 @@ class Executor:
 
     # several threads may call at the same time; if the program has state, a lock serializes the calls
 
-    def __init__(self, program: Program, state: Mapping[int, Array], parent: Executor | None = None) -> None:
+    def __init__(self, program: LoadedProgram, state: Mapping[int, Array], parent: Executor | None = None) -> None:
         self._program = program
         self._state = state
         self._lock = Lock()
@@ -284,11 +283,11 @@ def execute_plan(
             data,
             layouts,
             MappingProxyType(data_at),
-            tuple(place_of(plan.constants[name], mutable, places) for name in entry.constants),
+            tuple(find_constant_place(plan.constants[name], mutable, places) for name in entry.constants),
         )
         for entry in plan.delegates
     )
-    program = Program(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable, timing)
+    program = LoadedProgram(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable, timing)
     with arrays.storing():
         state = {index: arrays.copy(program.spans[index]) for index in sorted(mutable)}
     return Executor(program, state)
@@ -310,7 +309,7 @@ def fault_of_backend(entry: DelegateEntry, what: str, found: str) -> ProgramErro
     return ProgramError(what, where=entry.file, found=found, hint=hint)
 
 
-def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place]) -> Place | None:
+def find_constant_place(constant: Constant, mutable: frozenset[int], places: Sequence[Place]) -> Place | None:
     shape, stride = constant.shape, constant.stride
     steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     is_dense = all(size == 1 or step == own for size, step, own in zip(shape, steps, stride, strict=True))

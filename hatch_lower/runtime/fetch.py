@@ -9,7 +9,14 @@ from pathlib import Path
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.weights import Weights
 from hatch_lower.runtime.files import PackagedFolder, folder_at
-from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model, models_of, normal_name, recording
+from hatch_lower.runtime.installed import (
+    EagerEntry,
+    InstalledModel,
+    find_model,
+    find_recording_distributions,
+    models_of,
+    normal_name,
+)
 from hatch_lower.runtime.obtain import Fetched, fetch_sources
 from hatch_lower.runtime.outside import read_listed
 
@@ -43,7 +50,7 @@ def weights_named(name_or_path: str | os.PathLike[str]) -> Iterator[Weights]:
         folder, model = folder_at(Path(name_or_path))
         chosen = [(folder, name) for name in sorted(folder.manifest.models) if model in (None, name)]
     elif isinstance(name_or_path, str):
-        chosen = [(folder_of(model), model.model) for model in models_named(name_or_path)]
+        chosen = [(find_packaged_folder(model), model.model) for model in models_named(name_or_path)]
     else:
         raise InputError(
             "`fetch` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
@@ -54,13 +61,13 @@ def weights_named(name_or_path: str | os.PathLike[str]) -> Iterator[Weights]:
 
 
 def models_named(name: str) -> list[InstalledModel]:
-    for owner, distribution in recording().items():
+    for owner, distribution in find_recording_distributions().items():
         if normal_name(owner) == normal_name(name):
             return list(models_of(owner, distribution).values())
     return [find_model(name)]
 
 
-def folder_of(model: InstalledModel) -> PackagedFolder:
+def find_packaged_folder(model: InstalledModel) -> PackagedFolder:
     if isinstance(model.source, EagerEntry):
         raise ProgramError(
             f"model `{model.model}` runs eagerly and has no packaged weights",

@@ -64,7 +64,7 @@ class Recorded(Frozen):
         return installation_error(what, str(path), found)
 
 
-def record_digest(text: str) -> str:
+def decode_record_digest(text: str) -> str:
     """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for any other text."""
     algorithm, _, value = text.partition("=")
     try:
@@ -90,13 +90,13 @@ class PackagedFolder(Frozen):
                 self.path.resolve(strict=True)
             )
         except (OSError, RuntimeError, ValueError) as error:
-            raise unreadable(path, error) from error
+            raise unreadable_file(path, error) from error
         if not inside:
-            raise refused(path, f"a link out of the folder `{self.path}`")
+            raise refused_file(path, f"a link out of the folder `{self.path}`")
         if not stat.S_ISREG(found.st_mode):
-            raise refused(path, "no regular file")
+            raise refused_file(path, "no regular file")
         if found.st_size != entry.size:
-            raise refused(path, f"{found.st_size} bytes, where the manifest says {entry.size}")
+            raise refused_file(path, f"{found.st_size} bytes, where the manifest says {entry.size}")
         return path
 
     def _has_links(self, path: str) -> bool:
@@ -114,7 +114,7 @@ class PackagedFolder(Frozen):
         path = self.locate(entry)
         data = read_bytes(path)
         if sha256_bytes(data) != entry.sha256:
-            raise refused(path, "another sha256 than the manifest says")
+            raise refused_file(path, "another sha256 than the manifest says")
         return data
 
     def check(self, entry: FileEntry) -> None:
@@ -123,9 +123,9 @@ class PackagedFolder(Frozen):
             # in pieces: a delegate's file may be larger than memory
             digest = sha256_file(path)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_file(path, error) from error
         if digest != entry.sha256:
-            raise refused(path, "another sha256 than the manifest says")
+            raise refused_file(path, "another sha256 than the manifest says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
         """Refuse delegates that every user may replace, also between the comparison of digests and the loading."""
@@ -151,7 +151,7 @@ class PackagedFolder(Frozen):
             try:
                 mode = os.stat(place).st_mode
             except OSError as error:
-                raise unreadable(Path(place), error) from error
+                raise unreadable_file(Path(place), error) from error
             if mode & stat.S_IWOTH:
                 raise ProgramError(
                     "native code is not loaded from a file or folder that every user may write",
@@ -193,7 +193,7 @@ def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
     data = read_bytes(manifest)
     sha256 = recorded.digests.get(MANIFEST) if recorded is not None else None
     if sha256 and sha256_bytes(data) != sha256:
-        raise refused(manifest, "another sha256 than the RECORD of the installed distribution says")
+        raise refused_file(manifest, "another sha256 than the RECORD of the installed distribution says")
     return PackagedFolder(path, read_manifest(data, str(manifest)), recorded)
 
 
@@ -228,16 +228,16 @@ def read_bytes(path: Path) -> bytes:
             return file.read()
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.EINVAL:
-            raise refused(path, "no regular file") from error
-        raise unreadable(path, error) from error
+            raise refused_file(path, "no regular file") from error
+        raise unreadable_file(path, error) from error
 
 
-def unreadable(path: Path, error: Exception) -> ProgramError:
+def unreadable_file(path: Path, error: Exception) -> ProgramError:
     if isinstance(error, FileNotFoundError):
         return installation_error("a packaged program file is missing", str(path), "")
     found = f"{type(error).__name__}: {error}"
     return installation_error("a packaged program file cannot be read", str(path), found)
 
 
-def refused(path: Path, found: str) -> ProgramError:
+def refused_file(path: Path, found: str) -> ProgramError:
     return installation_error("a packaged program file is not the one that the manifest lists", str(path), found)

@@ -20,13 +20,13 @@ from hatch_lower.format.arguments import (
     input_text,
     is_contiguous,
 )
-from hatch_lower.format.expression import Compound, Expression, evaluate, symbols_in
+from hatch_lower.format.expression import Compound, Expression, evaluate_size, symbols_in
 from hatch_lower.format.graph import DelegateCall
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.arrays import Arrays
-from hatch_lower.runtime.names import Names, expression_code, tuple_code
-from hatch_lower.runtime.refusals import Refusals, refuse_produced
+from hatch_lower.runtime.names import CodeNames, expression_code, tuple_code
+from hatch_lower.runtime.refusals import ArgumentRefusals, refuse_produced
 
 
 class InputWriter:
@@ -36,8 +36,8 @@ class InputWriter:
         self,
         plan: MethodPlan,
         arrays: Arrays,
-        names: Names,
-        refusals: Refusals,
+        names: CodeNames,
+        refusals: ArgumentRefusals,
         leaves: Sequence[str],
         bindings: Sequence[Binding],
     ) -> None:
@@ -176,7 +176,7 @@ def delegate_input_lines(
     variable: str,
     symbols: dict[str, str],
     arrays: Arrays,
-    names: Names,
+    names: CodeNames,
     declared: Mapping[str, Symbol],
 ) -> list[str]:
     """Return lines that check a computed tensor before a delegate call and give it the declared strides."""
@@ -218,7 +218,7 @@ def shape_test(entry: TensorInput, variable: str) -> str:
     return f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}"
 
 
-def stride_codes(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> list[str]:
+def stride_codes(entry: TensorInput, symbols: Mapping[str, str], names: CodeNames) -> list[str]:
     return [expression_code(stride, symbols, names) for stride in entry.stride]
 
 
@@ -262,7 +262,7 @@ def lines_for_empty(
 class ZeroTests:
     """Code that tests for tensors without elements, by the sizes known before the call."""
 
-    def __init__(self, symbols: Mapping[str, str], declared: Mapping[str, Symbol], names: Names) -> None:
+    def __init__(self, symbols: Mapping[str, str], declared: Mapping[str, Symbol], names: CodeNames) -> None:
         self.symbols = symbols
         self._least = {name: symbol.min for name, symbol in declared.items()}
         self.names = names
@@ -275,7 +275,7 @@ class ZeroTests:
     def _may_be_zero(self, size: Expression) -> bool:
         if not symbols_in(size) <= self.symbols.keys():
             return False
-        return not is_growing(size) or evaluate(size, self._least) == 0
+        return not is_growing(size) or evaluate_size(size, self._least) == 0
 
 
 def is_growing(size: Expression) -> bool:
@@ -288,7 +288,7 @@ def is_growing(size: Expression) -> bool:
     return not isinstance(size, int) or size >= 0
 
 
-def empty_code(entry: TensorInput, symbols: Mapping[str, str], arrays: Arrays, names: Names) -> str:
+def empty_code(entry: TensorInput, symbols: Mapping[str, str], arrays: Arrays, names: CodeNames) -> str:
     function = names.bind("empty", partial(arrays.empty, entry.dtype), ("empty", entry.dtype))
     steps = [stride if symbols_in(stride) <= symbols.keys() else 1 for stride in entry.stride]
     codes = (tuple_code([expression_code(size, symbols, names) for size in sizes]) for sizes in (entry.shape, steps))

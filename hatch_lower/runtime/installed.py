@@ -19,9 +19,9 @@ from hatch_lower.runtime.files import (
     MANIFEST,
     PackagedFolder,
     Recorded,
+    decode_record_digest,
     open_folder,
     read_bytes,
-    record_digest,
 )
 
 EAGER_SCHEMA = 2
@@ -55,12 +55,12 @@ def find_model(name: str) -> InstalledModel:
     owner, colon, model = name.partition(":")
     if not colon:
         model = owner
-    declared = find_distribution(owner, name) if colon else declaring(model)
+    declared = find_owning_distribution(owner, name) if colon else declaring(model)
     found = [models for models in (models_of(*item) for item in declared.items()) if model in models]
     damaged: list[str] = []
     if not found and not colon:
         # a model that the build hook's table declares has no entry point
-        for owner, owned in recording().items():
+        for owner, owned in find_recording_distributions().items():
             models = readable_models(owner, owned)
             if models is None:
                 damaged.append(owner)
@@ -91,7 +91,7 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
     return found
 
 
-def recording() -> dict[str, importlib.metadata.Distribution]:
+def find_recording_distributions() -> dict[str, importlib.metadata.Distribution]:
     # the text is searched, not parsed: the RECORDs of all installed distributions are long
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
@@ -112,7 +112,7 @@ def read_field(distribution: importlib.metadata.Distribution, field: str) -> str
     return values[0]
 
 
-def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:
+def find_owning_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:
     try:
         found = importlib.metadata.distribution(owner)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -156,7 +156,9 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
         if parts[-1] in (MANIFEST, EAGER) and parts[-2:-1] == [FOLDER] and ".." not in parts:
             folder = path.removesuffix(parts[-1])
             digests = {
-                file.removeprefix(folder): record_digest(text) for file, text in rows.items() if file.startswith(folder)
+                file.removeprefix(folder): decode_record_digest(text)
+                for file, text in rows.items()
+                if file.startswith(folder)
             }
             yield Path(str(distribution.locate_file(path))), Recorded(whose, digests)
 
@@ -198,7 +200,7 @@ def known_names() -> list[str]:
     for point in importlib.metadata.entry_points(group=MODEL_GROUP):
         if point.dist is not None:
             owners.setdefault(point.name, set()).add(normal_name(point.dist.name))
-    for owner, distribution in recording().items():
+    for owner, distribution in find_recording_distributions().items():
         for model in readable_models(owner, distribution) or ():
             owners.setdefault(model, set()).add(normal_name(owner))
     return [

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import InputError, ProgramError, nearest
-from hatch_lower.format.codec import decode_file, refuse
+from hatch_lower.format.codec import decode_file, refuse_damaged_file
 from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.values import Digest
@@ -41,7 +41,7 @@ SOURCES = "sources.json"
 SOURCES_SCHEMA = 1
 
 
-class Sources(Frozen):
+class RecordedSources(Frozen):
     # by model and path below the project: modification time in nanoseconds, and digest
     models: Mapping[str, Mapping[str, tuple[int, Digest]]]
 
@@ -57,7 +57,7 @@ def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
         root = None
     if root is None:
         return []
-    sources = decode_file(Sources, read_bytes(path), SOURCES_SCHEMA, str(path)).models.get(model, {})
+    sources = decode_file(RecordedSources, read_bytes(path), SOURCES_SCHEMA, str(path)).models.get(model, {})
     return [name for name, (time, digest) in sources.items() if has_changed(Path(root, name), time, digest)]
 
 
@@ -229,7 +229,7 @@ def load_recipe(
         check_agreement(plan, files, str(folder.path / files.plan.path))
         check_delegates(folder, plan, files)
         if plan.storages and constants is None:
-            refuse(where, f"no constants file, which the plan of recipe `{recipe}` needs")
+            refuse_damaged_file(where, f"no constants file, which the plan of recipe `{recipe}` needs")
         return recipe, executor_of(plan, constants, kinds, arrays, folder.path)
 
     chosen, executor = start_recipe(model, entry, recipe, kinds, where, fits, start)
@@ -274,7 +274,7 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
     for entry in plan.delegates:
         for path in (entry.file, *(data.file for data in entry.data.values())):
             if path not in listed:
-                refuse(where, f"the delegate's file {path!r:.120}, which the manifest lacks")
+                refuse_damaged_file(where, f"the delegate's file {path!r:.120}, which the manifest lacks")
 
 
 def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -> ConstantsFile | OutsideWeights | None:

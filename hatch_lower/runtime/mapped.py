@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hatch_lower.canonical import open_file, sha256_bytes
 from hatch_lower.errors import ProgramError, reading_hint
-from hatch_lower.format.codec import decode, installation_error, parse_json, refuse
+from hatch_lower.format.codec import decode, installation_error, parse_json, refuse_damaged_file
 from hatch_lower.format.constants import (
     DATA_MAP_BYTES,
     DataFile,
@@ -61,10 +61,10 @@ class ConstantsFile:
             ) from error
         header = header_span(self._mapping, tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])))
         if header is None:
-            refuse(where, f"a safetensors header that does not fit into {len(self._mapping)} bytes")
+            refuse_damaged_file(where, f"a safetensors header that does not fit into {len(self._mapping)} bytes")
         begin, self._begin = header
         if header_sha256 and sha256_bytes(self._mapping[: self._begin]) != header_sha256:
-            refuse(where, "a header with another sha256 than the manifest says")
+            refuse_damaged_file(where, "a header with another sha256 than the manifest says")
         text = bytes(self._mapping[begin : self._begin])
         self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(text, where), where)
 
@@ -82,14 +82,14 @@ class ConstantsFile:
         entry = self._entry(key)
         names = [name for name, stored in DTYPES.items() if stored.safetensors and stored.safetensors == entry.dtype]
         if not names:
-            refuse(f"{self._where}: {key!r:.80}", f"the dtype {entry.dtype!r:.40}")
+            refuse_damaged_file(f"{self._where}: {key!r:.80}", f"the dtype {entry.dtype!r:.40}")
         storage = Storage(key, names[0], math.prod(entry.shape))
         return Stored(names[0], entry.shape, self._span(storage, entry.shape))
 
     def _whole_span(self, storage: Storage) -> memoryview:
         span = self._span(storage, (storage.length,))
         if storage.may_hold_indices and content_key(storage.dtype, sha256_bytes(span)) != storage.key:
-            refuse(f"{self._where}: {storage.key!r:.80}", "different integers than in the build")
+            refuse_damaged_file(f"{self._where}: {storage.key!r:.80}", "different integers than in the build")
         return span
 
     def _entry(self, key: str) -> TensorEntry:
@@ -99,16 +99,18 @@ class ConstantsFile:
     def _span(self, storage: Storage, shape: tuple[int, ...]) -> memoryview:
         where = f"{self._where}: {storage.key!r:.80}"
         if storage.key not in self._header or storage.key == "__metadata__":
-            refuse(where, "the file does not contain the tensor")
+            refuse_damaged_file(where, "the file does not contain the tensor")
         entry = self._entry(storage.key)
         if entry.dtype != DTYPES[storage.dtype].safetensors or entry.shape != shape:
-            refuse(where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]")
+            refuse_damaged_file(
+                where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]"
+            )
         limit = len(self._mapping) - self._begin
         begin, end = entry.data_offsets
         if end > limit:
-            refuse(where, f"the bytes {begin} to {end} of {limit}")
+            refuse_damaged_file(where, f"the bytes {begin} to {end} of {limit}")
         if end - begin != storage.nbytes:
-            refuse(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
+            refuse_damaged_file(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
         return self._mapping[self._begin + begin : self._begin + end]
 
 
@@ -151,7 +153,7 @@ def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
     views = {path: map_data_file(path, size) for path, size in sizes.items()}
     for path, offset, length in places.values():
         if offset + length > len(views[path]):
-            raise unusable(path, f"{len(views[path])} bytes, where data end at {offset + length}")
+            raise unusable_named_data(path, f"{len(views[path])} bytes, where data end at {offset + length}")
     found = {name: views[path][offset : offset + length] for name, (path, offset, length) in places.items()}
     return MappingProxyType(found)
 
@@ -160,7 +162,7 @@ def map_data_file(path: Path, size: int | None) -> memoryview:
     try:
         return map_file(path, size, mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise unusable(path, str(error)) from error
+        raise unusable_named_data(path, str(error)) from error
 
 
 # By default private and writable: torch warns about read-only memory, and a write to it would end the process.
@@ -174,5 +176,5 @@ def map_file(path: Path, size: int | None = None, access: int = mmap.ACCESS_COPY
         return memoryview(mmap.mmap(file.fileno(), 0, access=access, **KEEP_CLOSED) if found else bytearray())
 
 
-def unusable(path: Path, found: str) -> ProgramError:
+def unusable_named_data(path: Path, found: str) -> ProgramError:
     return installation_error("the named data of a delegate cannot be used", str(path), found)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hatch_lower.format.expression import OPERATIONS, Compound, Expression
 
 
-class Names:
+class CodeNames:
     """The identifiers in a method's code."""
 
     # identifiers begin with more underscores than any parameter, and so never equal a parameter's name
@@ -58,19 +58,19 @@ def tuple_code(items: Sequence[str]) -> str:
     return f"({', '.join(items)},)" if items else "()"
 
 
-def expression_code(expression: Expression, variables: Mapping[str, str], names: Names) -> str:
+def expression_code(expression: Expression, variables: Mapping[str, str], names: CodeNames) -> str:
     if isinstance(expression, str):
         return variables[expression]
     if not isinstance(expression, Compound):
         return f"({expression})" if expression < 0 else str(expression)
     args = [expression_code(arg, variables, names) for arg in expression.args]
     operation = OPERATIONS[expression.op]
-    if is_plain(expression):
+    if has_plain_operator(expression):
         return f"({operation.sign.join(args) if len(args) > 1 else operation.sign.lstrip() + args[0]})"
     return f"{names.bind(expression.op, operation.compute, ('size', expression.op))}({', '.join(args)})"
 
 
-def is_plain(expression: Compound) -> bool:
+def has_plain_operator(expression: Compound) -> bool:
     """Return whether Python's operator sign can be used: no error or endless power for any values of the symbols."""
     match expression.op:
         case "floordiv" | "mod" | "pow":  # a literal divisor is never 0, a literal exponent has a limit

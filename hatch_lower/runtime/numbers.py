@@ -62,10 +62,10 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
 
     Floating-point numbers count as different beyond the tolerance, other numbers if not equal.
     """
-    if not is_inexact(expected):
+    if not has_inexact_dtype(expected):
         return expected != given
     library = library_of(expected)
-    with no_warnings(library):
+    with silence_numpy(library):
         close = library.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
     wrong = ~close
     if tolerance.quantized and wrong.any():
@@ -78,7 +78,7 @@ def wrong_places(expected: Array, given: Array, tolerance: Tolerance) -> Array:
 def steps_apart(expected: Array, given: Array) -> tuple[float, float]:
     """Return the largest and the average difference of two arrays in steps of 8 bits."""
     library = library_of(expected)
-    with no_warnings(library):
+    with silence_numpy(library):
         error = abs(widest(expected) - widest(given))
     step = float(abs(widest(expected)).max()) / STEPS
     if not math.isfinite(step) or step == 0 or not library.isfinite(error).all():
@@ -90,7 +90,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
     """Compare two arrays with the same dtype and shape; return the difference as text, or "", and the largest error."""
     count = math.prod(expected.shape)
     wrong = int(wrong_places(expected, given, tolerance).sum())
-    if not is_inexact(expected):
+    if not has_inexact_dtype(expected):
         return f"{wrong} of {count} values are different" if wrong else "", 0.0
     if count == 0:
         return "", 0.0
@@ -98,7 +98,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
     one, other = widest(expected), widest(given)
     same = (one == other) | (library.isnan(one) & library.isnan(other))
     finite = library.isfinite(one) & library.isfinite(other)
-    with no_warnings(library):
+    with silence_numpy(library):
         error = library.where(same, 0.0, abs(one - other))
         error = library.where(same | finite, error, math.inf)  # a number that is finite on one side only is wrong
         largest = float(error.max())
@@ -114,7 +114,7 @@ def number_difference(expected: Array, given: Array, tolerance: Tolerance) -> tu
     ), largest
 
 
-def is_inexact(array: Array) -> bool:
+def has_inexact_dtype(array: Array) -> bool:
     name = str(array.dtype)
     return "float" in name or "complex" in name
 
@@ -131,7 +131,7 @@ def library_of(array: Array) -> Any:
     return torch if torch is not None and isinstance(array, torch.Tensor) else sys.modules["numpy"]
 
 
-def no_warnings(library: Any) -> AbstractContextManager[object]:
+def silence_numpy(library: Any) -> AbstractContextManager[object]:
     # NumPy warns about differences of infinities and about division by 0
     quiet: AbstractContextManager[object] = (
         library.errstate(all="ignore") if library.__name__ == "numpy" else nullcontext()
@@ -159,7 +159,7 @@ class Measured:
     def add(self, expected: Array, given: Array) -> None:
         """Add a pair of arrays with the same shape and the same floating-point or complex dtype."""
         ranked = "complex" not in str(expected.dtype) and expected.ndim > 0 and expected.shape[-1] > 1
-        with no_warnings(library_of(expected)):
+        with silence_numpy(library_of(expected)):
             for one, other in pieces(expected, given, expected.shape[-1] if ranked else 1):
                 if ranked:
                     self.rows += len(one)
@@ -177,7 +177,7 @@ class Measured:
         )
 
     def _add_piece(self, one: Array, other: Array) -> None:
-        signal, given = product(one, one), product(other, other)
+        signal, given = inner_product(one, one), inner_product(other, other)
         if not (math.isfinite(signal) and math.isfinite(given)):  # free: both sums are needed anyway
             library = library_of(one)
             finite = library.isfinite(one) & library.isfinite(other)
@@ -186,17 +186,17 @@ class Measured:
             one, other = one[finite], other[finite]
             if not len(one):
                 return
-            signal, given = product(one, one), product(other, other)
+            signal, given = inner_product(one, one), inner_product(other, other)
         self.signal += signal
         self.given += given
-        self.product += product(one, other)
+        self.product += inner_product(one, other)
         noise = one - other
         error = abs(noise)
         largest = float(error.max())
         if largest == 0:
             return
         self.largest = max(self.largest, largest)
-        self.noise += product(noise, noise)
+        self.noise += inner_product(noise, noise)
         size = abs(one)
         if float(size.min()) == 0:
             error, size = error[size != 0], size[size != 0]
@@ -214,10 +214,10 @@ def pieces(expected: Array, given: Array, row: int) -> Iterator[tuple[Array, Arr
         yield widest(one[begin : begin + count]), widest(other[begin : begin + count])
 
 
-def product(one: Array, other: Array) -> float:
+def inner_product(one: Array, other: Array) -> float:
     """Return the inner product of two vectors; complex vectors count as real vectors of twice the length."""
     if "complex" in str(one.dtype):
-        return product(one.real, other.real) + product(one.imag, other.imag)
+        return inner_product(one.real, other.real) + inner_product(one.imag, other.imag)
     return float(one @ other)
 
 

@@ -14,13 +14,13 @@ from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Special, TensorInput, is_contiguous
-from hatch_lower.format.codec import refuse
+from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.values import DTYPES
-from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
+from hatch_lower.runtime.arrays import ArrayOperator, Arrays, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
-from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.names import CodeNames, tuple_code
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
 from hatch_lower.runtime.operators import calls_in
 
@@ -99,14 +99,16 @@ class NumpyArrays(Arrays):
         try:
             viewed: Array = np.ndarray(constant.shape, dtype, span.data, constant.offset * dtype.itemsize, steps)
         except (OverflowError, TypeError, ValueError) as error:
-            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by NumPy: {error}")
+            refuse_damaged_file(
+                f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by NumPy: {error}"
+            )
         return viewed
 
     def stored(self, tensor: Stored, where: str) -> Array:
         try:
             array: Array = np.ndarray(tensor.shape, element_dtype(tensor.dtype), tensor.content)
         except (TypeError, ValueError) as error:
-            refuse(where, f"impossible sizes ({error})")
+            refuse_damaged_file(where, f"impossible sizes ({error})")
         return array
 
     def of_bytes(self, array: Array, dtype: str) -> Array:
@@ -114,7 +116,7 @@ class NumpyArrays(Arrays):
         return elements
 
     def restrided(self, array: Array, strides: tuple[int, ...]) -> Array:
-        return restride(array, tuple(step * array.itemsize for step in strides))
+        return restride_array(array, tuple(step * array.itemsize for step in strides))
 
     def copy(self, array: Array) -> Array:
         return copy_in_order(array, dense_order(array))
@@ -130,10 +132,10 @@ class NumpyArrays(Arrays):
 
     def rows(self, array: Array) -> Iterable[Array]:
         # with the ellipsis, NumPy returns 0-d arrays instead of scalars
-        return (contiguous(array[index, ...]) for index in range(len(array)))
+        return (make_contiguous(array[index, ...]) for index in range(len(array)))
 
     def stack(self, rows: Sequence[Array]) -> Array:
-        return contiguous(np.stack(rows))
+        return make_contiguous(np.stack(rows))
 
     def permuted(self, array: Array, order: Sequence[int]) -> Array:
         view: Array = array.transpose(order)
@@ -145,7 +147,7 @@ class NumpyArrays(Arrays):
 
     # Generated code
 
-    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
+    def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
         missing = next((call.op for call in calls_in(graph) if call.op not in NUMPY_OPERATORS), None)
         if missing is not None:
             raise ProgramError(
@@ -159,21 +161,23 @@ class NumpyArrays(Arrays):
     def special(self, value: Special) -> object:
         return element_dtype(value.name) if value.kind == "dtype" else value
 
-    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+    def dtype_test(self, dtype: str, variable: str, names: CodeNames) -> str:
         # not `is`: equal dtypes may be different objects
         return f"{variable}.dtype != {names.bind(dtype, border_dtype(dtype), ('dtype', dtype))}"
 
-    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+    def layout_lines(
+        self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: CodeNames
+    ) -> list[str]:
         if strides is None:
-            bound = names.bind("contiguous", contiguous, contiguous)
+            bound = names.bind("contiguous", make_contiguous, make_contiguous)
             return [f"if not {variable}.flags.carray: {variable} = {bound}({variable})"]
         size = border_dtype(entry.dtype).itemsize
         wanted = tuple_code([f"{stride}*{size}" for stride in strides])
-        # `carray` is false also for read-only memory, which `restride` accepts
+        # `carray` is false also for read-only memory, which `restride_array` accepts
         wrong = f"{variable}.strides != {wanted} or not {variable}.flags.aligned"
         if is_contiguous(entry):
             wrong = f"not {variable}.flags.carray"
-        return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {wanted})"]
+        return [f"if {wrong}: {variable} = {names.bind('restride', restride_array, 'restride')}({variable}, {wanted})"]
 
     # Values
 
@@ -234,11 +238,11 @@ class NumpyArrays(Arrays):
 ARRAYS = NumpyArrays()
 
 
-def contiguous(array: Array) -> Array:
+def make_contiguous(array: Array) -> Array:
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
 
 
-def restride(array: Array, steps: tuple[int, ...]) -> Array:
+def restride_array(array: Array, steps: tuple[int, ...]) -> Array:
     """Return the array, or a copy, with strides of `steps` bytes."""
     if array.flags.aligned and same_layout(array.shape, array.strides, steps):
         return array

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.format.arguments import Special
-from hatch_lower.runtime.arrays import Operator
+from hatch_lower.runtime.arrays import ArrayOperator
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -43,7 +43,7 @@ def permute(self: Array, dims: Sequence[int]) -> Array:
 
 
 def transpose(self: Array, dim0: int, dim1: int) -> Array:
-    one, other = place(self, dim0), place(self, dim1)
+    one, other = normalize_dimension(self, dim0), normalize_dimension(self, dim1)
     return self.swapaxes(one, other) if self.ndim else self
 
 
@@ -67,7 +67,7 @@ def squeeze_dim(self: Array, dim: int) -> Array:
 
 
 def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
-    places = [place(self, each) for each in dim]
+    places = [normalize_dimension(self, each) for each in dim]
     if len(set(places)) != len(places):
         raise RuntimeError(f"a dimension appears twice in {list(dim)}")
     return self.squeeze(tuple(each for each in places if self.ndim and self.shape[each] == 1))
@@ -137,12 +137,12 @@ def clone(self: Array, *, memory_format: Special | None = None) -> Array:
 
 
 def sym_size(self: Array, dim: int) -> int:
-    size: int = self.shape[place(self, dim)]
+    size: int = self.shape[normalize_dimension(self, dim)]
     return size
 
 
 def sym_stride(self: Array, dim: int) -> int:
-    step: int = self.strides[place(self, dim)]
+    step: int = self.strides[normalize_dimension(self, dim)]
     return step // self.itemsize
 
 
@@ -174,7 +174,7 @@ def check_size(size: int, *, min: int | None = None, max: int | None = None) -> 
     check_range(size, min=0 if min is None else min, max=max)
 
 
-def place(array: Array, dim: int) -> int:
+def normalize_dimension(array: Array, dim: int) -> int:
     """Return a dimension as a number from 0; as in torch, a 0-d array counts as 1-d here."""
     count = max(1, array.ndim)
     if not -count <= dim < count:
@@ -185,7 +185,7 @@ def place(array: Array, dim: int) -> int:
 def dimension(array: Array, dim: int) -> int:
     if not array.ndim:
         raise IndexError(f"dimension {dim} of 0")
-    return place(array, dim)
+    return normalize_dimension(array, dim)
 
 
 def dense_order(array: Array) -> list[int]:
@@ -246,25 +246,25 @@ VIEWS: Mapping[str, Callable[..., Any]] = {
     "unsqueeze.default": unsqueeze,
 }
 
-NUMPY_OPERATORS: Mapping[str, Operator] = MappingProxyType(
+NUMPY_OPERATORS: Mapping[str, ArrayOperator] = MappingProxyType(
     {
-        **{f"aten.{name}": Operator(function, may_alias=True) for name, function in VIEWS.items()},
-        **{f"aten.{name.replace('.', '_copy.')}": Operator(copied(function)) for name, function in VIEWS.items()},
-        "aten._assert_async.default": Operator(assert_array),
-        "aten._assert_async.msg": Operator(assert_array),
-        "aten._assert_scalar.default": Operator(assert_scalar),
-        "aten._local_scalar_dense.default": Operator(item),
-        "aten._unsafe_view.default": Operator(view, may_alias=True),
-        "aten.clone.default": Operator(clone),
-        "aten.lift_fresh.default": Operator(alias, may_alias=True),
-        "aten.lift_fresh_copy.default": Operator(copied(alias)),
-        "aten.reshape.default": Operator(reshape, may_alias=True),
-        "aten.sym_constrain_range.default": Operator(check_range),
-        "aten.sym_constrain_range_for_size.default": Operator(check_size),
-        "aten.sym_numel.default": Operator(sym_numel),
-        "aten.sym_size.int": Operator(sym_size),
-        "aten.sym_stride.int": Operator(sym_stride),
-        "aten.view.default": Operator(view, may_alias=True),
-        "aten.view_copy.default": Operator(copied(reshape)),
+        **{f"aten.{name}": ArrayOperator(function, may_alias=True) for name, function in VIEWS.items()},
+        **{f"aten.{name.replace('.', '_copy.')}": ArrayOperator(copied(function)) for name, function in VIEWS.items()},
+        "aten._assert_async.default": ArrayOperator(assert_array),
+        "aten._assert_async.msg": ArrayOperator(assert_array),
+        "aten._assert_scalar.default": ArrayOperator(assert_scalar),
+        "aten._local_scalar_dense.default": ArrayOperator(item),
+        "aten._unsafe_view.default": ArrayOperator(view, may_alias=True),
+        "aten.clone.default": ArrayOperator(clone),
+        "aten.lift_fresh.default": ArrayOperator(alias, may_alias=True),
+        "aten.lift_fresh_copy.default": ArrayOperator(copied(alias)),
+        "aten.reshape.default": ArrayOperator(reshape, may_alias=True),
+        "aten.sym_constrain_range.default": ArrayOperator(check_range),
+        "aten.sym_constrain_range_for_size.default": ArrayOperator(check_size),
+        "aten.sym_numel.default": ArrayOperator(sym_numel),
+        "aten.sym_size.int": ArrayOperator(sym_size),
+        "aten.sym_stride.int": ArrayOperator(sym_stride),
+        "aten.view.default": ArrayOperator(view, may_alias=True),
+        "aten.view_copy.default": ArrayOperator(copied(reshape)),
     }
 )

@@ -15,18 +15,18 @@ from urllib.parse import quote, unquote
 
 from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError, size_text
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.download import download, errors_of
 from hatch_lower.runtime.origins import (
     INSTALL,
     LIMITS,
     BrokenError,
+    DownloadLimits,
+    DownloadOrigin,
     HttpOrigin,
-    Limits,
-    Origin,
-    RefusedError,
-    origin_of,
+    RefusedDownloadError,
+    choose_download_origin,
     refused_url,
 )
 from hatch_lower.runtime.sources import (
@@ -35,8 +35,8 @@ from hatch_lower.runtime.sources import (
     forbidding_variable,
     hub_file,
     hub_folder,
+    list_search_paths,
     local_copy,
-    places,
     size_of,
     weights_folders,
 )
@@ -52,11 +52,13 @@ class Fetched(Frozen):
     is_new: bool  # false if the file was already on this machine
 
 
-def fetched_copy(source: Source) -> Path:
+def fetched_copy(source: WeightsSource) -> Path:
     return local_copy(source) or fetch_sources([source])[0].path
 
 
-def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: Sequence[str] = ()) -> list[Fetched]:
+def fetch_sources(
+    sources: Collection[WeightsSource], to: Path | None = None, origins: Sequence[str] = ()
+) -> list[Fetched]:
     """Fetch sources into the cache or the folder `to`, from `origins` if given: see `hatch_lower.fetch`."""
     unique = list({(source.url, source.sha256): source for source in sources}.values())
     urls = [as_url(origin) for origin in origins]
@@ -67,7 +69,7 @@ def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: 
 
 def refuse_places(urls: Sequence[str]) -> None:
     for url in urls:
-        if fault := open_fault(below(url, "model.safetensors")):
+        if fault := open_fault(join_url(url, "model.safetensors")):
             raise FetchError(
                 "no connection is opened to a given place",
                 where=url,
@@ -76,14 +78,14 @@ def refuse_places(urls: Sequence[str]) -> None:
             )
 
 
-def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
+def choose_origins(sources: Sequence[WeightsSource], urls: Sequence[str]) -> list[str]:
     """Return for each source the given URL with the source's file name; empty if the source's own URL is to be used."""
-    names = [name_of(source.url) for source in sources]
+    names = [file_name_in_url(source.url) for source in sources]
     chosen = [
-        next((below(url, name) for url in urls if len(sources) == 1 or name_of(url) in ("", name)), "")
+        next((join_url(url, name) for url in urls if len(sources) == 1 or file_name_in_url(url) in ("", name)), "")
         for name in names
     ]
-    useless = [url for url in urls if name_of(url) and url not in chosen]
+    useless = [url for url in urls if file_name_in_url(url) and url not in chosen]
     if useless and sources:
         raise FetchError(
             "no file of weights has the name of a given place",
@@ -94,7 +96,7 @@ def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
     return chosen
 
 
-def below(url: str, name: str) -> str:
+def join_url(url: str, name: str) -> str:
     return url + quote(name) if url.endswith("/") else url
 
 
@@ -105,19 +107,21 @@ def as_url(origin: str) -> str:
     return path.as_uri() + ("/" if path.is_dir() else "")
 
 
-def name_of(url: str) -> str:
+def file_name_in_url(url: str) -> str:
     path = url.partition("?")[0]
     if "://" in path:
         path = path.partition("://")[2].partition("/")[2]
     return unquote(path).rpartition("/")[2]
 
 
-def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -> Fetched:
+def fetch_source(source: WeightsSource, to: Path | None, origin: str, limits: DownloadLimits) -> Fetched:
     paths = [folder / file_name(source.sha256) for folder in (weights_folders() if to is None else [to])]
     # `load` takes the first file of the right size; if that file has wrong contents, replace it
     taken = next((path for path in paths if size_of(path) == source.size), None)
     target = taken or paths[0]
-    here = next((path for path in (target, *places(source)) if is_file_of(path, source.size, source.sha256)), None)
+    here = next(
+        (path for path in (target, *list_search_paths(source)) if is_file_of(path, source.size, source.sha256)), None
+    )
     if here is not None and (here == target or (to is None and taken is None)):
         return Fetched(source.url, here, source.size, is_new=False)
     url = here.absolute().as_uri() if here is not None else origin or source.url
@@ -133,7 +137,7 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
             raise refused_url(fault)
         if url.startswith(HUB) and to is None and taken is None and not origin:
             return Fetched(source.url, fetch_from_hub(source), source.size, is_new=True)
-        with Progress(sys.stderr, name_of(url), source.size) as progress:
+        with FetchProgress(sys.stderr, file_name_in_url(url), source.size) as progress:
             is_new = download(source, open_origin(url, limits), target, limits, progress.show)
     return Fetched(source.url, target, source.size, is_new)
 
@@ -150,9 +154,9 @@ def refuse_offline(url: str) -> None:
         )
 
 
-def open_origin(url: str, limits: Limits) -> Origin:
+def open_origin(url: str, limits: DownloadLimits) -> DownloadOrigin:
     if not url.startswith(HUB):
-        return origin_of(url, limits)
+        return choose_download_origin(url, limits)
     hub, file = import_hub(), hub_file(url)
     endpoint = os.environ.get("HF_ENDPOINT") or None
     plain = hub.hf_hub_url(file.repository, file.path, revision=file.revision, endpoint=endpoint)
@@ -160,12 +164,12 @@ def open_origin(url: str, limits: Limits) -> Origin:
     return HttpOrigin(plain, limits, {"Authorization": f"Bearer {token}"} if token else {})
 
 
-def fetch_from_hub(source: Source) -> Path:
+def fetch_from_hub(source: WeightsSource) -> Path:
     for force in (False, True):  # the second time because the cached file may be damaged
         path = download_from_hub(source.url, force=force)
         if is_file_of(path, source.size, source.sha256):
             return path
-    raise RefusedError(f"other contents than {source.size} bytes with the sha256 {source.sha256}")
+    raise RefusedDownloadError(f"other contents than {source.size} bytes with the sha256 {source.sha256}")
 
 
 def download_from_hub(url: str, *, force: bool = False) -> Path:
@@ -183,7 +187,7 @@ def download_from_hub(url: str, *, force: bool = False) -> Path:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         status = getattr(getattr(error, "response", None), "status_code", 0)
-        kind = RefusedError if 400 <= status < 500 else BrokenError
+        kind = RefusedDownloadError if 400 <= status < 500 else BrokenError
         raise kind(f"{type(error).__name__}: {error}") from error
     return Path(path)
 
@@ -192,11 +196,11 @@ def import_hub() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise RefusedError(str(error), INSTALL.format("fetch")) from error
+        raise RefusedDownloadError(str(error), INSTALL.format("fetch")) from error
     return huggingface_hub
 
 
-class Progress:
+class FetchProgress:
     """A line with the progress on a terminal; no output if the stream is not a terminal."""
 
     def __init__(self, stream: TextIO, name: str, size: int) -> None:
@@ -206,7 +210,7 @@ class Progress:
         self._is_shown = stream.isatty()
         self._drawn = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> FetchProgress:
         self.show(0)
         return self
 

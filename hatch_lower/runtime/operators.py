@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from hatch_lower.errors import InputError
-from hatch_lower.format.graph import Graph, OpCall, walk
+from hatch_lower.format.graph import Graph, OpCall, walk_instructions
 from hatch_lower.runtime.arrays import Array, Arrays
-from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.names import CodeNames
 
 # operations with an operator in Python's syntax; for others, see `PYTHON_FUNCTIONS`
 PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
@@ -66,7 +66,7 @@ PYTHON_FUNCTIONS: Mapping[str, Callable[..., object]] = MappingProxyType(
 )
 
 
-def python_code(op: str, args: list[str], names: Names) -> str:
+def python_code(op: str, args: list[str], names: CodeNames) -> str:
     if op in PYTHON_TEMPLATES:
         return PYTHON_TEMPLATES[op].format(*args)
     return f"{names.bind(op, PYTHON_FUNCTIONS[op], op)}({', '.join(args)})"
@@ -81,7 +81,7 @@ def size_code(templates: Mapping[str, str], op: str, args: list[str]) -> str | N
 
 
 def calls_in(graph: Graph) -> Iterator[OpCall]:
-    return (instruction for _, instruction in walk(graph) if isinstance(instruction, OpCall))
+    return (instruction for _, instruction in walk_instructions(graph) if isinstance(instruction, OpCall))
 
 
 # `map` and `scan`: call the function of a graph for each row of tensors, in order
@@ -93,7 +93,7 @@ def map_rows(
     arrays: Arrays, where: str, step: Step, tensors: Sequence[Array], extra: Sequence[object]
 ) -> tuple[Array, ...]:
     # for each row, `step` returns a tuple of tensors or `None`, with the same shapes for all rows
-    return stack(arrays, [step(*row, *extra) for row in rows_of(arrays, where, tensors)])
+    return stack(arrays, [step(*row, *extra) for row in iterate_rows(arrays, where, tensors)])
 
 
 def scan_rows(
@@ -101,14 +101,14 @@ def scan_rows(
 ) -> tuple[object, ...]:
     count = len(carried)
     outputs = []
-    for row in rows_of(arrays, where, tensors):
+    for row in iterate_rows(arrays, where, tensors):
         results = step(*carried, *row, *extra)
         carried = results[:count]
         outputs.append(results[count:])
     return (*carried, *stack(arrays, outputs))
 
 
-def rows_of(arrays: Arrays, where: str, tensors: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
+def iterate_rows(arrays: Arrays, where: str, tensors: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
     # each row is contiguous, because torch traced the graph with contiguous rows
     lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):

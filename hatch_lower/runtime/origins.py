@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from hatch_lower import __version__
 from hatch_lower.canonical import PIECE
 from hatch_lower.frozen import Frozen
-from hatch_lower.urls import WEB, UrlError, open_fault, open_folder, web_fault
+from hatch_lower.urls import WEB, UrlError, open_fault, open_remote_folder, web_fault
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # temporary errors
 COUNT = r"[0-9]{1,18}"
@@ -31,7 +31,7 @@ RANGE = re.compile(rf"bytes ({COUNT})-{COUNT}/({COUNT}|\*)")
 INSTALL = 'install it: pip install "hatch-lower[{}]"'
 
 
-class RefusedError(Exception):
+class RefusedDownloadError(Exception):
     """A file is unavailable. The text is a short reason, `hint` a remedy if known."""
 
     def __init__(self, text: str, hint: str = "") -> None:
@@ -45,7 +45,7 @@ class BrokenError(Exception):
     stamp = ""  # of the contents received so far
 
 
-class Limits(Frozen):
+class DownloadLimits(Frozen):
     """Limits of a download's time."""
 
     silence: float = 30.0  # seconds until a connection is open, an answer begins, or the next byte arrives
@@ -55,7 +55,7 @@ class Limits(Frozen):
     pause: float = 1.0  # seconds before the second try; increases with each try
 
 
-LIMITS = Limits()
+LIMITS = DownloadLimits()
 
 
 class Stream(NamedTuple):
@@ -68,13 +68,13 @@ class Stream(NamedTuple):
     close: Callable[[], object]
 
 
-class Origin(Protocol):
+class DownloadOrigin(Protocol):
     def open(self, begin: int, stamp: str) -> Stream:
         """Return the file from a byte on; `stamp` is the stamp of the bytes before, if any were received."""
-        # raises `RefusedError` if the file is unavailable, `BrokenError` (also from the pieces) if a retry may succeed
+        # raises `RefusedDownloadError` if the file is unavailable; `BrokenError`, from pieces too, if a retry may help
 
 
-def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Origin:
+def choose_download_origin(url: str, limits: DownloadLimits, headers: Mapping[str, str] = {}) -> DownloadOrigin:
     if fault := open_fault(url):
         raise refused_url(fault)
     scheme = urlsplit(url).scheme
@@ -83,8 +83,8 @@ def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Orig
     return LocalOrigin(local_path(url)) if scheme == "file" else FilesOrigin(url, limits)
 
 
-def refused_url(fault: str) -> RefusedError:
-    return RefusedError(f"no connection is opened: {fault}", "name a place with the same bytes with `--from`")
+def refused_url(fault: str) -> RefusedDownloadError:
+    return RefusedDownloadError(f"no connection is opened: {fault}", "name a place with the same bytes with `--from`")
 
 
 def local_path(url: str) -> Path:
@@ -98,19 +98,19 @@ class LocalOrigin:
     def open(self, begin: int, stamp: str) -> Stream:
         try:
             if not self._path.is_file():
-                raise RefusedError("not a file" if self._path.exists() else "the file does not exist")
+                raise RefusedDownloadError("not a file" if self._path.exists() else "the file does not exist")
             file = self._path.open("rb")
             size = file.seek(0, 2)
             file.seek(begin)
         except OSError as error:
-            raise RefusedError(f"the file cannot be read: {error.strerror or error}") from error
+            raise RefusedDownloadError(f"the file cannot be read: {error.strerror or error}") from error
         return Stream(begin, size, "", pieces_of(file), file.close)
 
 
 class HttpOrigin:
     """A file on a web server. Proxies are taken from the environment, credentials from `.netrc`."""
 
-    def __init__(self, url: str, limits: Limits, headers: Mapping[str, str] = {}) -> None:
+    def __init__(self, url: str, limits: DownloadLimits, headers: Mapping[str, str] = {}) -> None:
         if fault := web_fault(url):
             raise refused_url(fault)
         self._url = url
@@ -125,10 +125,10 @@ class HttpOrigin:
             if error.code == 416 and begin:
                 return self.open(0, "")  # the file has become shorter
             text = f"the answer was {error.code} {error.reason}".strip()
-            raise (BrokenError if error.code in BUSY else RefusedError)(text) from error
+            raise (BrokenError if error.code in BUSY else RefusedDownloadError)(text) from error
         try:
             stream = self._answer(response, begin, stamp)
-        except RefusedError:
+        except RefusedDownloadError:
             response.close()
             raise
         if stream is not None:
@@ -157,17 +157,17 @@ class HttpOrigin:
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError | ConnectionResetError):
                 raise BrokenError(f"no connection: {error.reason}") from error
-            raise RefusedError(f"no connection: {error.reason}") from error
+            raise RefusedDownloadError(f"no connection: {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
         except ValueError as error:  # the URL is invalid
-            raise RefusedError(str(error)) from error
+            raise RefusedDownloadError(str(error)) from error
 
     def _answer(self, response: Any, begin: int, stamp: str) -> Stream | None:
         """Return the stream of an answer; `None` if the answer does not continue the bytes before `begin`."""
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise RefusedError(f"the answer is encoded: {encoding}")
+            raise RefusedDownloadError(f"the answer is encoded: {encoding}")
         found = response.headers.get("ETag", "")
         if not found or found.startswith("W/"):
             found = response.headers.get("Last-Modified", "")
@@ -177,7 +177,7 @@ class HttpOrigin:
             return Stream(0, whole, found, self._pieces(response, whole), response.close)
         place = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if response.status != 206 or place is None or int(place[1]) != begin:
-            raise RefusedError(f"the answer {response.status} has other bytes than the requested range")
+            raise RefusedDownloadError(f"the answer {response.status} has other bytes than the requested range")
         if stamp and found and stamp != found:
             return None  # the server ignores `If-Range`
         size = None if place[2] == "*" else int(place[2])
@@ -201,9 +201,9 @@ class HttpOrigin:
 class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
-            raise RefusedError(f"a redirect away from https, to {newurl[:200]}")
+            raise RefusedDownloadError(f"a redirect away from https, to {newurl[:200]}")
         if fault := web_fault(newurl):
-            raise RefusedError(f"a redirect to {newurl[:200]} is not followed: {fault}")
+            raise RefusedDownloadError(f"a redirect to {newurl[:200]} is not followed: {fault}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
@@ -271,7 +271,7 @@ def within_seconds(seconds: float, call: Callable[[], Any]) -> Any:
 class FilesOrigin:
     """A file opened by fsspec: `s3://bucket/path`, `gs://…`, `az://…`."""
 
-    def __init__(self, url: str, limits: Limits) -> None:
+    def __init__(self, url: str, limits: DownloadLimits) -> None:
         self._url = url
         self._options: dict[str, object] = {}
         if url.startswith("s3:"):
@@ -280,7 +280,7 @@ class FilesOrigin:
 
     def open(self, begin: int, stamp: str) -> Stream:
         try:
-            system, path = open_folder(self._url, self._options)
+            system, path = open_remote_folder(self._url, self._options)
             file = system.open(path, "rb", block_size=4 * PIECE)
             details = getattr(file, "details", None) or {}
             found = str(details.get("ETag") or details.get("etag") or "")
@@ -289,13 +289,13 @@ class FilesOrigin:
         except UrlError as error:
             raise refused_url(str(error)) from error
         except ImportError as error:
-            raise RefusedError(str(error), self._install_hint(error)) from error
+            raise RefusedDownloadError(str(error), self._install_hint(error)) from error
         except FileNotFoundError as error:
-            raise RefusedError("the file does not exist") from error
+            raise RefusedDownloadError("the file does not exist") from error
         except PermissionError as error:
-            raise RefusedError(f"access is denied: {error}") from error
+            raise RefusedDownloadError(f"access is denied: {error}") from error
         except ValueError as error:
-            raise RefusedError(str(error)) from error
+            raise RefusedDownloadError(str(error)) from error
         except Exception as error:  # file systems have their own classes of exceptions
             raise BrokenError(f"{type(error).__name__}: {error}") from error
 
@@ -320,4 +320,4 @@ def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
         while piece := file.read(PIECE):
             yield piece
     except OSError as error:
-        raise RefusedError(f"the file cannot be read: {error.strerror or error}") from error
+        raise RefusedDownloadError(f"the file cannot be read: {error.strerror or error}") from error

@@ -8,16 +8,24 @@ from pathlib import Path
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError, reading_hint
-from hatch_lower.format.codec import refuse
+from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.manifest import FileEntry
-from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligned, read_weights, spans_outside
+from hatch_lower.format.weights import (
+    WEIGHTS,
+    StorageSpan,
+    Weights,
+    WeightsSource,
+    is_aligned,
+    read_weights,
+    spans_outside,
+)
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.mapped import ConstantsFile, map_file
-from hatch_lower.runtime.sources import fetch_mode, local_copy, places
+from hatch_lower.runtime.sources import fetch_mode, list_search_paths, local_copy
 
-Find = Callable[[Source], Path | None]
+Find = Callable[[WeightsSource], Path | None]
 
 
 class OutsideWeights:
@@ -64,22 +72,24 @@ class OutsideWeights:
                     yield self._other(source, path, f"other contents in the bytes {span.begin} to {span.end}")
                     break
 
-    def _divided(self, storages: Sequence[Storage]) -> tuple[Mapping[int, Span], list[Storage]]:
+    def _divided(self, storages: Sequence[Storage]) -> tuple[Mapping[int, StorageSpan], list[Storage]]:
         outside = spans_outside(storages, self._weights, self._where)
         self._map(sorted({span.source for span in outside.values()}))
         inside = [storage for index, storage in enumerate(storages) if index not in outside]
         if inside and self._constants is None:
-            refuse(f"{self._where}: {inside[0].key}", "the storage is missing, and the model has no constants file")
+            refuse_damaged_file(
+                f"{self._where}: {inside[0].key}", "the storage is missing, and the model has no constants file"
+            )
         return outside, inside
 
-    def _content(self, storage: Storage, span: Span) -> memoryview:
+    def _content(self, storage: Storage, span: StorageSpan) -> memoryview:
         path, mapped = self._mapped[span.source]
         content = mapped[span.begin : span.end]
         if storage.may_hold_indices and sha256_bytes(content) != span.sha256:
             raise self._other(self._weights.sources[span.source], path, "different integers than in the build")
         return content if is_aligned(storage, span) else memoryview(bytearray(content))
 
-    def _place(self, span: Span) -> Place:
+    def _place(self, span: StorageSpan) -> Place:
         path, _ = self._mapped[span.source]
         return Place(path, span.begin, span.end - span.begin)
 
@@ -100,8 +110,8 @@ class OutsideWeights:
                         hint=reading_hint(str(error), "fetch the weights again with `hatch-lower fetch`"),
                     ) from error
 
-    def _missing(self, source: Source) -> ProgramError:
-        looked = "\n".join(map(str, places(source)))
+    def _missing(self, source: WeightsSource) -> ProgramError:
+        looked = "\n".join(map(str, list_search_paths(source)))
         origin = "" if source.has_place else " --from URL"
         return ProgramError(
             "weights of the model are not on this machine",
@@ -110,7 +120,7 @@ class OutsideWeights:
             hint=f"run `hatch-lower fetch {self._name}{origin}`; `HATCH_LOWER_WEIGHTS` names the folders to look into",
         )
 
-    def _other(self, source: Source, path: Path, found: str) -> ProgramError:
+    def _other(self, source: WeightsSource, path: Path, found: str) -> ProgramError:
         return ProgramError(
             "a file of weights differs from the file that the wheel was built with",
             where=str(path),

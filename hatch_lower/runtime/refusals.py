@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from hatch_lower.errors import NO_MEMORY, CallError, InputError, LowerError, ProgramError
 from hatch_lower.format.arguments import Input, LiteralInput, Special, SymbolInput, TensorInput, input_text, range_texts
-from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
+from hatch_lower.format.expression import Expression, evaluate_size, expression_text, symbols_in
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.arrays import Arrays, same_layout
@@ -23,7 +23,7 @@ BAD_INDEX = re.compile(
 FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 
 
-class Refusals:
+class ArgumentRefusals:
     """Functions that raise the fitting `InputError`; an object for each method, bound into its code."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Refusals:
         for binding in self._bindings:
             value = values[binding.input]
             sizes[SIZE] = value if binding.dimension is None else value.shape[binding.dimension]
-            sizes[binding.symbol] = evaluate(binding.expression, sizes)
+            sizes[binding.symbol] = evaluate_size(binding.expression, sizes)
         for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
             if reason := self._size_mismatch(entry, value, sizes):
                 self._refuse(index, value, reason)
@@ -124,7 +124,7 @@ class Refusals:
             name = f"dimension {dimension} is {size}" if isinstance(entry, TensorInput) else f"the integer is {size}"
             if not symbols_in(expression) <= sizes.keys():
                 continue
-            expected = evaluate(expression, sizes)
+            expected = evaluate_size(expression, sizes)
             if expected != size:
                 text = expression_text(expression, labels)
                 return f"{name}, which must be {text}" + ("" if isinstance(expression, int) else f" = {expected}")
@@ -191,7 +191,7 @@ def check_outputs(
     if len(outputs) != len(expected):
         raise wrong_outputs(where, f"{len(outputs)} outputs instead of {len(expected)}")
     for index, (output, entry) in enumerate(zip(outputs, expected, strict=True)):
-        if entry is not None and (difference := difference_of(arrays, output, entry, sizes)):
+        if entry is not None and (difference := find_output_difference(arrays, output, entry, sizes)):
             raise wrong_outputs(f"{where}, output {index}", difference)
 
 
@@ -204,7 +204,7 @@ def wrong_outputs(where: str, found: str) -> ProgramError:
     )
 
 
-def difference_of(arrays: Arrays, output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
+def find_output_difference(arrays: Arrays, output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
     if not isinstance(output, arrays.kind):
         return f"`{type(output).__name__}` instead of {arrays.noun}"
     dtype, device = arrays.dtype_name(output), arrays.device(output)
@@ -225,6 +225,6 @@ def difference_of(arrays: Arrays, output: object, expected: TensorInput, sizes: 
 def known(expressions: Sequence[Expression], sizes: Mapping[str, int], found: Sequence[int]) -> tuple[int, ...]:
     # an expression with an unknown size takes the value found
     return tuple(
-        evaluate(expression, sizes) if symbols_in(expression) <= sizes.keys() else there
+        evaluate_size(expression, sizes) if symbols_in(expression) <= sizes.keys() else there
         for expression, there in zip(expressions, found, strict=True)
     )

@@ -20,7 +20,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.check import input_leaves, stored_arrays
 from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.refusals import Refusals
+from hatch_lower.runtime.refusals import ArgumentRefusals
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 # the part of a key before the path; a dictionary's key in the path may also hold a slash, but only after a bracket
@@ -42,7 +42,7 @@ def sample_paths(method: MethodPlan) -> list[str]:
 def read_samples(path: Path, methods: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Sample, ...]]:
     """Return the samples of each method, by case. Raises `SampleError`. `methods`: the paths of `sample_paths`."""
     found: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in methods}
-    for key, tensor in read_file(path).items():
+    for key, tensor in read_sample_file(path).items():
         head = CASE.match(key)
         method, case, leaf = (None, 0, key) if head is None else (head["method"], int(head["case"]), key[head.end() :])
         where = f"{path.name}: {key!r:.80}"
@@ -74,7 +74,7 @@ def read_samples(path: Path, methods: Mapping[str, Sequence[str]]) -> Mapping[st
     }
 
 
-def read_file(path: Path) -> Mapping[str, Tensor]:
+def read_sample_file(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise SampleError("the sample file does not exist", where=str(path), hint=WRITE)
     try:
@@ -112,7 +112,7 @@ def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]
 
 
 def check_leaves(name: str, method: MethodPlan, leaves: Sequence[object], where: str) -> None:
-    refusals = Refusals(name, method, ARRAYS, input_paths(method), bind_symbols(method.inputs))
+    refusals = ArgumentRefusals(name, method, ARRAYS, input_paths(method), bind_symbols(method.inputs))
     try:
         refusals.check_values(*leaves)
     except InputError as error:

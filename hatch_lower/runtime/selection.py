@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import hatch_lower
 from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, UnavailableError, nearest
-from hatch_lower.format.codec import refuse
+from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import TargetEntry
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan
-from hatch_lower.runtime.arrays import is_installed
+from hatch_lower.runtime.arrays import is_library_installed
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.installed import normal_name, read_field
 
@@ -56,22 +56,22 @@ def requirement_reason(text: str, where: str) -> str | None:
     version = version_here(normal_name(plain[1]))
     if version is None:
         return f"it needs {text}, which is not installed"
-    is_met = is_within(plain[2], version)
+    is_met = is_version_within(plain[2], version)
     if is_met is None:
         return general_reason(text, where)
     return None if is_met else f"it needs {text}, and {version} is installed"
 
 
-def is_within(bounds: str, version: str) -> bool | None:
+def is_version_within(bounds: str, version: str) -> bool | None:
     """Return whether a version is within bounds, by the rules of `packaging`; `None` if this needs `packaging`."""
     # Most requirements are simple bounds on a release (`>=1.4,<1.5`, `==2.13.*`), and importing `packaging` takes
     # longer than loading a small model.
     plain = PLAIN_VERSION.fullmatch(version)
     if plain is None:
         return None
-    found = release(plain[1])  # for these operators, `2.13.0+cpu` is `2.13.0`
+    found = parse_release(plain[1])  # for these operators, `2.13.0+cpu` is `2.13.0`
     for comparison, text, wildcard in PARTS.findall(bounds):
-        bound = release(text)
+        bound = parse_release(text)
         have, wanted = zip(*zip_longest(found, bound, fillvalue=0), strict=True)  # `2` and `2.0` are the same
         if wildcard and have[: len(bound)] == bound:
             continue
@@ -80,7 +80,7 @@ def is_within(bounds: str, version: str) -> bool | None:
     return True
 
 
-def release(text: str) -> tuple[int, ...]:
+def parse_release(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split("."))
 
 
@@ -93,7 +93,7 @@ def general_reason(text: str, where: str) -> str | None:
         requirement = Requirement(text)
         is_needed = requirement.marker is None or requirement.marker.evaluate()
     except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
-        refuse(where, f"the requirement {text!r:.80}: {error}")
+        refuse_damaged_file(where, f"the requirement {text!r:.80}: {error}")
     if not is_needed:
         return None
     version = version_here(normal_name(requirement.name))
@@ -357,7 +357,7 @@ def numpy_reason(plan: Plan, imports: Sequence[str], kinds: DelegateKinds) -> st
     from hatch_lower.runtime.torch_reasons import torch_reasons
 
     # if torch is installed, the runtime converts arrays for delegates that take tensors
-    has_torch = is_installed("torch")
+    has_torch = is_library_installed("torch")
     numpy_delegates = [name for name in plan.backends if has_torch or kinds.takes_numpy(name)]
     reasons = torch_reasons(plan, numpy_delegates, () if has_torch else imports)
     if not reasons:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hatch_lower.errors import FetchError
 
 if TYPE_CHECKING:
-    from hatch_lower.format.weights import Source
+    from hatch_lower.format.weights import WeightsSource
 
 FOLDERS = "HATCH_LOWER_WEIGHTS"  # folders, separated as in `PATH`; downloads go into the first folder
 FETCH = "HATCH_LOWER_FETCH"
@@ -30,11 +30,11 @@ class HubFile(NamedTuple):
     path: str
 
 
-def local_copy(source: Source) -> Path | None:
-    return next((path for path in places(source) if size_of(path) == source.size), None)
+def local_copy(source: WeightsSource) -> Path | None:
+    return next((path for path in list_search_paths(source) if size_of(path) == source.size), None)
 
 
-def places(source: Source) -> Iterator[Path]:
+def list_search_paths(source: WeightsSource) -> Iterator[Path]:
     # in search order
     for folder in weights_folders():
         yield folder / file_name(source.sha256)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hatch_lower.format.graph import Instruction
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.names import CodeNames
 
 __all__ = ["Clock", "Run", "TimedDelegate", "Timing"]
 
@@ -47,14 +47,14 @@ class Clock:
         self.instructions: list[tuple[str, Instruction]] = []  # by number: path in the debug map, and instruction
         self._marks: list[int] = []  # a number, nanoseconds, a number, …
 
-    def beginning(self, path: str, instruction: Instruction, names: Names) -> str:
+    def beginning(self, path: str, instruction: Instruction, names: CodeNames) -> str:
         self.instructions.append((path, instruction))
         return self._line(len(self.instructions) - 1, names)
 
-    def ending(self, names: Names) -> str:
+    def ending(self, names: CodeNames) -> str:
         return self._line(RESULTS, names)
 
-    def _line(self, number: int, names: Names) -> str:
+    def _line(self, number: int, names: CodeNames) -> str:
         # two integers instead of a tuple, which the garbage collector would track
         mark, now = names.bind("mark", self._marks.append, "mark"), names.bind("now", perf_counter_ns, "now")
         return f"{mark}({number}); {mark}({now}())"

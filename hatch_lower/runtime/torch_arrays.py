@@ -16,13 +16,13 @@ from torch import Tensor
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Special, TensorInput, is_contiguous
-from hatch_lower.format.codec import installation_error, refuse
+from hatch_lower.format.codec import installation_error, refuse_damaged_file
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.values import DTYPES
-from hatch_lower.runtime.arrays import Arrays, Operator, same_layout, several_values
+from hatch_lower.runtime.arrays import ArrayOperator, Arrays, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
-from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.names import CodeNames, tuple_code
 from hatch_lower.runtime.operators import calls_in
 from hatch_lower.runtime.torch_private.operators import (
     REGISTERED_BY,
@@ -46,10 +46,10 @@ UNBOUNDED = re.compile(
 )
 
 
-def find_operators(graph: Graph, where: str) -> dict[str, Operator]:
+def find_operators(graph: Graph, where: str) -> dict[str, ArrayOperator]:
     """Return every operator that a graph calls, at any depth, by its name in the plan."""
     overloads = resolve_operators(graph, where)
-    return {name: Operator(function_of(name, each), may_return_alias(each)) for name, each in overloads.items()}
+    return {name: ArrayOperator(function_of(name, each), may_return_alias(each)) for name, each in overloads.items()}
 
 
 def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
@@ -100,7 +100,7 @@ def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., obje
     if name in ALIASING:
         return functools.partial(alias_within_storage, compiled_function(operator))
     if SPARSE.fullmatch(name):
-        return functools.partial(check_indices, compiled_function(operator))
+        return functools.partial(call_checking_indices, compiled_function(operator))
     return compiled_function(operator)
 
 
@@ -117,7 +117,7 @@ def alias_within_storage(
     return operator(self, size, stride)
 
 
-def check_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
+def call_checking_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
     # by default torch does not compare the indices of a sparse tensor with its sizes
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)
@@ -156,14 +156,16 @@ class TorchArrays(Arrays):
                 span = span.view(dtype)
             viewed: Tensor = span.as_strided(constant.shape, constant.stride, constant.offset)
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by torch: {error}")
+            refuse_damaged_file(
+                f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"refused by torch: {error}"
+            )
         return viewed
 
     def stored(self, tensor: Stored, where: str) -> Tensor:
         try:
             return flat_tensor(tensor.dtype, tensor.content).reshape(tensor.shape)
         except RuntimeError as error:
-            refuse(where, f"impossible sizes ({error})")
+            refuse_damaged_file(where, f"impossible sizes ({error})")
 
     def of_bytes(self, array: Tensor, dtype: str) -> Tensor:
         return array.clone().view(getattr(torch, dtype)).squeeze(-1)
@@ -198,21 +200,21 @@ class TorchArrays(Arrays):
 
     # Generated code
 
-    def operators(self, graph: Graph, where: str) -> Mapping[str, Operator]:
+    def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
         return find_operators(graph, where)
 
     def special(self, value: Special) -> object:
         return torch.device("cpu") if value.kind == "device" else getattr(torch, value.name)
 
-    def opening_lines(self, call: str, names: Names) -> list[str]:
+    def opening_lines(self, call: str, names: CodeNames) -> list[str]:
         is_on = names.bind("is_on", torch.is_autocast_enabled)
         device, autocast = names.bind("device", "cpu"), names.bind("autocast", torch.autocast)
         return [f"if {is_on}({device}):", f" with {autocast}({device}, enabled=False): return {call}"]
 
-    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+    def dtype_test(self, dtype: str, variable: str, names: CodeNames) -> str:
         return f"{variable}.dtype is not {names.bind(dtype, getattr(torch, dtype), ('dtype', dtype))}"
 
-    def place_tests(self, variable: str, names: Names) -> list[str]:
+    def place_tests(self, variable: str, names: CodeNames) -> list[str]:
         strided = names.bind("strided", torch.strided, "strided")
         return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}", f"{variable}.is_nested"]
 
@@ -252,7 +254,9 @@ class TorchArrays(Arrays):
             lines.append(f"if {variable}.is_neg(): {variable} = {variable}.resolve_neg()")
         return lines
 
-    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+    def layout_lines(
+        self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: CodeNames
+    ) -> list[str]:
         if strides is None:
             return [f"if not {variable}.is_contiguous(): {variable} = {variable}.contiguous()"]
         wanted = tuple_code(strides)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hatch_lower.format.arguments import Input, LiteralInput, Special, TensorInput, constants_in, literal_text
-from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, arguments_in, arguments_of, outputs_in, walk
+from hatch_lower.format.graph import (
+    DelegateCall,
+    Instruction,
+    OpCall,
+    arguments_in,
+    list_arguments,
+    outputs_in,
+    walk_instructions,
+)
 from hatch_lower.format.plan import MethodPlan, Plan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.numpy_arrays import OTHERS
@@ -33,7 +41,7 @@ def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequenc
         reasons += [TorchReason(name, "", what) for what in reasons_of_inputs(method)]
         reasons += [
             TorchReason(name, path, what)
-            for path, instruction in walk(method.graph)
+            for path, instruction in walk_instructions(method.graph)
             for what in reasons_of_instruction(instruction, plan, numpy_delegates)
         ]
         if any(plan.constants[constant].dtype == UNKNOWN for constant in constants_in(outputs_in(method.graph))):
@@ -58,9 +66,9 @@ def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates
             backend = plan.delegates[instruction.delegate].backend
             if backend not in numpy_delegates:
                 yield f"the delegate `{backend}`"
-            elif any(entry.dtype == UNKNOWN for entry in tensors_of(instruction)):
+            elif any(entry.dtype == UNKNOWN for entry in list_call_tensors(instruction)):
                 yield f"{UNKNOWN} in a call of the delegate `{backend}`"
-    if any(plan.constants[name].dtype == UNKNOWN for name in constants_in(arguments_of(instruction))):
+    if any(plan.constants[name].dtype == UNKNOWN for name in constants_in(list_arguments(instruction))):
         yield f"a constant of dtype {UNKNOWN}"
 
 
@@ -75,12 +83,12 @@ def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
 def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
     """Yield the dtypes of a method's arrays, except constants that are only bound to delegates."""
     entries = [entry for entry in method.inputs if isinstance(entry, TensorInput)]
-    for _, instruction in walk(method.graph):
-        entries += tensors_of(instruction) if isinstance(instruction, DelegateCall) else ()
+    for _, instruction in walk_instructions(method.graph):
+        entries += list_call_tensors(instruction) if isinstance(instruction, DelegateCall) else ()
     yield from (entry.dtype for entry in entries)
     yield from (plan.constants[name].dtype for name in constants_in(arguments_in(method.graph)))
 
 
-def tensors_of(call: DelegateCall) -> Iterator[TensorInput]:
+def list_call_tensors(call: DelegateCall) -> Iterator[TensorInput]:
     entries: Iterable[Input | None] = (*call.inputs, *call.outputs)
     return (entry for entry in entries if isinstance(entry, TensorInput))

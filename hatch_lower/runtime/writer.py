@@ -43,9 +43,9 @@ from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, ZeroTests, delegate_input_lines, lines_for_empty, refuse_empty
-from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.names import CodeNames, tuple_code
 from hatch_lower.runtime.operators import map_rows, python_code, scan_rows, size_code
-from hatch_lower.runtime.refusals import Refusals, call_failed, check_outputs
+from hatch_lower.runtime.refusals import ArgumentRefusals, call_failed, check_outputs
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
@@ -86,12 +86,12 @@ class MethodWriter:
         self._where = f"method `{name}`"
         self._operators = arrays.operators(self._method.graph, self._where)
         self._functions: list[str] = []
-        self.names = Names(parameter.name for parameter in self._method.parameters)
+        self.names = CodeNames(parameter.name for parameter in self._method.parameters)
 
     def write(self) -> list[str]:
         method, names = self._method, self.names
         bindings = bind_symbols(method.inputs)
-        refusals = Refusals(self._name, method, self._arrays, input_paths(method), bindings)
+        refusals = ArgumentRefusals(self._name, method, self._arrays, input_paths(method), bindings)
         opening, leaves = self._open_parameters(refusals)
         checks = InputWriter(method, self._arrays, names, refusals, leaves, bindings)
         body = checks.write()
@@ -103,17 +103,17 @@ class MethodWriter:
             body.append(self._clock.ending(names))
         body += self._write_end(scope, leaves)
         if self._is_locked:
-            body = [f"with {names.local('lock')}:", *indented(body)]
+            body = [f"with {names.local('lock')}:", *indent_lines(body)]
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
         parameters = [f"{parameter.name}={missing}" for parameter in method.parameters]
         count = sum(parameter.kind == "positional" for parameter in method.parameters)
         parameters[count:count] = [f"*{names.local('rest')}"]
         parameters.append(f"**{names.local('extra')}")
         head = f"def {names.local('method')}({', '.join(parameters)}):"
-        functions = [*self._functions, head, *indented([*opening, *body]), f"return {names.local('method')}"]
-        return [f"def {names.local('make')}({names.local('again')}):", *indented(functions)]
+        functions = [*self._functions, head, *indent_lines([*opening, *body]), f"return {names.local('method')}"]
+        return [f"def {names.local('make')}({names.local('again')}):", *indent_lines(functions)]
 
-    def _open_parameters(self, refusals: Refusals) -> tuple[list[str], list[str]]:
+    def _open_parameters(self, refusals: ArgumentRefusals) -> tuple[list[str], list[str]]:
         """Return the lines that flatten the arguments, and the variable of each leaf."""
         names, parameters = self.names, self._method.parameters
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
@@ -210,7 +210,7 @@ class MethodWriter:
             f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
         ]
         around = self._around_empty(instruction, given, out, where, scope)
-        lines += [*around, "else:", *indented(called)] if around else called
+        lines += [*around, "else:", *indent_lines(called)] if around else called
         check = self.names.bind("check_outputs", partial(check_outputs, self._arrays, where, instruction.outputs))
         if self._checks_outputs:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
@@ -282,7 +282,7 @@ class MethodWriter:
         scope = GraphScope(variables, dict(sizes), {})
         lines = self._write_graph(graph, scope, before)
         outputs = self._arguments(graph.outputs, scope)
-        lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
+        lines = [f"def {function}({', '.join(parameters)}):", *indent_lines([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
         return function, [outer.symbols[symbol] for symbol in needed]
 
@@ -350,7 +350,7 @@ class MethodWriter:
         return self.names.bind("literal", argument, ("literal", type(argument), repr(argument)))
 
 
-def indented(lines: Iterable[str]) -> list[str]:
+def indent_lines(lines: Iterable[str]) -> list[str]:
     return [f" {line}" for line in lines]
 
 

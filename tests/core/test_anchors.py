@@ -17,7 +17,7 @@ from torch.fx import Node
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap, Origin
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_program
 from hatch_lower.pipeline.emit.sources import SourceRoots, anchors_of, re_anchor, source_lines
 
 pytestmark = pytest.mark.torch
@@ -56,7 +56,7 @@ def exported(*steps: str, dynamic: bool = False) -> ExportedProgram:
 
 def emitted(edge: ExportedProgram) -> EmittedProgram:
     names = tuple(f"arg_{index}" for index in range(edge.call_spec.in_spec.child(0).num_children))
-    return emit_program("model", {"forward": LoweredMethod("forward", edge, names)}, roots=[ROOT])
+    return emit_program("model", {"forward": MethodToEmit("forward", edge, names)}, roots=[ROOT])
 
 
 def re_anchored(program: ExportedProgram, found: EmittedProgram, other: ExportedProgram | None = None) -> DebugMap:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 
-from hatch_lower.hatch.wheel import CHUNK, copy_span, read_archive, write_file
+from hatch_lower.hatch.wheel import CHUNK, copy_span, read_archive, write_stored_member
 
 DATE = (2020, 2, 2, 12, 30, 58)
 DATA = bytes(range(256)) * 10_000
@@ -40,7 +40,7 @@ def write_archive(path: Path, files: dict[str, bytes], threads: int = 0) -> None
         for name, data in files.items():
             source.write_bytes(data)
             with io.FileIO(source) as file:
-                entry, size, digest = write_file(target, name, DATE, file, len(data), pool)
+                entry, size, digest = write_stored_member(target, name, DATE, file, len(data), pool)
             assert (size, digest) == (len(data), hashlib.sha256(data).hexdigest())
             entries.append(entry)
         write_directory(target, entries)
@@ -73,7 +73,7 @@ def test_a_file_is_read_once_from_beginning_to_end(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as feeder, (tmp_path / "a.zip").open("w+b") as target:
         feeding = feeder.submit(feed)
         with io.FileIO(reader) as source, ThreadPoolExecutor(1) as hashing:
-            entry, size, digest = write_file(target, "weights", DATE, source, len(data), hashing)
+            entry, size, digest = write_stored_member(target, "weights", DATE, source, len(data), hashing)
         feeding.result()
         write_directory(target, [entry])
     assert (size, digest, entry.CRC) == (len(data), hashlib.sha256(data).hexdigest(), zlib.crc32(data))

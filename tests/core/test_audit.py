@@ -9,7 +9,15 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.cli.cache import audit_text
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.driver.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
+from hatch_lower.driver.audit import (
+    Audit,
+    AuditExports,
+    audit_results,
+    folder_of_links,
+    is_audited,
+    stale_error,
+    varied_environment,
+)
 from hatch_lower.driver.build import build
 from hatch_lower.driver.context import BuildContext, ProjectView, build_context
 from hatch_lower.driver.environment import child_environment
@@ -92,12 +100,12 @@ def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_p
     def context(work: str) -> BuildContext:
         return build_context(settings, view_of(root), tmp_path / work, store, NullReporter())
 
-    assert audit(context("first")) == Audit((), (), ())
+    assert audit_results(context("first")) == Audit((), (), ())
     build(context("build"))
-    assert audit(context("second"), 0.0) == Audit(("clock", "seeded"), (), ())
+    assert audit_results(context("second"), 0.0) == Audit(("clock", "seeded"), (), ())
 
     with pytest.raises(CacheError) as caught:
-        audit(context("third"))
+        audit_results(context("third"))
     error = caught.value
     assert error.what == "a build would take results that do not hold"
     assert error.where == str(root)
@@ -109,13 +117,13 @@ def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_p
 
 def test_a_sample_is_the_same_every_time_and_another_for_another_seed() -> None:
     keys = [digest_of(number) for number in range(400)]
-    chosen = [key for key in keys if is_chosen(key, 0.25, 0)]
-    assert chosen == [key for key in keys if is_chosen(key, 0.25, 0)]
+    chosen = [key for key in keys if is_audited(key, 0.25, 0)]
+    assert chosen == [key for key in keys if is_audited(key, 0.25, 0)]
     assert 60 < len(chosen) < 140
-    assert chosen != [key for key in keys if is_chosen(key, 0.25, 1)]
-    assert all(is_chosen(key, 1.0, 0) for key in keys)
-    assert not any(is_chosen(key, 0.0, 0) for key in keys)
-    assert {key for key in keys if is_chosen(key, 0.1, 0)} < set(chosen)
+    assert chosen != [key for key in keys if is_audited(key, 0.25, 1)]
+    assert all(is_audited(key, 1.0, 0) for key in keys)
+    assert not any(is_audited(key, 0.0, 0) for key in keys)
+    assert {key for key in keys if is_audited(key, 0.1, 0)} < set(chosen)
 
 
 def test_another_folder_shows_the_same_files(tmp_path: Path) -> None:
@@ -159,19 +167,19 @@ def test_what_differs_between_two_exports(
     tmp_path: Path, before: dict[str, MethodRecord], after: dict[str, MethodRecord], expected: list[str]
 ) -> None:
     store = Store(tmp_path / "v1", "on", lambda line: None)
-    exports = Exports({"digits": report(after)}, tmp_path, store)
+    exports = AuditExports({"digits": report(after)}, tmp_path, store)
     assert exports.differences(report(before)) == expected
 
 
 def test_memory_that_is_shared_otherwise_is_a_difference(tmp_path: Path) -> None:
     store = Store(tmp_path / "v1", "on", lambda line: None)
-    exports = Exports({"digits": report({"forward": record()}, "other")}, tmp_path, store)
+    exports = AuditExports({"digits": report({"forward": record()}, "other")}, tmp_path, store)
     assert exports.differences(report({"forward": record()})) == ["which tensors share memory"]
 
 
 def test_forms_are_found_in_the_cache_and_in_the_new_export(tmp_path: Path) -> None:
     store = Store(tmp_path / "v1", "on", lambda line: None)
-    exports = Exports({}, tmp_path / "work", store)
+    exports = AuditExports({}, tmp_path / "work", store)
     fresh = Store(tmp_path / "work" / "models" / "digits" / FORMS, "on", lambda line: None)
     old, new = canonical_json("old"), canonical_json("new")
     read = exports.reader("digits")

@@ -33,7 +33,15 @@ from hatch_lower.driver.context import BuildContext, CacheNotes, ProjectView, bu
 from hatch_lower.driver.environment import child_environment
 from hatch_lower.driver.lookup import LookupResult
 from hatch_lower.driver.process import Child, tell_of_long_stage
-from hatch_lower.driver.protocol import Answer, ChildExit, Request, answer_of, output_tail, without_errors, write_answer
+from hatch_lower.driver.protocol import (
+    Answer,
+    ChildExit,
+    ChildRequest,
+    answer_of,
+    output_tail,
+    without_errors,
+    write_answer,
+)
 from hatch_lower.driver.worker import enter_folder, unexpected_error
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter, SaidOnce
@@ -507,7 +515,7 @@ def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
 
 def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> ChildExit:
     settings = Settings(folder, "shop", "1", (), ())
-    request = Request(settings, "digits", folder, "lower", (), (), (), 3)
+    request = ChildRequest(settings, "digits", folder, "lower", (), (), (), 3)
     process: Any = SimpleNamespace(returncode=status)
     events: Any = None
     open_stages = [Event(stage, "start", "digits", "default", "forward") for stage in stages]
@@ -596,9 +604,9 @@ def test_only_errors_are_listed() -> None:
 def test_a_record_survives_json(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),))
     settings = replace(settings, bench=BenchTable(sizes=({"batch": 1},), models={"a": ModelLimits(max_kernels=3)}))
-    request = Request(settings, "a", tmp_path, "capture", (tmp_path,), (), ("vcs",), 3)
+    request = ChildRequest(settings, "a", tmp_path, "capture", (tmp_path,), (), ("vcs",), 3)
     write_record(tmp_path / "request.json", request)
-    assert read_record(Request, tmp_path / "request.json") == request
+    assert read_record(ChildRequest, tmp_path / "request.json") == request
 
 
 def test_a_report_survives_json(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from hatch_lower.errors import CaptureError
 from hatch_lower.events import Event, NullReporter
-from hatch_lower.exir.lowering.process_state import arithmetic
+from hatch_lower.exir.lowering.process_state import arithmetic_settings
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.pipeline.sandbox import export_guard
@@ -511,14 +511,14 @@ def test_example_inputs_without_memory() -> None:
     ],
 )
 def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Callable[[], Any], found: str) -> None:
-    before = arithmetic()
+    before = arithmetic_settings()
     with pytest.raises(CaptureError) as caught, export_guard("net"):
         change()
     assert str(caught.value).startswith(
         "the model's code leaves a setting of torch changed, and a process that loads the model lacks the change\n"
         f"  where: model `net`\n  found: {found}\n  to do: restore the setting before the entry point returns"
     )
-    assert arithmetic() == before
+    assert arithmetic_settings() == before
 
 
 def test_other_settings_of_torch_are_put_back_after_an_export() -> None:

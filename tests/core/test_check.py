@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.inputs.present import Change, Present, changes
+from hatch_lower.driver.inputs.present import InputChange, Present, changes
 from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.format.codec import decode, encode
@@ -114,7 +114,7 @@ class Scene:
             unknown=(),
         )
 
-    def changes(self, inputs: RecordedInputs) -> list[Change]:
+    def changes(self, inputs: RecordedInputs) -> list[InputChange]:
         """Return what a new build finds changed."""
         return list(changes(inputs, self.present()))
 

@@ -29,7 +29,7 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants import constants_bytes
-from hatch_lower.runtime.check import check_model, mark_name, stored_arrays
+from hatch_lower.runtime.check import check_packaged_model, mark_name, stored_arrays
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import QUANTIZED_MARK, Tolerance
@@ -269,7 +269,7 @@ def test_without_torch_recipes_that_need_none_are_compared(shop: Workshop, tmp_p
 def test_without_torch_and_numpy_nothing_is_called_damaged(
     net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hatch_lower.runtime.arrays.is_installed", lambda library: False)
+    monkeypatch.setattr("hatch_lower.runtime.arrays.is_library_installed", lambda library: False)
     done = run(write_folder(tmp_path, net))
     assert (done.exit_code, done.stdout) == (1, "")
     assert "neither torch nor NumPy" in done.stderr
@@ -400,7 +400,7 @@ def test_inputs_that_the_method_refuses(net: Mapping[str, bytes], tmp_path: Path
 
 
 def check_rows(folder: Path, files: Mapping[str, bytes], recipe: str | None = None) -> list[Any]:
-    return list(check_model(open_folder(write_folder(folder, files)), "net", recipe))
+    return list(check_packaged_model(open_folder(write_folder(folder, files)), "net", recipe))
 
 
 def test_a_model_without_check_inputs(shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from support.lowered import install
 
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.runtime import classes
-from hatch_lower.runtime.classes import NoClassError, find_maker, owner_of
+from hatch_lower.runtime.classes import NoClassError, find_maker, find_owner
 from hatch_lower.runtime.containers import Record, choose_builder, replaced_in
 
 pytestmark = pytest.mark.torch
@@ -213,26 +213,26 @@ def load(name: str) -> Any:
 
 
 def test_the_owner_of_a_class_is_who_installed_its_file(site: Path) -> None:
-    assert owner_of(load("shapes")) == "shapes"
-    assert owner_of(load("beside")) == ""
-    assert owner_of(torch.return_types.max) == "torch"
-    assert owner_of(OrderedDict) == owner_of(dict) == ""
+    assert find_owner(load("shapes")) == "shapes"
+    assert find_owner(load("beside")) == ""
+    assert find_owner(torch.return_types.max) == "torch"
+    assert find_owner(OrderedDict) == find_owner(dict) == ""
 
 
 def test_a_namespace_package_is_of_those_who_have_modules_in_it(site: Path) -> None:
     (site / "shapes" / "__init__.py").unlink()
     install(site, "shapes")
-    assert owner_of(load("shapes.inner")) == "shapes"
+    assert find_owner(load("shapes.inner")) == "shapes"
     assert find_maker(container("shapes.inner:Pair"))(1, 2) == load("shapes.inner")(1, 2)
 
 
 def test_a_distribution_without_record_has_the_modules_that_it_names(site: Path) -> None:
     information = site / "shapes-1.0.dist-info"
     (information / "RECORD").unlink()
-    assert owner_of(load("shapes")) == ""
+    assert find_owner(load("shapes")) == ""
     (information / "top_level.txt").write_text("shapes\n")
-    assert owner_of(load("shapes")) == "shapes"
-    assert owner_of(load("beside")) == ""
+    assert find_owner(load("shapes")) == "shapes"
+    assert find_owner(load("beside")) == ""
 
 
 def make_editable(site: Path, project: Path, **fields: Any) -> None:
@@ -251,18 +251,18 @@ def test_an_editable_install_has_its_packages_in_the_projects_folder(
         (site / name).rename(project / "src" / name)
     monkeypatch.syspath_prepend(project / "src")
     make_editable(site, project)
-    assert owner_of(load("shapes.inner")) == "shapes"
-    assert owner_of(load("beside")) == "", "a folder that somebody put into the project is not the distribution's"
+    assert find_owner(load("shapes.inner")) == "shapes"
+    assert find_owner(load("beside")) == "", "a folder that somebody put into the project is not the distribution's"
     make_editable(site, project, dir_info={})
-    assert owner_of(load("shapes.inner")) == ""
+    assert find_owner(load("shapes.inner")) == ""
     make_editable(site, tmp_path / "elsewhere")
-    assert owner_of(load("shapes.inner")) == ""
+    assert find_owner(load("shapes.inner")) == ""
 
 
 @pytest.mark.parametrize("origin", ["{", "[]", '{"url": 1, "dir_info": {"editable": true}}', '{"url": "x:"}'])
 def test_an_origin_that_nobody_can_read_is_none(site: Path, origin: str) -> None:
     (site / "shapes-1.0.dist-info" / "direct_url.json").write_text(origin)
-    assert owner_of(load("shapes")) == "shapes"
+    assert find_owner(load("shapes")) == "shapes"
 
 
 # how their objects are made
@@ -318,7 +318,7 @@ def test_a_class_of_transformers_is_found_after_its_models_were_imported(
     transformers: Any = sys.modules["transformers"]
     # the import of any model writes the package's folder as a `Path`
     monkeypatch.setattr(transformers.__spec__, "submodule_search_locations", [Path(transformers.__path__[0])])
-    assert owner_of(pooled) == "transformers"
+    assert find_owner(pooled) == "transformers"
     name = "transformers.modeling_outputs:BaseModelOutputWithPooling"
     made = find_maker(container(name, "transformers", keys="pooler_output"))(torch.ones(1))
     assert type(made) is pooled

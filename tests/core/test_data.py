@@ -34,7 +34,7 @@ from hatch_lower.format.constants import Constant, DataFile, DataLayout
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_program
 from hatch_lower.pipeline.lower_model import constants_text
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.runtime.delegates import Place
@@ -80,7 +80,7 @@ def lower(module: torch.nn.Module, options: Mapping[str, bytes] | None = None) -
 
 
 def emit(**programs: ExportedProgram) -> EmittedProgram:
-    return emit_program("digits", {name: LoweredMethod(name, each, ("x",)) for name, each in programs.items()})
+    return emit_program("digits", {name: MethodToEmit(name, each, ("x",)) for name, each in programs.items()})
 
 
 def package(folder: Path, emitted: EmittedProgram) -> Path:

@@ -12,7 +12,7 @@ from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap, Detail, read_debug, write_debug
 from hatch_lower.pipeline.emit.arguments import LONGEST, with_details
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 from hatch_lower.pipeline.emit.sources import anchors_of
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,7 @@ def debug_of(module: torch.nn.Module, example: torch.Tensor, size: Any = None, l
     shapes = None if size is None else ({0: size},)
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes, strict=False)
     lowered = lower_methods({"forward": to_edge(program)}, {"forward": TagBy(everything)})["forward"].program
-    emitted = emit_program("model", {"forward": LoweredMethod("forward", lowered, ("image",))})
+    emitted = emit_program("model", {"forward": MethodToEmit("forward", lowered, ("image",))})
     exported = {"forward": program}
     labels = {str(symbol): label for symbol in program.range_constraints if label}
     return with_details(emitted.debug, anchors_of(emitted.nodes, exported), exported, {"forward": labels})

@@ -15,13 +15,13 @@ from support.weights import Served, served, source_of
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import FetchError
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.runtime.download import Received, complete, download, errors_of, held_part, private_part
-from hatch_lower.runtime.origins import Limits, Redirects, RefusedError, origin_of
+from hatch_lower.runtime.origins import DownloadLimits, Redirects, RefusedDownloadError, choose_download_origin
 
 DATA = bytes(range(256)) * 40
 OTHER = bytes(reversed(DATA))
-HASTY = Limits(silence=0.2, rate=100_000.0, tries=3, pause=0.0)
+HASTY = DownloadLimits(silence=0.2, rate=100_000.0, tries=3, pause=0.0)
 CONTENTS = "other contents: the sha256"
 
 
@@ -32,10 +32,12 @@ def server() -> Iterator[Served]:
         yield server
 
 
-def get(server: Served, target: Path, *, source: Source | None = None, limits: Limits = HASTY) -> bool:
+def get(server: Served, target: Path, *, source: WeightsSource | None = None, limits: DownloadLimits = HASTY) -> bool:
     url = f"{server.url}/model"
     with errors_of(url, target):
-        return download(source or source_of(url, DATA), origin_of(url, limits), target, limits, lambda count: None)
+        return download(
+            source or source_of(url, DATA), choose_download_origin(url, limits), target, limits, lambda count: None
+        )
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -109,7 +111,7 @@ def test_a_file_of_no_known_digest_is_of_one_piece(
     server.faults += faults
     with private_part(tmp_path / "file") as part:
         found = Received(part.file)
-        complete(found, origin_of(f"{server.url}/model", HASTY), None, HASTY, lambda count: None)
+        complete(found, choose_download_origin(f"{server.url}/model", HASTY), None, HASTY, lambda count: None)
         assert found.sha256() == sha256_bytes(OTHER)
 
 
@@ -199,7 +201,7 @@ def test_a_length_that_no_file_has_says_nothing(server: Served, tmp_path: Path) 
 
 
 def test_no_server_is_an_error_at_once(tmp_path: Path) -> None:
-    text = refused(lambda: get(Served("http://127.0.0.1:9", {}), tmp_path / "file", limits=Limits(pause=100.0)))
+    text = refused(lambda: get(Served("http://127.0.0.1:9", {}), tmp_path / "file", limits=DownloadLimits(pause=100.0)))
     assert "no connection: [Errno 111] Connection refused" in text
 
 
@@ -248,7 +250,7 @@ def test_a_disk_that_is_full_before_or_while_it_is_written(
     server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    huge = Source(f"{server.url}/model", free * 2, "0" * 64)
+    huge = WeightsSource(f"{server.url}/model", free * 2, "0" * 64)
     text = refused(lambda: get(server, tmp_path / "file", source=huge))
     assert text.startswith("there is no space for a file of weights\n")
     assert (server.requests, names(tmp_path)) == ([], [])
@@ -312,7 +314,7 @@ def test_a_redirect_is_followed_without_credentials(server: Served, tmp_path: Pa
     with served({"/stored": DATA}) as storage:
         server.faults.append(f"redirect {storage.url}/stored")
         url = f"{server.url}/model"
-        origin = origin_of(url, HASTY, {"Authorization": "Bearer secret"})
+        origin = choose_download_origin(url, HASTY, {"Authorization": "Bearer secret"})
         assert download(source_of(url, DATA), origin, tmp_path / "file", HASTY, lambda count: None)
         ((_, _, sent),) = storage.requests
         assert "Authorization" not in sent
@@ -346,5 +348,5 @@ def test_a_redirect_leads_to_no_other_protocol(server: Served, tmp_path: Path, t
 
 def test_a_redirect_does_not_leave_https() -> None:
     request = Request("https://example.org/model")
-    with pytest.raises(RefusedError, match="a redirect away from https"):
+    with pytest.raises(RefusedDownloadError, match="a redirect away from https"):
         Redirects().redirect_request(request, None, 302, "Found", {}, "http://example.org/other")

@@ -29,7 +29,7 @@ from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While,
 from hatch_lower.format.plan import Plan, read_plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.pipeline.emit.constants import SpanDigests
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
 
 pytestmark = pytest.mark.torch
@@ -84,12 +84,12 @@ def export(made: torch.nn.Module, args: tuple[Any, ...], dynamic: Any = None, **
         return torch.export.export(made, args, kwargs, dynamic_shapes=dynamic, strict=False)
 
 
-def method(program: ExportedProgram, name: str = "forward", **fields: Any) -> LoweredMethod:
+def method(program: ExportedProgram, name: str = "forward", **fields: Any) -> MethodToEmit:
     count = program.call_spec.in_spec.child(0).num_children
-    return LoweredMethod(name, program, tuple(f"a{index}" for index in range(count)), **fields)
+    return MethodToEmit(name, program, tuple(f"a{index}" for index in range(count)), **fields)
 
 
-def emit(*programs: LoweredMethod) -> EmittedProgram:
+def emit(*programs: MethodToEmit) -> EmittedProgram:
     """Emit, and see that what was written is what is read."""
     emitted = emit_program("model", {each.name: each for each in programs}, roots=[Path(__file__).parent])
     assert read_plan(write_plan(emitted.plan), "plan") == emitted.plan

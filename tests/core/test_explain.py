@@ -20,7 +20,7 @@ from hatch_lower.cli.explain import explain_lines, last_report
 from hatch_lower.config.settings import Settings
 from hatch_lower.driver.context import ProjectView, build_context
 from hatch_lower.driver.diff.forms import MOST_EDITS, Form, align, differences, gaps, read_form
-from hatch_lower.driver.diff.words import consequences, key_changes, literal_text, operator_text
+from hatch_lower.driver.diff.words import consequences, key_changes, literal_words, operator_text
 from hatch_lower.driver.executor import summary_note
 from hatch_lower.driver.explain import (
     FIRST_BUILD,
@@ -264,7 +264,7 @@ def test_operators_are_named_as_in_their_documentation(target: str, text: str) -
     ],
 )
 def test_literals_are_written_as_python_does(value: Any, text: str) -> None:
-    assert literal_text(value) == text
+    assert literal_words(value) == text
 
 
 @pytest.mark.parametrize(

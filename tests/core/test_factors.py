@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.export import Dim
 from torch.nn import Parameter
 
-from hatch_lower.backends.testing.bench import Bench, Exports, Subject
-from hatch_lower.backends.testing.case import Case, Program, module
+from hatch_lower.backends.testing.bench import Bench, Exports, TestedBackend
+from hatch_lower.backends.testing.case import Case, KitModule, module
 from hatch_lower.backends.testing.comparison import run_case
 
 pytestmark = [
@@ -34,7 +34,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 NAN, INF = math.nan, math.inf
 
 
-def unwritten_terms(self: Program, x: Tensor, z: Tensor) -> object:
+def unwritten_terms(self: KitModule, x: Tensor, z: Tensor) -> object:
     # memory that nothing was written to, which may hold NaN, in a sum that leaves it out
     matrices = torch.addmm(z, x, x, beta=0), torch.addmm(z, z, x, alpha=0, beta=0), torch.addmm(x, x, z, alpha=0)
     stacked = torch.baddbmm(z[None], x[None], x[None], beta=0), torch.addbmm(z, x[None], x[None], beta=0, alpha=2)
@@ -42,40 +42,40 @@ def unwritten_terms(self: Program, x: Tensor, z: Tensor) -> object:
     return *matrices, *stacked, *rows, x * 2
 
 
-def joined_limits(self: Program, x: Tensor) -> object:
+def joined_limits(self: KitModule, x: Tensor) -> object:
     # several limits of one value: a rule that joins two of them must not lose others
     upper = x.clamp_max(2).clamp_max(1.5), x.clamp_max(1).clamp_max(-0.5), x.clamp(0, 0), x.clamp(2, -1)
     lower = x.clamp_min(-1).clamp_max(2), x.clamp_min(0).clamp_max(1), x.clamp(-2, 3).clamp(-1, 5), x.relu().clamp(1, 4)
     return *upper, *lower, x.clamp_min(2).clamp_min(1), F.relu6(x.relu()), F.hardtanh(x, -2, 1)
 
 
-def no_dimensions(self: Program, x: Tensor) -> object:
+def no_dimensions(self: KitModule, x: Tensor) -> object:
     # an empty list means none to conditions, and all to sums
     return torch.any(x > 0, ()), torch.all(x > 0, (), keepdim=True), x.sum(()), x.mean((), keepdim=True), x * 2
 
 
-def copied_inputs(self: Program, x: Tensor) -> object:
+def copied_inputs(self: KitModule, x: Tensor) -> object:
     # what changes nothing is left out by an engine, and a result is then but an input
     return x.clone(), F.dropout(x, 0.5, False), x.detach(), x[:, 0:5], x.unsqueeze(0), x.reshape(-1), x.exp()
 
 
-def rows_in_groups(self: Program, x: Tensor) -> object:
+def rows_in_groups(self: KitModule, x: Tensor) -> object:
     return F.group_norm(x, 2), F.group_norm(x[:, None] * 2, 1), x.exp()
 
 
-def values_left_over(self: Program, x: Tensor) -> object:
+def values_left_over(self: KitModule, x: Tensor) -> object:
     # fewer places than values: those beyond are not scattered
     places = torch.tensor([[0, 2], [1, 0]])
     table = torch.zeros(3, 5)
     return torch.scatter_add(table, 0, places, x), torch.scatter(table, 1, places[:1], x), x * 2
 
 
-def computed_parameters(self: Program, x: Tensor) -> object:
+def computed_parameters(self: KitModule, x: Tensor) -> object:
     # what parameters are computed to would take a gradient; running values of a norm must not
     return F.instance_norm(x, self.spread, self.spread, use_input_stats=False), x * 2
 
 
-def padded_results(self: Program, x: Tensor) -> object:
+def padded_results(self: KitModule, x: Tensor) -> object:
     # a transposed convolution adds less than its stride, or than its dilation
     wide = F.conv_transpose1d(x, self.weight, stride=2, dilation=3, output_padding=2)
     return wide, F.conv_transpose1d(x, self.weight, stride=2, output_padding=1)
@@ -115,6 +115,6 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
         lambda data: calls,
         dynamic,
     )
-    bench = Bench(Subject(name, options), tmp_path, Exports())
+    bench = Bench(TestedBackend(name, options), tmp_path, Exports())
     if bench.lowered(case).partitions:
         run_case(bench, case)

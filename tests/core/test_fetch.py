@@ -20,8 +20,8 @@ import hatch_lower
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, InputError, LowerError, ProgramError
-from hatch_lower.runtime.obtain import Fetched, Progress
-from hatch_lower.runtime.origins import Limits, netrc_headers
+from hatch_lower.runtime.obtain import Fetched, FetchProgress
+from hatch_lower.runtime.origins import DownloadLimits, netrc_headers
 from hatch_lower.runtime.sources import file_name
 
 FILE = checkpoint({"layer.weight": floats(1, 2, 3, 4), "layer.bias": floats(10, 20, 30, 40)})
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HATCH_LOWER_FETCH", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "cache"))
-    monkeypatch.setattr("hatch_lower.runtime.obtain.LIMITS", Limits(silence=5.0))
+    monkeypatch.setattr("hatch_lower.runtime.obtain.LIMITS", DownloadLimits(silence=5.0))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no token"))
     monkeypatch.setenv("NETRC", str(tmp_path / "no netrc"))
@@ -369,10 +369,10 @@ class Terminal:
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:
     pipe: Any = Terminal(is_one=False)
-    with Progress(pipe, "model.safetensors", 1 << 20) as progress:
+    with FetchProgress(pipe, "model.safetensors", 1 << 20) as progress:
         progress.show(1 << 19)
     assert pipe.text == ""
     terminal: Any = Terminal(is_one=True)
-    with Progress(terminal, "model.safetensors", 1 << 20) as progress:
+    with FetchProgress(terminal, "model.safetensors", 1 << 20) as progress:
         progress.show(1 << 19)  # too soon after the first line
     assert terminal.text == "\r\x1b[2K  fetch  model.safetensors: 0 B of 1.00 MiB\r\x1b[2K"

@@ -14,7 +14,7 @@ from hatch_lower.canonical import sha256_file
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +43,7 @@ def debug_of(module: torch.nn.Module, choose: Callable[[Node], str | None]) -> D
     """Return the debug map of a module whose operations are in the partitions that `choose` names."""
     program = torch.export.export(module, (torch.ones(4), torch.ones(4)), strict=False)
     lowered = lower_methods({"forward": to_edge(program)}, {"forward": TagBy(choose)})["forward"].program
-    return emit_program("model", {"forward": LoweredMethod("forward", lowered, ("x", "y"))}, roots=[ROOT]).debug
+    return emit_program("model", {"forward": MethodToEmit("forward", lowered, ("x", "y"))}, roots=[ROOT]).debug
 
 
 def edges_of(debug: DebugMap) -> set[tuple[str, str]]:

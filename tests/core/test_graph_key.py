@@ -21,7 +21,7 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, capture_model
-from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.pipeline.graph_key import describe_method, form_bytes, named_constants, sharing_of
 
 pytestmark = pytest.mark.torch
 
@@ -191,7 +191,7 @@ def test_constants_of_nested_graphs_and_unused_ones_count() -> None:
             return torch.cond(x.sum() > 0, lambda a: a + self.table, lambda a: a + torch.tensor([1.0, 2.0, 3.0]), (x,))
 
     program = torch.export.export(Held(), (torch.ones(3),), strict=False)
-    found = {name: tensor.tolist() for name, tensor in constants_of(program)}
+    found = {name: tensor.tolist() for name, tensor in named_constants(program)}
     assert found["unused"] == [1.0, 1.0]
     assert found["table"] == [1.0, 1.0, 1.0]
     assert [1.0, 2.0, 3.0] in found.values()

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.measure.figures import METRICS, Subject
+from hatch_lower.cli.measure.figures import METRICS, FigureSubject
 from hatch_lower.cli.measure.limits import (
     LIMITS,
     Limit,
-    Names,
+    LimitNames,
     check_names,
     dimensions_of,
     growth_limit,
     limits_for,
     ways,
 )
-from hatch_lower.config.reader import read_table
+from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.tables import BenchTable, toml_key
 from hatch_lower.errors import ConfigError
 from hatch_lower.format.arguments import LiteralInput, Symbol, SymbolInput, TensorInput
@@ -27,19 +27,19 @@ from hatch_lower.format.graph import Graph
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import Leaf
 
-FORWARD = Subject("digits", "default", "forward")
-LOAD = Subject("digits", "default")
-WHEEL = Subject()
+FORWARD = FigureSubject("digits", "default", "forward")
+LOAD = FigureSubject("digits", "default")
+WHEEL = FigureSubject()
 
 
 def table(**settings: Any) -> BenchTable:
     problems: list[str] = []
-    read = read_table(BenchTable, {toml_key(name): value for name, value in settings.items()}, "bench", problems)
+    read = read_toml_table(BenchTable, {toml_key(name): value for name, value in settings.items()}, "bench", problems)
     assert problems == []
     return read
 
 
-def limit(bench: BenchTable, subject: Subject, name: str) -> tuple[float | str, str] | None:
+def limit(bench: BenchTable, subject: FigureSubject, name: str) -> tuple[float | str, str] | None:
     found = {each.name: (each.value, each.setting) for each in limits_for(bench, subject)}
     return found.get(name)
 
@@ -106,15 +106,18 @@ def test_tables_of_other_subjects_do_not_speak() -> None:
         },
     )
     assert limit(bench, FORWARD, "max-kernels") == (9, "bench.max-kernels")
-    assert limit(bench, Subject("digits", "portable", "forward"), "max-kernels") == (
+    assert limit(bench, FigureSubject("digits", "portable", "forward"), "max-kernels") == (
         3,
         "bench.models.digits.recipes.portable.max-kernels",
     )
-    assert limit(bench, Subject("digits", "portable", "embed"), "max-kernels") == (
+    assert limit(bench, FigureSubject("digits", "portable", "embed"), "max-kernels") == (
         4,
         "bench.models.digits.methods.embed.max-kernels",
     )
-    assert limit(bench, Subject("new", "portable", "embed"), "max-kernels") == (1, "bench.recipes.portable.max-kernels")
+    assert limit(bench, FigureSubject("new", "portable", "embed"), "max-kernels") == (
+        1,
+        "bench.recipes.portable.max-kernels",
+    )
 
 
 def test_a_limit_of_0_is_a_limit() -> None:
@@ -128,14 +131,16 @@ def test_a_table_of_a_method_says_nothing_about_loads() -> None:
     assert limit(bench, LOAD, "max-instructions-ratio") == (1.02, "default")
     assert limit(bench, FORWARD, "max-load-ratio") == (1.3, "bench.max-load-ratio")
     problems: list[str] = []
-    read_table(BenchTable, {"models": {"digits": {"methods": {"forward": {"max-load-ratio": 1}}}}}, "bench", problems)
+    read_toml_table(
+        BenchTable, {"models": {"digits": {"methods": {"forward": {"max-load-ratio": 1}}}}}, "bench", problems
+    )
     (problem,) = problems
     assert problem.startswith("`bench.models.digits.methods.forward.max-load-ratio` is not a setting")
 
 
 def test_names_are_quoted_as_toml_does() -> None:
     bench = table(models={"digits.v2": {"max-kernels": 3}})
-    assert limit(bench, Subject("digits.v2"), "max-kernels") == (3, 'bench.models."digits.v2".max-kernels')
+    assert limit(bench, FigureSubject("digits.v2"), "max-kernels") == (3, 'bench.models."digits.v2".max-kernels')
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ def test_a_share_of_large_wheels_is_exact() -> None:
 )
 def test_any_other_growth_is_refused(text: str) -> None:
     problems: list[str] = []
-    read_table(BenchTable, {"max-wheel-growth": text}, "bench", problems)
+    read_toml_table(BenchTable, {"max-wheel-growth": text}, "bench", problems)
     (problem,) = problems
     assert problem.startswith(
         "`bench.max-wheel-growth` must be a share such as `5%`, or a size such as `200 kB` or `1.5 MiB`, found the "
@@ -246,13 +251,13 @@ def test_each_size_is_called_with_each_number_of_threads() -> None:
 def test_a_method_may_be_called_in_its_own_ways() -> None:
     bench = table(sizes=[{"batch": 1}], models={"digits": {"methods": {"forward": {"sizes": [], "threads": [4]}}}})
     assert ways(bench, FORWARD, ["batch"]) == [({}, 4)]
-    assert ways(bench, Subject("digits", "default", "embed"), ["batch"]) == [({"batch": 1}, 1)]
+    assert ways(bench, FigureSubject("digits", "default", "embed"), ["batch"]) == [({"batch": 1}, 1)]
 
 
 BATCH, TOKENS, ROWS = Symbol(1, 64, "batch"), Symbol(2, 128, "tokens"), Symbol(3, None, "rows")
 MODELS = {
-    "digits": Names(["default", "portable"], {"forward": [BATCH], "embed": []}),
-    "bert": Names(["default"], {"encode": [BATCH, TOKENS], "pool": [ROWS]}),
+    "digits": LimitNames(["default", "portable"], {"forward": [BATCH], "embed": []}),
+    "bert": LimitNames(["default"], {"encode": [BATCH, TOKENS], "pool": [ROWS]}),
 }
 
 

@@ -37,7 +37,7 @@ from support.plans import (
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError, UnavailableError
-from hatch_lower.runtime.check import check_model
+from hatch_lower.runtime.check import check_packaged_model
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
@@ -415,7 +415,7 @@ def test_sources_that_changed_since_they_were_lowered_are_said(site: Path, tmp_p
     assert [(str(each.message), each.filename) for each in warned] == [(text, __file__)]
     found = find_model("digits").source
     assert isinstance(found, PackagedFolder)
-    rows = [row for row in check_model(found, "digits") if row.status == "stale"]
+    rows = [row for row in check_packaged_model(found, "digits") if row.status == "stale"]
     assert [(row.detail, row.is_wrong) for row in rows] == [(text, True)]
 
 

@@ -21,7 +21,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.output_order import Layout, in_eagers_order, layouts_of
+from hatch_lower.pipeline.output_order import OutputLayout, in_eagers_order, layouts_of
 from hatch_lower.runtime.torch_private import tensors
 
 pytestmark = pytest.mark.torch
@@ -102,11 +102,11 @@ def strides(outputs: Any) -> list[tuple[int, ...] | None]:
 def test_an_order_is_known_of_elements_side_by_side(
     shape: tuple[int, ...], stride: tuple[int, ...], order: tuple[int, ...] | None
 ) -> None:
-    assert Layout(shape, stride).order() == order
+    assert OutputLayout(shape, stride).order() == order
 
 
 def test_without_elements_any_order_holds() -> None:
-    assert Layout((0, 3, 2), (6, 1, 3)).lies_in((0, 1, 2))
+    assert OutputLayout((0, 3, 2), (6, 1, 3)).lies_in((0, 1, 2))
 
 
 # Programs.
@@ -131,7 +131,7 @@ def test_an_output_that_is_returned_twice_is_copied_once() -> None:
 def test_an_order_that_depends_on_a_size_is_left_alone() -> None:
     # eager gives one image contiguous, and the channels of several innermost
     source = captured(Tokens(), torch.randn(2, 24, 8), {"tokens": {0: Dim("images", max=8)}})
-    eager = {"forward": [Layout((2, 5, 4, 6), (120, 24, 6, 1))]}
+    eager = {"forward": [OutputLayout((2, 5, 4, 6), (120, 24, 6, 1))]}
     assert in_eagers_order(source, eager).methods[0].program is source.methods[0].program
 
 

@@ -15,7 +15,7 @@ from support.weights import checkpoint, write_outside
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.main import main
 from hatch_lower.cli.measure.exact import model_figures
-from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.driver.contents import find_contents
 
 FIRST, SECOND = "https://example.org/1.safetensors", "https://example.org/2.safetensors"
@@ -79,4 +79,4 @@ def test_diff_names_sources_that_differ_and_tensors(write: Write) -> None:
 def test_weights_that_are_not_aligned_count_as_copied(write: Write) -> None:
     (contents,) = find_contents(write("folder", EVEN, ODD, d=floats(7.0, 8.0)))
     figures = dict(model_figures(contents, "digits", {}))
-    assert figures[Subject("digits", "default")]["copied-constants"] == 1
+    assert figures[FigureSubject("digits", "default")]["copied-constants"] == 1

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError
-from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, lower_methods
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec, PartitionResult
@@ -163,7 +163,7 @@ def nothing_made_yet() -> Iterator[None]:
 
 
 @pytest.fixture
-def lower(tmp_path: Path) -> Callable[..., Lowered]:
+def lower(tmp_path: Path) -> Callable[..., DelegatedMethod]:
     """Lowers a program by layers; what was made is in `made`."""
 
     def run(
@@ -173,7 +173,7 @@ def lower(tmp_path: Path) -> Callable[..., Lowered]:
         *,
         mode: str = "on",
         warn: Callable[[str], Any] = pytest.fail,
-    ) -> Lowered:
+    ) -> DelegatedMethod:
         made.clear()
         store = Store(tmp_path / "cache", mode, warn)
         lowered = lower_methods({"forward": program}, {"forward": ByLayer(backend, odd)}, store=store)["forward"]
@@ -206,7 +206,7 @@ def one_tanh() -> ExportedProgram:
     return stack(activations={3: torch.tanh})
 
 
-def blobs(lowered: Lowered) -> list[bytes]:
+def blobs(lowered: DelegatedMethod) -> list[bytes]:
     return [each.processed_bytes for each in get_lowered_backend_modules(lowered.program.graph_module)]
 
 
@@ -214,7 +214,7 @@ def blobs(lowered: Lowered) -> list[bytes]:
 
 
 def test_layers_of_equal_structure_are_lowered_once_if_the_weights_are_not_in_the_blob(
-    lower: Callable[..., Lowered], plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], plain: ExportedProgram
 ) -> None:
     first = lower(plain)
     assert made == ["GraphBackend"]
@@ -224,13 +224,13 @@ def test_layers_of_equal_structure_are_lowered_once_if_the_weights_are_not_in_th
 
 
 def test_layers_of_equal_structure_with_other_weights_are_not_equal_if_the_weights_are_in_the_blob(
-    lower: Callable[..., Lowered], plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], plain: ExportedProgram
 ) -> None:
     assert len(set(blobs(lower(plain, "WeightsBackend")))) == LAYERS
     assert len(made) == LAYERS
 
 
-def test_layers_with_equal_weights_too_are_lowered_once(lower: Callable[..., Lowered]) -> None:
+def test_layers_with_equal_weights_too_are_lowered_once(lower: Callable[..., DelegatedMethod]) -> None:
     lower(stack(seeds=[0] * LAYERS), "WeightsBackend")
     assert made == ["WeightsBackend"]
 
@@ -248,7 +248,7 @@ def test_layers_of_equal_structure_in_several_methods_are_lowered_once(plain: Ex
     ("backend", "changed"), [("GraphBackend", 0), ("WeightsBackend", 5), ("GraphBackend", LAYERS - 1)]
 )
 def test_another_activation_in_one_layer_costs_one_partition(
-    lower: Callable[..., Lowered], backend: str, changed: int, plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], backend: str, changed: int, plain: ExportedProgram
 ) -> None:
     before = blobs(lower(plain, backend))
     after = blobs(lower(stack(activations={changed: torch.tanh}), backend))
@@ -260,7 +260,7 @@ def test_another_activation_in_one_layer_costs_one_partition(
 
 
 def test_other_weights_in_one_layer_cost_one_partition_if_the_weights_are_in_the_blob(
-    lower: Callable[..., Lowered], plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], plain: ExportedProgram
 ) -> None:
     before = blobs(lower(plain, "WeightsBackend"))
     after = blobs(lower(stack(seeds=[100 if i == 7 else i for i in range(LAYERS)]), "WeightsBackend"))
@@ -269,7 +269,7 @@ def test_other_weights_in_one_layer_cost_one_partition_if_the_weights_are_in_the
 
 
 def test_other_weights_in_all_layers_cost_nothing_if_the_weights_are_not_in_the_blob(
-    lower: Callable[..., Lowered], plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], plain: ExportedProgram
 ) -> None:
     lower(plain)
     lower(stack(seeds=range(100, 100 + LAYERS)), mode="frozen")
@@ -278,7 +278,7 @@ def test_other_weights_in_all_layers_cost_nothing_if_the_weights_are_not_in_the_
 
 @pytest.mark.parametrize("backend", ["GraphBackend", "WeightsBackend"])
 def test_other_names_of_modules_parameters_and_variables_cost_nothing(
-    lower: Callable[..., Lowered], backend: str, plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], backend: str, plain: ExportedProgram
 ) -> None:
     first = lower(plain, backend)
     renamed = edge(RenamedStack([RenamedLayer(i, RELU) for i in range(LAYERS)]))
@@ -288,7 +288,7 @@ def test_other_names_of_modules_parameters_and_variables_cost_nothing(
 
 
 def test_another_compiler_of_one_backend_costs_its_partitions_only(
-    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch
+    lower: Callable[..., DelegatedMethod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     different = stack(activations={i: Bounded(float(i + 1)) for i in range(LAYERS)})
     lower(different, "GraphBackend", odd="WeightsBackend")
@@ -361,7 +361,7 @@ def test_joint_partitions_are_found_as_one_or_made_as_one(tmp_path: Path, plain:
 
 
 def test_a_failure_is_not_kept(
-    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
+    lower: Callable[..., DelegatedMethod], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
 ) -> None:
     monkeypatch.setattr(GraphBackend, "refused", "tanh")
     for _ in range(2):
@@ -373,7 +373,7 @@ def test_a_failure_is_not_kept(
 
 
 def test_what_one_backend_made_is_kept_though_another_fails(
-    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
+    lower: Callable[..., DelegatedMethod], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
 ) -> None:
     monkeypatch.setattr(GraphBackend, "refused", "tanh")
     with pytest.raises(NotImplementedError):
@@ -386,7 +386,7 @@ def test_what_one_backend_made_is_kept_though_another_fails(
 
 @pytest.mark.parametrize("damage", ["contents", "absence"])
 def test_a_damaged_blob_costs_its_partition_only(
-    lower: Callable[..., Lowered], tmp_path: Path, damage: str, plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], tmp_path: Path, damage: str, plain: ExportedProgram
 ) -> None:
     first = lower(plain, "WeightsBackend")
     wanted = blobs(first)[4]
@@ -409,7 +409,7 @@ def test_a_damaged_blob_costs_its_partition_only(
 
 
 def test_a_frozen_cache_names_what_it_lacks_and_lowers_nothing(
-    lower: Callable[..., Lowered], plain: ExportedProgram
+    lower: Callable[..., DelegatedMethod], plain: ExportedProgram
 ) -> None:
     lower(plain, "WeightsBackend")
     with pytest.raises(CacheError) as raised:

@@ -9,7 +9,7 @@ from torch.export import Dim
 from torch.fx import Graph
 
 from hatch_lower.exir.dialects._ops import edge_overload
-from hatch_lower.exir.graph.nodes import VIEWS, is_view, may_be_zero, tensors_of
+from hatch_lower.exir.graph.nodes import VIEWS, is_view, may_be_zero, result_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -60,10 +60,10 @@ def test_a_dynamic_size_may_be_zero_unless_its_dim_begins_later(dim: Dim, expect
 
 def test_the_tensors_of_a_node() -> None:
     node = Graph().placeholder("x")
-    assert list(tensors_of(node)) == []
+    assert list(result_tensors(node)) == []
     one, two = torch.zeros(1), torch.zeros(2)
     for value, expected in ((one, [one]), ((one, None, two), [one, two]), ([two], [two]), (3, [])):
         node.meta["val"] = value
-        found = list(tensors_of(node))
+        found = list(result_tensors(node))
         assert len(found) == len(expected)
         assert all(a is b for a, b in zip(found, expected, strict=True))

@@ -29,7 +29,7 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, TensorInput, is_contiguous
 from hatch_lower.format.codec import decode
-from hatch_lower.format.expression import Expression, evaluate, expression_text
+from hatch_lower.format.expression import Expression, evaluate_size, expression_text
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan, signature_text, write_plan
 
 WHERE = "digits/default.json"
@@ -534,7 +534,7 @@ REAL = {"op": "float", "args": ["s0"]}
 )
 def test_expressions(value: Any, number: int, text: str) -> None:
     expression = decode(Expression, value, WHERE)
-    assert evaluate(expression, {"s0": 5}) == number
+    assert evaluate_size(expression, {"s0": 5}) == number
     assert expression_text(expression, {"s0": "batch"}) == text
 
 

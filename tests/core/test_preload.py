@@ -18,7 +18,7 @@ from hatch_lower.driver.inputs.preload import (
     UNFINISHED,
     RecordingSwitch,
     built_library,
-    find_compiler,
+    find_c_compiler,
     preload_environment,
 )
 
@@ -31,7 +31,7 @@ PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOA
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.platform != "linux" or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""):
         pytest.skip("only for the GNU C library on Linux")
-    if find_compiler(os.environ) is None:
+    if find_c_compiler(os.environ) is None:
         pytest.skip("there is no C compiler")
     built = built_library(tmp_path_factory.mktemp("cache"))
     assert built is not None
@@ -73,7 +73,7 @@ def compiled(tmp_path: Path) -> Callable[..., Path]:
     """Return what compiles a C program with options."""
 
     def build(source: str, *options: str) -> Path:
-        compiler = find_compiler(os.environ)
+        compiler = find_c_compiler(os.environ)
         assert compiler is not None
         file = tmp_path / "program.c"
         file.write_text(source)
@@ -647,10 +647,10 @@ def test_the_compiler_is_what_cc_names_if_it_is_there(tmp_path: Path) -> None:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": str(tmp_path)}
-    assert find_compiler({**environment, "CC": "special -m64"}) == (str(tmp_path / "special"), "-m64")
-    assert find_compiler({**environment, "CC": "absent"}) == (str(tmp_path / "gcc"),)
-    assert find_compiler({**environment, "CC": "'"}) == (str(tmp_path / "gcc"),)
-    assert find_compiler({"PATH": str(tmp_path / "none")}) is None
+    assert find_c_compiler({**environment, "CC": "special -m64"}) == (str(tmp_path / "special"), "-m64")
+    assert find_c_compiler({**environment, "CC": "absent"}) == (str(tmp_path / "gcc"),)
+    assert find_c_compiler({**environment, "CC": "'"}) == (str(tmp_path / "gcc"),)
+    assert find_c_compiler({"PATH": str(tmp_path / "none")}) is None
 
 
 def test_other_preloaded_libraries_stay(tmp_path: Path) -> None:
@@ -661,7 +661,7 @@ def test_other_preloaded_libraries_stay(tmp_path: Path) -> None:
 
 
 def test_the_source_compiles_without_a_warning(tmp_path: Path, library: Path) -> None:
-    compiler = find_compiler(os.environ)
+    compiler = find_c_compiler(os.environ)
     assert compiler is not None
     command = [*compiler, "-std=c99", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-o", tmp_path / "made", SOURCE]
     assert subprocess.run([*command, "-ldl"], check=True, capture_output=True, text=True).stderr == ""

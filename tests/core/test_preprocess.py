@@ -21,7 +21,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import identity_of
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 
 pytestmark = pytest.mark.torch
 
@@ -130,7 +130,7 @@ def test_facts_that_are_no_json_are_refused_with_a_cache_too(
     store = Store(tmp_path, "on", pytest.fail)
     lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"].program
     with pytest.raises(BackendError, match="a backend returned facts for its run half that are not JSON"):
-        emit_program("model", {"m": LoweredMethod("m", lowered, ("x",))})
+        emit_program("model", {"m": MethodToEmit("m", lowered, ("x",))})
 
 
 class Slow(BackendDetails):

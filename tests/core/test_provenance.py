@@ -18,7 +18,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.driver.sbom import Subject
+from hatch_lower.driver.sbom import SbomInputs
 from hatch_lower.driver.sbom.card import read_cards
 from hatch_lower.driver.sbom.document import document_text
 from hatch_lower.errors import ConfigError, PackageError
@@ -31,8 +31,8 @@ from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.format.results import SBOM_FILE, BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
-from hatch_lower.format.weights import Source, Span, Weights, write_weights
-from hatch_lower.hatch.sbom import add_sbom, check_hatchling, version_of
+from hatch_lower.format.weights import StorageSpan, Weights, WeightsSource, write_weights
+from hatch_lower.hatch.sbom import add_sbom, check_hatchling, find_library_version
 from hatch_lower.hatch.wheel import check_fixed_time, fixed_time
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
@@ -91,11 +91,14 @@ CARD: dict[str, Any] = {
 
 COMMIT = "0123456789" * 4
 OUTSIDE = Weights(
-    (Source(f"hf://org/name@{COMMIT}/model.safetensors", 100, "a" * 64), Source("d-m-00.safetensors", 50, "b" * 64)),
-    {"c" * 64: Span(0, 8, 16, "d" * 64)},
+    (
+        WeightsSource(f"hf://org/name@{COMMIT}/model.safetensors", 100, "a" * 64),
+        WeightsSource("d-m-00.safetensors", 50, "b" * 64),
+    ),
+    {"c" * 64: StorageSpan(0, 8, 16, "d" * 64)},
 )
 
-Make = Callable[..., Subject]
+Make = Callable[..., SbomInputs]
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def make(tmp_path: Path) -> Make:
         outside: Weights | None = None,
         timestamp: int | None = None,
         package: Callable[[str], str] = lambda name: "digits",
-    ) -> Subject:
+    ) -> SbomInputs:
         settings, results, payload = [], [], list[PayloadFile]()
         for name in names or ("digits",):
             files: list[PayloadFile] = []
@@ -150,12 +153,12 @@ def make(tmp_path: Path) -> Make:
         project = Settings(Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),))
         result = BuildResult(tuple(payload), (), {"default": ("hatch-lower>=0.1",)}, (), tuple(results))
         cards = {} if card is None else dict.fromkeys(names or ("digits",), card)
-        return Subject(project, cards, result, TOOLS, "3.11.7", timestamp)
+        return SbomInputs(project, cards, result, TOOLS, "3.11.7", timestamp)
 
     return make
 
 
-def checked(subject: Subject) -> dict[str, Any]:
+def checked(subject: SbomInputs) -> dict[str, Any]:
     """Return a subject's document; it has to fit the schema."""
     text = document_text(subject)
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
@@ -449,4 +452,4 @@ def test_a_time_that_no_archive_can_hold_is_refused(text: str) -> None:
 def test_a_librarys_version_is_that_of_its_metadata() -> None:
     from importlib.metadata import version
 
-    assert version_of("cyclonedx-python-lib") == version("cyclonedx-python-lib")
+    assert find_library_version("cyclonedx-python-lib") == version("cyclonedx-python-lib")

@@ -27,7 +27,7 @@ from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.pipeline.emit.delegates import delegate_file
-from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.executor import Executor, execute_plan
 
@@ -67,7 +67,7 @@ def emit(**programs: ExportedProgram) -> EmittedProgram:
     methods = {}
     for name, program in programs.items():
         count = program.call_spec.in_spec.child(0).num_children
-        methods[name] = LoweredMethod(name, program, tuple(f"a{index}" for index in range(count)))
+        methods[name] = MethodToEmit(name, program, tuple(f"a{index}" for index in range(count)))
     return emit_program("model", methods)
 
 

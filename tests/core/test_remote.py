@@ -20,10 +20,10 @@ from support.dav import dav_server
 
 from hatch_lower.cache.partition import FIELDS
 from hatch_lower.cache.remote.client import OutputFile, RemoteClient, decode_action_result, encode_action_result
-from hatch_lower.cache.remote.envelope import reason_to_refuse
+from hatch_lower.cache.remote.envelope import reason_to_refuse_unsigned
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
-from hatch_lower.cache.remote.transport import Limits
+from hatch_lower.cache.remote.transport import TransferLimits
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 
@@ -42,7 +42,7 @@ PORTABLE = {
     "info": {},
 }
 NATIVE = {"target": {"system": "linux"}, "suffix": "so"}
-LIMITS = Limits(connect=1.0, silence=0.5, object=1.0, rate=1e6, build=6.0, failures=2)
+LIMITS = TransferLimits(connect=1.0, silence=0.5, object=1.0, rate=1e6, build=6.0, failures=2)
 
 
 def keys() -> tuple[SigningKey, VerifyingKeys]:
@@ -50,7 +50,9 @@ def keys() -> tuple[SigningKey, VerifyingKeys]:
     return SigningKey(read_key(pair.private, "")), VerifyingKeys((read_key(pair.public, ""),))
 
 
-def store_at(folder: Path, policy: RemotePolicy, mode: str = "on", limits: Limits = LIMITS) -> tuple[Store, list[str]]:
+def store_at(
+    folder: Path, policy: RemotePolicy, mode: str = "on", limits: TransferLimits = LIMITS
+) -> tuple[Store, list[str]]:
     warnings: list[str] = []
     return Store(folder, mode, warnings.append, RemoteClient(policy, warnings.append, limits)), warnings
 
@@ -376,15 +378,16 @@ def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
 
     value = result_value(PreprocessResult(b"blob"))
     assert value.keys() == FIELDS
-    assert reason_to_refuse(value) == ""
+    assert reason_to_refuse_unsigned(value) == ""
 
 
 def test_partitions_that_were_lowered_together_are_believed_as_each_of_them_is() -> None:
-    assert reason_to_refuse({"results": [PORTABLE, PORTABLE]}) == ""
+    assert reason_to_refuse_unsigned({"results": [PORTABLE, PORTABLE]}) == ""
     assert (
-        reason_to_refuse({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]}) == "is not a valid result of a partition"
+        reason_to_refuse_unsigned({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]})
+        == "is not a valid result of a partition"
     )
-    assert reason_to_refuse({"results": [{"results": []}]}) == "is not the result of a partition alone"
+    assert reason_to_refuse_unsigned({"results": [{"results": []}]}) == "is not the result of a partition alone"
 
 
 def test_a_signature_by_a_known_key_is_taken(tmp_path: Path, server: CacheServer) -> None:

@@ -233,9 +233,9 @@ def test_off_looks_at_nothing() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.1+cu130", "2.13.0a0+git0123abc", "2.13.0rc4"])
 def test_native_code_that_calls_unknown_functions_requires_the_minor_version_that_compiled_it(version: str) -> None:
-    from hatch_lower.backends.aoti.versions import Symbols, torch_requirement
+    from hatch_lower.backends.aoti.versions import LibrarySymbols, torch_requirement
 
-    required = torch_requirement(version, Symbols([], {"unknown"}, {"unknown"}, set()))
+    required = torch_requirement(version, LibrarySymbols([], {"unknown"}, {"unknown"}, set()))
     assert required == "torch==2.13.*"
     holds = SpecifierSet(required.removeprefix("torch"), prereleases=True)
     assert holds.contains(version)
@@ -291,11 +291,11 @@ BOUNDS = st.one_of(
 @example("<=2.13", "2.13.0", "+cpu")
 @example("==2.13", "2.13.0", "+cpu")
 def test_plain_bounds_are_read_as_packaging_reads_them(bounds: str, numbers: str, suffix: str) -> None:
-    from hatch_lower.runtime.selection import PLAIN_REQUIREMENT, is_within
+    from hatch_lower.runtime.selection import PLAIN_REQUIREMENT, is_version_within
 
     assert PLAIN_REQUIREMENT.fullmatch(f"some-name{bounds}")
     expected = SpecifierSet(bounds).contains(numbers + suffix, prereleases=True)
-    assert is_within(bounds, numbers + suffix) == (expected if suffix[:1] in ("", "+") else None)
+    assert is_version_within(bounds, numbers + suffix) == (expected if suffix[:1] in ("", "+") else None)
 
 
 @pytest.mark.torch

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hatch_lower.config.reader import read_table
+from hatch_lower.config.reader import read_toml_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
     BackendChoice,
@@ -120,7 +120,7 @@ def is_valid(table: dict[str, Any]) -> bool:
 )
 def test_the_schema_and_the_reader_agree(table: dict[str, Any], valid: bool) -> None:
     problems: list[str] = []
-    read_table(HookTable, table, "lower", problems)
+    read_toml_table(HookTable, table, "lower", problems)
     assert (is_valid(table), not problems) == (valid, valid)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import Limits, repair, survey, trim
+from hatch_lower.cache.contents import StoreLimits, repair_store, survey, trim_store
 from hatch_lower.cache.store import Store
 
 pytestmark = pytest.mark.processes
@@ -167,10 +167,10 @@ def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path
     assert found.entries
     assert all(entry.whole for entry in found.entries)
     assert found.leftovers >= 2
-    assert repair(directory) == {}
+    assert repair_store(directory) == {}
     store = Store(directory, "read-only", pytest.fail)
     assert all(store.find(entry.key) is not None for entry in found.entries)
-    trim(directory, Limits(10**12, 10**9), time.time() + 2 * 3600)
+    trim_store(directory, StoreLimits(10**12, 10**9), time.time() + 2 * 3600)
     after = survey(directory)
     assert (after.leftovers, after.unreferenced) == (0, 0)
     assert len(after.entries) == len(found.entries)

@@ -11,7 +11,7 @@ import pytest
 
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.driver.inputs.strict import holds_project, is_available, undeclared_read
-from hatch_lower.driver.protocol import Request
+from hatch_lower.driver.protocol import ChildRequest
 from hatch_lower.format.codec import write_record
 
 CODE = """
@@ -37,7 +37,7 @@ print(json.dumps({**read, "work": can_read(request.work / "made"), "elsewhere": 
 """
 
 
-def make_request(folder: Path, *inputs: str) -> Request:
+def make_request(folder: Path, *inputs: str) -> ChildRequest:
     root = folder / "project"
     declared = "data/samples.safetensors"  # by `verify-inputs`
     code = ("src/digits/__init__.py", "src/digits/model.py")
@@ -50,7 +50,7 @@ def make_request(folder: Path, *inputs: str) -> Request:
     models = (ModelSettings("digits", "digits.model:export", "digits", ("default",), verify_inputs=declared),)
     settings = Settings(root, "digits", "1", models, (Recipe("default"),), inputs=inputs, strict=True)
     roots = (root / "src",)
-    return Request(settings, "digits", folder / "work", "lower", roots, roots, (), 3, work=folder / "work")
+    return ChildRequest(settings, "digits", folder / "work", "lower", roots, roots, (), 3, work=folder / "work")
 
 
 @pytest.mark.skipif(not is_available(), reason="this kernel has no Landlock")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import repair, survey
-from hatch_lower.cache.entry import kind_of
+from hatch_lower.cache.contents import repair_store, survey
+from hatch_lower.cache.entry import find_record_kind
 from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
@@ -44,10 +44,10 @@ def test_a_survey_says_what_there_is(store: Store) -> None:
 
 
 def test_keys_of_every_kind_are_told_apart() -> None:
-    assert kind_of(dict.fromkeys(ExportKey.__dataclass_fields__)) == "export"
-    assert kind_of(dict.fromkeys(PartitionKey.__dataclass_fields__)) == "partition"
-    assert kind_of(dict.fromkeys(JointKey.__dataclass_fields__)) == "partition"
-    assert kind_of({"constants": 3}) == "constants"
+    assert find_record_kind(dict.fromkeys(ExportKey.__dataclass_fields__)) == "export"
+    assert find_record_kind(dict.fromkeys(PartitionKey.__dataclass_fields__)) == "partition"
+    assert find_record_kind(dict.fromkeys(JointKey.__dataclass_fields__)) == "partition"
+    assert find_record_kind({"constants": 3}) == "constants"
 
 
 def test_a_survey_of_nothing_is_empty(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_repair_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
     store.put(KEYS[1], {}, 2, [b"def"])
     store.put(KEYS[2], {}, 3, [b"ghi", b"def"])
     store.put(KEYS[3], {}, 4)
-    assert repair(store.directory) == {}
+    assert repair_store(store.directory) == {}
     store.blob_path(sha256_bytes(b"abc")).write_bytes(b"abd")
     store.blob_path(sha256_bytes(b"ghi")).unlink()
     store.record_path(KEYS[3]).write_bytes(store.record_path(KEYS[1]).read_bytes())
@@ -70,12 +70,12 @@ def test_repair_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
         store.record_path(KEYS[2]): "1 of its 2 blobs are damaged or missing",
         store.record_path(KEYS[3]): "the contents are not the record of this key",
     }
-    assert repair(store.directory) == {
+    assert repair_store(store.directory) == {
         path.relative_to(store.directory).as_posix(): expected[path] for path in sorted(expected)
     }
     assert not any(path.exists() for path in expected)
     assert [store.find(key) for key in KEYS] == [None, 2, None, None]
-    assert repair(store.directory) == {}
+    assert repair_store(store.directory) == {}
 
 
 def test_repair_reports_pipes_and_damaged_preloaded_libraries(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_repair_reports_pipes_and_damaged_preloaded_libraries(store: Store) -> N
     whole, damaged = (preload / f"{name * 64}-{sha256_bytes(b'library')}.so" for name in "ab")
     whole.write_bytes(b"library")
     damaged.write_bytes(b"librari")
-    assert list(repair(store.directory)) == [
+    assert list(repair_store(store.directory)) == [
         path.relative_to(store.directory).as_posix() for path in (blob, damaged, record)
     ]
     assert [path.exists() for path in (blob, record, damaged, whole)] == [False, False, False, True]

@@ -43,9 +43,9 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.canonical import Encoder
 from hatch_lower.format.arguments import Symbol
 from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.expression import Compound, Expression, evaluate
-from hatch_lower.pipeline.emit.symbols import Symbols
-from hatch_lower.runtime.names import Names, expression_code
+from hatch_lower.format.expression import Compound, Expression, evaluate_size
+from hatch_lower.pipeline.emit.symbols import SizeSymbols
+from hatch_lower.runtime.names import CodeNames, expression_code
 
 pytestmark = pytest.mark.torch
 
@@ -53,8 +53,8 @@ A = sympy.Symbol("s77", integer=True, positive=True)
 B = sympy.Symbol("s3", integer=True, positive=True)
 
 
-def symbols(ranges: Any = None, labels: Any = None) -> Symbols:
-    return Symbols(ranges or {}, labels or {}, "model.forward")
+def symbols(ranges: Any = None, labels: Any = None) -> SizeSymbols:
+    return SizeSymbols(ranges or {}, labels or {}, "model.forward")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_expressions_keep_their_value(expression: Any) -> None:
     known.expr(A)
     known.expr(B)
     converted = decode(Expression, json.loads(canonical_json(encode(known.expr(expression)))), "plan")
-    names = Names([])
+    names = CodeNames([])
     code = compile(expression_code(converted, {"s0": "a", "s1": "b"}, names), "code", "eval")
     for a, b in itertools.product((*range(1, 12), 33, 40), (1, 2, 8, 33)):
         expected = int(expression.xreplace({A: sympy.Integer(a), B: sympy.Integer(b)}))
-        assert evaluate(converted, {"s0": a, "s1": b}) == expected
+        assert evaluate_size(converted, {"s0": a, "s1": b}) == expected
         assert eval(code, {**names.objects, "a": a, "b": b}) == expected
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hatch_lower.cache.store import open_store
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.tags import POLICIES, NativeFile, platform_tag, read_native_file, remembering, tag_of
+from hatch_lower.hatch.tags import POLICIES, NativeFile, choose_wheel_tag, platform_tag, read_native_file, remembering
 
 HOMES = {
     "GLIBC": "libc.so.6",
@@ -178,7 +178,7 @@ def test_a_compiled_library_is_read(tmp_path: Path) -> None:
     assert file.machine == platform.machine()
     assert "libstdc++.so.6" in file.libraries
     assert any(symbol.startswith("GLIBCXX_3.4") for symbol in file.versions["libstdc++.so.6"])
-    tag = tag_of([library])
+    tag = choose_wheel_tag([library])
     assert tag.startswith("py3-none-manylinux_2_")
     assert tag.endswith(f"_{platform.machine()}")
 
@@ -192,17 +192,17 @@ def test_code_for_a_machine_without_wheels_gives_the_platform_of_the_interpreter
     code[18:20] = (224).to_bytes(2, "little")  # `e_machine`: a graphics processor's
     library.write_bytes(code)
     assert read_native_file(library) is None
-    assert tag_of([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    assert choose_wheel_tag([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
 def test_no_native_file_is_a_wheel_for_every_platform() -> None:
-    assert tag_of([]) == "py3-none-any"
+    assert choose_wheel_tag([]) == "py3-none-any"
 
 
 def test_a_file_of_another_format_gives_the_platform_of_the_interpreter(tmp_path: Path) -> None:
     library = tmp_path / "a.dylib"
     library.write_bytes(b"\xcf\xfa\xed\xfe" + bytes(100))
-    assert tag_of([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    assert choose_wheel_tag([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
 def test_the_contents_of_a_file_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hatchling.bridge.app import Application
 
 from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
 from hatch_lower.format.results import MethodRow, PayloadFile
-from hatch_lower.hatch.terminal import LARGE, reporter_for, summary_lines, total_line, writing_line
+from hatch_lower.hatch.terminal import LARGE, method_table_lines, reporter_for, total_line, writing_line
 
 
 def reporter_of(app: Application) -> Reporter:
@@ -25,7 +25,7 @@ def test_the_table_is_aligned() -> None:
         MethodRow("digits", "same", "forward", 12, 12, 3, 5, 0.0, 3, level=2),
         MethodRow("digits", "known", "forward", 12, 12, 3, 5, 0.0, 3, level=1),
     ]
-    assert summary_lines(rows) == [
+    assert method_table_lines(rows) == [
         "model   method   recipe    nodes  delegated  partitions      bytes  seconds",
         "digits  forward  default      12         12           3  1,234,567    10.50  built",
         "digits  embed    default       8          7           3      1,000     0.25  1 reused, 2 built",
@@ -45,12 +45,12 @@ def test_a_reason_is_said_once_for_all_rows_that_it_explains() -> None:
     ]
     other = [row("b", recipe, "forward", "weights only: 1 of 2 tensors") for recipe in ("default", "more")]
     other += [row("b", recipe, "embed", "") for recipe in ("default", "more")]
-    lines = summary_lines([*alike, *other])
+    lines = method_table_lines([*alike, *other])
     assert lines[9:] == ["why a: first build", "why b.forward: weights only: 1 of 2 tensors"]
 
 
 def test_nothing_lowered_is_no_table() -> None:
-    assert summary_lines([]) == []
+    assert method_table_lines([]) == []
 
 
 def test_a_live_line_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.driver import worker
 from hatch_lower.driver.lookup import LookupResult, ResultLookup, keeps_promises
-from hatch_lower.driver.protocol import Request
+from hatch_lower.driver.protocol import ChildRequest
 from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult
 from hatch_lower.pipeline.emit.constants import write_constants
-from hatch_lower.pipeline.fresh_process import Packaged, problem_of
-from hatch_lower.runtime.arrays import Operator
+from hatch_lower.pipeline.fresh_process import Packaged, packaged_problem
+from hatch_lower.runtime.arrays import ArrayOperator
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
@@ -158,7 +158,7 @@ def test_a_child_process_does_not_take_a_result_that_breaks_the_promise(
     monkeypatch.setattr(LookupResult, "report", "the report")
 
     def found(*promised: str) -> object:
-        request = Request(settings(ONNX, promised=promised), "net", tmp_path, "lower", (), (), (), -1)
+        request = ChildRequest(settings(ONNX, promised=promised), "net", tmp_path, "lower", (), (), (), -1)
         return worker.look_again(request, store)
 
     assert [found(), found("default")] == ["the report", None]
@@ -182,9 +182,11 @@ def test_a_torch_free_program_is_verified_on_numpys_arrays_too(tmp_path: Path, m
     examples = tmp_path / "examples.safetensors"
     write_constants(examples, {"forward/input/0": x, "forward/output/0": x.reshape(2, 2)})
     packaged = Packaged(tmp_path, plan, None, (), examples, ("forward",), Tolerance())
-    assert problem_of(packaged) == ""
-    wrong = Operator(lambda self, size: self.reshape(size) + 1)
+    assert packaged_problem(packaged) == ""
+    wrong = ArrayOperator(lambda self, size: self.reshape(size) + 1)
     monkeypatch.setattr(
         "hatch_lower.runtime.numpy_arrays.NUMPY_OPERATORS", {**NUMPY_OPERATORS, "aten.view.default": wrong}
     )
-    assert problem_of(packaged).startswith("method `forward` on arrays of NumPy: `output`: largest absolute error 1, ")
+    assert packaged_problem(packaged).startswith(
+        "method `forward` on arrays of NumPy: `output`: largest absolute error 1, "
+    )

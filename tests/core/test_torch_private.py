@@ -124,7 +124,7 @@ def test_operators_say_their_names() -> None:
     assert operators.overload_name(aten.relu.default) == "default"
     assert operators.packet_name(aten.add) == "aten.add"
     assert operators.schema_of(op).name == "aten::add"
-    assert programs.qualified_name(torch.nn.functional.relu) == "torch.nn.functional.relu"
+    assert programs.qualify_name(torch.nn.functional.relu) == "torch.nn.functional.relu"
     assert operators.parse_schema("one(Tensor x) -> Tensor").arguments[0].name == "x"
 
 
@@ -139,9 +139,9 @@ def test_tensors_say_what_they_share_and_how_often_they_changed() -> None:
     tensor = torch.zeros(4)
     assert tensors.storage_number(tensor) == tensors.storage_number(tensor[2:])
     assert tensors.storage_number(torch.empty(0)) != tensors.storage_number(torch.empty(0).clone())
-    before = tensors.version_of(tensor)
+    before = tensors.read_change_counter(tensor)
     tensor.add_(1)
-    assert tensors.version_of(tensor) == before + 1
+    assert tensors.read_change_counter(tensor) == before + 1
     module = torch.nn.BatchNorm1d(2)
     module.kept = tensor
     parameters, buffers, others = tensors.own_tensors(module)

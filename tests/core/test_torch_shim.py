@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch_shim import HEADERS, OTHER_DEVICES, Release, digest_of_signature, make_table, signatures, written
 
-from hatch_lower.backends.aoti.versions import TABLE, Shim, Symbols, read_shim, read_symbols, torch_requirement
+from hatch_lower.backends.aoti.versions import TABLE, LibrarySymbols, Shim, read_shim, read_symbols, torch_requirement
 
 pytestmark = pytest.mark.torch
 
@@ -30,8 +30,8 @@ SHIM = Shim(
 )
 
 
-def library(*imported: str, exported: tuple[str, ...] = ("Run", "Fold")) -> Symbols:
-    return Symbols([], set(imported), set(imported), set(exported))
+def library(*imported: str, exported: tuple[str, ...] = ("Run", "Fold")) -> LibrarySymbols:
+    return LibrarySymbols([], set(imported), set(imported), set(exported))
 
 
 # What headers say.

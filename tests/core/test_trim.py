@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hatch_lower.cache.contents import Limits, Trimmed, clear, limits_of, maybe_trim, trim
+from hatch_lower.cache.contents import StoreLimits, Trimmed, clear_store, limits_of, maybe_trim, trim_store
 from hatch_lower.cache.directory import in_folder, remove_unused
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
@@ -16,7 +16,7 @@ from hatch_lower.canonical import sha256_bytes
 NOW = time.time()
 HOUR = 3600.0
 DAY = 24 * HOUR
-ROOMY = Limits(10**9, 60 * DAY)
+ROOMY = StoreLimits(10**9, 60 * DAY)
 
 
 def key_of(name: str) -> str:
@@ -48,26 +48,26 @@ def blobs_left(store: Store) -> int:
 def test_what_was_used_least_recently_goes_until_the_rest_fits(store: Store) -> None:
     for name, hours in (("a", 50), ("b", 10), ("c", 40), ("d", 20), ("e", 30)):
         add(store, name, hours, name.encode() * 10_000)
-    trimmed = trim(store.directory, Limits(32_000, 60 * DAY), NOW)
+    trimmed = trim_store(store.directory, StoreLimits(32_000, 60 * DAY), NOW)
     assert left(store, *"abcde") == ["b", "d", "e"]
     assert (trimmed.records, trimmed.blobs, blobs_left(store)) == (2, 2, 3)
     assert 20_000 < trimmed.freed < 22_000
     assert 30_000 < trimmed.kept <= 32_000
-    assert trim(store.directory, Limits(32_000, 60 * DAY), NOW).records == 0
+    assert trim_store(store.directory, StoreLimits(32_000, 60 * DAY), NOW).records == 0
 
 
 def test_use_keeps_an_entry(store: Store) -> None:
     for name, hours in (("a", 50), ("b", 40)):
         add(store, name, hours, name.encode() * 10_000)
     assert store.find(key_of("a")) == "a"
-    trim(store.directory, Limits(11_000, 60 * DAY), NOW)
+    trim_store(store.directory, StoreLimits(11_000, 60 * DAY), NOW)
     assert left(store, *"ab") == ["a"]
 
 
 def test_what_nobody_used_for_too_long_goes_though_there_is_room(store: Store) -> None:
     add(store, "old", 60 * 24 + 1, b"old")
     add(store, "new", 59 * 24, b"new")
-    assert trim(store.directory, ROOMY, NOW).records == 1
+    assert trim_store(store.directory, ROOMY, NOW).records == 1
     assert left(store, "old", "new") == ["new"]
     assert blobs_left(store) == 1
 
@@ -76,14 +76,14 @@ def test_what_was_used_in_the_last_hour_stays_whatever_the_limits(store: Store) 
     add(store, "now", 0, bytes(10_000))
     add(store, "lately", 1.9, bytes(20_000))  # used up to an hour after it was last marked
     add(store, "before", 2.1, bytes(30_000))
-    assert trim(store.directory, Limits(0, 1.0), NOW).records == 1
+    assert trim_store(store.directory, StoreLimits(0, 1.0), NOW).records == 1
     assert left(store, "now", "lately", "before") == ["now", "lately"]
 
 
 def test_a_blob_stays_while_an_entry_that_stays_refers_to_it(store: Store) -> None:
     add(store, "new", 3, b"common" * 1000, b"new" * 1000)
     add(store, "old", 100, b"common" * 1000, b"old" * 1000)
-    trim(store.directory, Limits(9_800, 60 * DAY), NOW)
+    trim_store(store.directory, StoreLimits(9_800, 60 * DAY), NOW)
     assert left(store, "old", "new") == ["new"]
     assert blobs_left(store) == 2
 
@@ -92,7 +92,7 @@ def test_an_entry_whose_blob_was_trimmed_is_a_miss_and_goes(store: Store) -> Non
     add(store, "a", 5, b"abc")
     store.blob_path(sha256_bytes(b"abc")).unlink()
     assert store.find(key_of("a")) is None
-    assert trim(store.directory, ROOMY, NOW).records == 1
+    assert trim_store(store.directory, ROOMY, NOW).records == 1
     assert not store.record_path(key_of("a")).exists()
 
 
@@ -100,7 +100,7 @@ def test_blobs_that_nothing_refers_to_go_after_an_hour_and_need_no_room(store: S
     old, new = store.put_blob(b"old" * 10_000), store.put_blob(b"new" * 10_000)
     os.utime(store.blob_path(old), (NOW - 2 * HOUR, NOW - 2 * HOUR))
     add(store, "a", 5, b"abc")
-    trimmed = trim(store.directory, Limits(31_000, 60 * DAY), NOW)
+    trimmed = trim_store(store.directory, StoreLimits(31_000, 60 * DAY), NOW)
     assert (trimmed.records, trimmed.blobs, trimmed.freed) == (0, 1, 30_000)
     assert (store.blob_path(old).exists(), store.blob_path(new).exists()) == (False, True)
 
@@ -111,9 +111,9 @@ def test_blobs_stay_while_a_record_cannot_be_read_that_may_refer_to_them(store: 
     path = store.record_path(key_of("a"))
     path.parent.mkdir(parents=True)
     path.symlink_to(path)
-    assert trim(store.directory, ROOMY, NOW).blobs == 0
+    assert trim_store(store.directory, ROOMY, NOW).blobs == 0
     path.unlink()
-    assert trim(store.directory, ROOMY, NOW).blobs == 1
+    assert trim_store(store.directory, ROOMY, NOW).blobs == 1
 
 
 def test_unfinished_files_go_after_an_hour_wherever_they_are(store: Store) -> None:
@@ -125,7 +125,7 @@ def test_unfinished_files_go_after_an_hour_wherever_they_are(store: Store) -> No
         path.write_bytes(b"")
     for path in old:
         os.utime(path, (NOW - 2 * HOUR, NOW - 2 * HOUR))
-    assert trim(store.directory, ROOMY, NOW).leftovers == 4
+    assert trim_store(store.directory, ROOMY, NOW).leftovers == 4
     assert [path.exists() for path in (*old, new)] == [False, False, False, False, True]
 
 
@@ -137,13 +137,13 @@ def test_unfinished_folders_go_after_an_hour_with_all_that_is_in_them(store: Sto
         (folder / "compiler's.s").write_bytes(b"")
         (folder / "preload.so.part").write_bytes(b"")
     os.utime(old, (NOW - 2 * HOUR, NOW - 2 * HOUR))
-    assert trim(store.directory, ROOMY, NOW).leftovers == 1
+    assert trim_store(store.directory, ROOMY, NOW).leftovers == 1
     assert (old.exists(), len(list(new.iterdir()))) == (False, 2)
 
 
 def test_empty_folders_go_and_entries_are_stored_again_in_their_place(store: Store) -> None:
     add(store, "a", 100, b"abc")
-    trim(store.directory, Limits(0, 60 * DAY), NOW)
+    trim_store(store.directory, StoreLimits(0, 60 * DAY), NOW)
     assert [list((store.directory / kind).iterdir()) for kind in ("records", "blobs")] == [[], []]
     add(store, "a", 100, b"abc")
     assert left(store, "a") == ["a"]
@@ -152,7 +152,7 @@ def test_empty_folders_go_and_entries_are_stored_again_in_their_place(store: Sto
 def test_damaged_entries_go_at_once(store: Store) -> None:
     add(store, "a", 0, b"abc")
     store.record_path(key_of("a")).write_bytes(b"[")
-    assert trim(store.directory, ROOMY, NOW).records == 1
+    assert trim_store(store.directory, ROOMY, NOW).records == 1
 
 
 def test_what_is_remembered_of_projects_goes_with_age(store: Store) -> None:
@@ -161,12 +161,12 @@ def test_what_is_remembered_of_projects_goes_with_age(store: Store) -> None:
     for name, days in (("old", 61), ("new", 59)):
         (folder / name).write_text("{}")
         os.utime(folder / name, (NOW - days * DAY, NOW - days * DAY))
-    trim(store.directory, ROOMY, NOW)
+    trim_store(store.directory, ROOMY, NOW)
     assert [path.name for path in folder.iterdir()] == ["new"]
 
 
 def test_a_trim_without_a_directory_does_nothing(store: Store) -> None:
-    assert trim(store.directory, ROOMY, NOW) == Trimmed(0, 0, 0, 0, 0)
+    assert trim_store(store.directory, ROOMY, NOW) == Trimmed(0, 0, 0, 0, 0)
     assert not store.directory.exists()
 
 
@@ -174,7 +174,7 @@ def test_a_store_is_trimmed_once_a_day(store: Store) -> None:
     assert maybe_trim(store, ROOMY, NOW) is None  # nothing there
     assert not store.directory.exists()
     add(store, "a", 100, b"abc")
-    tight = Limits(0, 60 * DAY)
+    tight = StoreLimits(0, 60 * DAY)
     assert maybe_trim(store, ROOMY, NOW) is not None
     assert maybe_trim(store, tight, NOW + DAY - 60) is None
     assert left(store, "a") == ["a"]
@@ -187,7 +187,7 @@ def test_a_store_is_trimmed_once_a_day(store: Store) -> None:
 def test_a_store_that_is_not_written_is_not_trimmed(store: Store, mode: str) -> None:
     add(store, "a", 100, b"abc")
     before = sorted(store.directory.rglob("*"))
-    assert maybe_trim(Store(store.directory, mode, pytest.fail), Limits(0, 1.0), NOW) is None
+    assert maybe_trim(Store(store.directory, mode, pytest.fail), StoreLimits(0, 1.0), NOW) is None
     assert sorted(store.directory.rglob("*")) == before
 
 
@@ -197,7 +197,7 @@ def test_limits_follow_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     folder = tmp_path if disk is not None else tmp_path / "missing"
     if disk is None:
         monkeypatch.undo()
-    assert limits_of(folder) == Limits(size, 60 * DAY)
+    assert limits_of(folder) == StoreLimits(size, 60 * DAY)
 
 
 def test_a_file_that_is_used_after_it_was_looked_at_is_not_removed(tmp_path: Path) -> None:
@@ -235,6 +235,6 @@ def test_clear_removes_everything_but_the_locks_that_builds_hold(store: Store) -
     (store.directory / "history").mkdir()
     (store.directory / "verified.json").write_text("{}")
     with store.locked([key_of("a")]):
-        clear(store.directory)
+        clear_store(store.directory)
     assert [path.name for path in store.directory.iterdir()] == ["locks"]
-    clear(store.directory / "nowhere")
+    clear_store(store.directory / "nowhere")

@@ -19,15 +19,21 @@ from support.weights import COMMIT, checkpoint, write_outside
 import hatch_lower
 from hatch_lower.cache.remote.policy import read_policy
 from hatch_lower.cache.remote.transport import FilesTransport, HttpTransport, UnreachableError
-from hatch_lower.cache.remote.transport import Limits as CacheLimits
+from hatch_lower.cache.remote.transport import TransferLimits as CacheLimits
 from hatch_lower.canonical import canonical_json
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, LowerError, ProgramError
 from hatch_lower.format.codec import Damage
-from hatch_lower.format.weights import Source, read_url
+from hatch_lower.format.weights import WeightsSource, read_url
 from hatch_lower.runtime.obtain import fetch_sources, open_origin
-from hatch_lower.runtime.origins import FilesOrigin, HttpOrigin, Limits, RefusedError, origin_of
-from hatch_lower.urls import SCHEMES, UrlError, open_fault, open_folder, packaged_fault, url_fault
+from hatch_lower.runtime.origins import (
+    DownloadLimits,
+    FilesOrigin,
+    HttpOrigin,
+    RefusedDownloadError,
+    choose_download_origin,
+)
+from hatch_lower.urls import SCHEMES, UrlError, open_fault, open_remote_folder, packaged_fault, url_fault
 
 FILE = checkpoint({"layer.weight": floats(1, 2, 3, 4), "layer.bias": floats(10, 20, 30, 40)})
 COMMAND = "{{ cycler.__init__.__globals__.os.system('exit') }}"  # fsspec before 2026.6 runs it
@@ -245,16 +251,18 @@ def test_a_hostile_url_is_refused_where_a_document_is_read() -> None:
 
 
 def test_a_hostile_url_is_refused_where_a_connection_is_opened() -> None:
-    assert accepted([*HOSTILE, *LOCAL], lambda url: fetch_sources([Source(url, 1, "a" * 64)]), FetchError) == []
+    assert accepted([*HOSTILE, *LOCAL], lambda url: fetch_sources([WeightsSource(url, 1, "a" * 64)]), FetchError) == []
     of_files = [url for url in HOSTILE if not url.startswith("hf:")]
-    assert accepted(of_files, lambda url: origin_of(url, Limits()), RefusedError, WORDS) == []
-    assert accepted(of_files, lambda url: open_origin(url, Limits()), RefusedError, WORDS) == []
+    assert (
+        accepted(of_files, lambda url: choose_download_origin(url, DownloadLimits()), RefusedDownloadError, WORDS) == []
+    )
+    assert accepted(of_files, lambda url: open_origin(url, DownloadLimits()), RefusedDownloadError, WORDS) == []
 
 
 def test_a_hostile_url_is_not_handed_to_fsspec() -> None:
     urls = [*HOSTILE, "https://example.org/a", f"hf://org/name@{COMMIT}/a"]
-    assert accepted(urls, lambda url: open_folder(url, {}), UrlError) == []
-    assert accepted(urls, lambda url: FilesOrigin(url, Limits()).open(0, ""), RefusedError, WORDS) == []
+    assert accepted(urls, lambda url: open_remote_folder(url, {}), UrlError) == []
+    assert accepted(urls, lambda url: FilesOrigin(url, DownloadLimits()).open(0, ""), RefusedDownloadError, WORDS) == []
     for read in (FilesTransport.read, lambda transport, name: transport.holds(name, 1)):
         action = lambda url, read=read: read(FilesTransport(url, {}, CacheLimits()), "ac/0")  # noqa: E731
         assert accepted(urls, action, UnreachableError, WORDS) == []
@@ -262,7 +270,7 @@ def test_a_hostile_url_is_not_handed_to_fsspec() -> None:
 
 def test_a_web_server_is_asked_for_urls_of_the_web_alone() -> None:
     urls = [*OTHER_SCHEMES, *HOSTS, *LOCAL, "s3://bucket/a", "HTTPS://me@example.org/a", "https://example.org/\r\na"]
-    assert accepted(urls, lambda url: HttpOrigin(url, Limits()), RefusedError, WORDS) == []
+    assert accepted(urls, lambda url: HttpOrigin(url, DownloadLimits()), RefusedDownloadError, WORDS) == []
     action = lambda url: HttpTransport(url, "", CacheLimits()).holds("ac/0", 1)  # noqa: E731
     assert accepted(urls, action, UnreachableError, WORDS) == []
 
@@ -303,7 +311,7 @@ def test_a_mirror_of_another_scheme_is_not_asked(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_ENDPOINT", mirror)
     url = f"hf://org/name@{COMMIT}/model.safetensors"
-    assert accepted([url], lambda url: open_origin(url, Limits()), RefusedError, WORDS) == []
+    assert accepted([url], lambda url: open_origin(url, DownloadLimits()), RefusedDownloadError, WORDS) == []
 
 
 def test_the_fault_of_a_url_says_which_schemes_there_are() -> None:

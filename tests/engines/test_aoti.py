@@ -22,7 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
-from hatch_lower.backends.aoti.library import find_compiler
+from hatch_lower.backends.aoti.library import choose_compiler
 from hatch_lower.backends.aoti.record import refuse_extern
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.versions import read_shim, read_symbols
@@ -280,7 +280,7 @@ def test_bytes_do_not_depend_on_weights_names_or_hash_seed(built: Built, tmp_pat
 
 @pytest.mark.parametrize("isa", ["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_the_instruction_set_is_given_and_not_probed(isa: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = find_compiler(ISAS[isa])
+    compiler = choose_compiler(ISAS[isa])
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail(f"a process was started: {args}")

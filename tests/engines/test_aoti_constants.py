@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
-from hatch_lower.backends.aoti.library import find_compiler
+from hatch_lower.backends.aoti.library import choose_compiler
 from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
@@ -242,7 +242,7 @@ def test_inductor_fills_no_memory_for_constants(tmp_path: Path) -> None:
 
     program = torch.export.export(Large(), (torch.ones(2, 8192),)).run_decompositions({})
     isa = ISAS["x86-64-v3"]
-    with inductor_isolated(isa, find_compiler(isa).program, tmp_path):
+    with inductor_isolated(isa, choose_compiler(isa).program, tmp_path):
         generate(AotiCopy(program))  # what inductor imports is in memory from here on
         before = measured("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")

@@ -17,7 +17,7 @@ from hatch_lower.exir.capture._config import EdgeCompileConfig
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, bounds_of, is_exact
+from hatch_lower.runtime.torch_private.inductor_numbers import LONGEST, is_exact, limit_to_dtype
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, int_oo
 
 pytestmark = [
@@ -168,7 +168,7 @@ def test_products_of_uint8_with_negative_factors_are_left(tmp_path: Path) -> Non
 def test_bounds_are_those_of_a_dtype_where_a_number_may_wrap_around(
     lower: int, upper: int, dtype: torch.dtype, rounded: bool, expected: tuple[int, int]
 ) -> None:
-    bounds = bounds_of(ValueRanges(lower, upper), dtype, rounded=rounded)
+    bounds = limit_to_dtype(ValueRanges(lower, upper), dtype, rounded=rounded)
     assert (bounds.lower, bounds.upper) == expected
 
 

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import compiling, generate_all
 from hatch_lower.backends.aoti.configuration import parse_options
-from hatch_lower.backends.aoti.library import INTERFACE, KERNELS, WRAPPER, Source, Sources, compilation
+from hatch_lower.backends.aoti.library import INTERFACE, KERNELS, WRAPPER, CppSource, CppSources, compilation
 from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch
@@ -27,11 +27,11 @@ class Sine(torch.nn.Module):
         return x.sin() + 1
 
 
-def sources_of(program: ExportedProgram, isa: Mapping[str, object] = {}) -> list[Source]:
+def sources_of(program: ExportedProgram, isa: Mapping[str, object] = {}) -> list[CppSource]:
     options = parse_options(isa)
     with compiling(options):
         ((_, generated),) = generate_all([program], options)
-    return Sources().of(generated)
+    return CppSources().of(generated)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_code_over_integers_holds_no_address_of_the_process() -> None:
 def test_an_object_does_not_show_where_torch_lies(sources: Mapping[str, str], tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(TORCH)
     with compiling(parse_options({})) as (compiler, folder):
-        command, _ = compilation(compiler, Source(WRAPPER, sources[WRAPPER]), folder)
+        command, _ = compilation(compiler, CppSource(WRAPPER, sources[WRAPPER]), folder)
         compiler.run(command, folder)
         here = (folder / command[-1]).read_bytes()
         moved = [word.replace(TORCH, str(tmp_path / "elsewhere")) for word in command]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import hatch_lower
-from hatch_lower.backends.interpolation import between, is_held, is_regular, order_of_axes, places
+from hatch_lower.backends.interpolation import between, is_held_factor, is_regular, nearest_places, order_of_axes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
@@ -105,7 +105,10 @@ def test_nearest_places_agree_for_all_pairs_of_sizes() -> None:
     for before in range(1, LONGEST + 1):
         row = numbered(1, 1, before)
         for after in range(1, LONGEST + 1):
-            assert places(before, after, None) == F.interpolate(row, size=after).flatten().tolist(), (before, after)
+            assert nearest_places(before, after, None) == F.interpolate(row, size=after).flatten().tolist(), (
+                before,
+                after,
+            )
 
 
 def test_nearest_places_agree_for_factors() -> None:
@@ -113,7 +116,7 @@ def test_nearest_places_agree_for_factors() -> None:
         after = int(before * factor)
         if after:
             found = F.interpolate(numbered(1, 1, before), scale_factor=factor).flatten().tolist()
-            assert places(before, after, factor) == found, (before, factor)
+            assert nearest_places(before, after, factor) == found, (before, factor)
 
 
 def test_regular_factors_give_the_places_of_a_division() -> None:
@@ -121,16 +124,16 @@ def test_regular_factors_give_the_places_of_a_division() -> None:
     assert {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32} <= set(wholes)
     assert not is_regular(Fraction(41))
     for factor in wholes:
-        assert places(99, 99 * factor, None) == [place // factor for place in range(99 * factor)], factor
+        assert nearest_places(99, 99 * factor, None) == [place // factor for place in range(99 * factor)], factor
     assert not any(map(is_regular, (Fraction(3, 2), Fraction(1, 3), Fraction(0), Fraction(-2))))
-    assert places(99 * 4, 99, None) == [4 * place for place in range(99)]
+    assert nearest_places(99 * 4, 99, None) == [4 * place for place in range(99)]
     assert is_regular(Fraction(1, 4))
 
 
 def test_sizes_that_float32_rounds_otherwise_are_known() -> None:
     # 15 * 4.2 is 63 in float64, and a little less in float32
-    assert is_held(10, 4.2)
-    assert not is_held(15, 4.2)
+    assert is_held_factor(10, 4.2)
+    assert not is_held_factor(15, 4.2)
 
 
 def test_axes_that_shrink_are_looked_up_first() -> None:

@@ -54,7 +54,7 @@ from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require
 from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, NAME_BYTES, offset_mark, refuse_files, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
-from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
+from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_operator_table
 
 CUDA = "CUDAExecutionProvider"
 
@@ -770,7 +770,7 @@ def test_an_operator_that_differs_without_elements_is_taken_where_there_are_some
 @pytest.mark.long
 def test_the_table_is_what_the_generator_writes(tmp_path: Path) -> None:
     write_table(tmp_path / "operators.json", os.cpu_count() or 1)
-    assert json.loads((tmp_path / "operators.json").read_text()) == read_table()
+    assert json.loads((tmp_path / "operators.json").read_text()) == read_operator_table()
 
 
 def test_the_table_knows_the_types_of_the_backend_only() -> None:

@@ -23,10 +23,10 @@ from torch.fx import Node
 from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, to_backend
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, lower_methods, to_backend
 from hatch_lower.exir.lowering.leave_out import nodes_by_place, number_places
 from hatch_lower.pipeline.emit.delegates import delegate_file
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
 
 pytestmark = pytest.mark.torch
@@ -68,7 +68,7 @@ class Eager:
 
 def execute(program: ExportedProgram, folder: Path) -> Executor:
     """Emit a lowered program, write its delegates, and load it."""
-    emitted = emit_program("model", {"forward": LoweredMethod("forward", program, ("x", "y"))})
+    emitted = emit_program("model", {"forward": MethodToEmit("forward", program, ("x", "y"))})
     for digest, blob in emitted.blobs.items():
         path = folder / "model" / delegate_file(digest, blob.suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def execute(program: ExportedProgram, folder: Path) -> Executor:
     return execute_plan(emitted.plan, spans, DELEGATES, folder)
 
 
-def lower(program: ExportedProgram, tags: Tags, backend: str) -> Lowered:
+def lower(program: ExportedProgram, tags: Tags, backend: str) -> DelegatedMethod:
     """Lower a program with tags made beforehand."""
     return lower_methods({"forward": program}, {"forward": TagNodes(tags, backend)})["forward"]
 

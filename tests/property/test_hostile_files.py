@@ -58,7 +58,7 @@ from hatch_lower.cache import reports
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.client import OutputFile, decode_action_result, encode_action_result
-from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, reason_to_refuse, write_envelope
+from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, reason_to_refuse_unsigned, write_envelope
 from hatch_lower.cache.reports import read_report, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
@@ -67,7 +67,7 @@ from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.lowering.preprocess import wrong_field
-from hatch_lower.exir.lowering.stored_results import read_result
+from hatch_lower.exir.lowering.stored_results import read_stored_result
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
@@ -598,9 +598,9 @@ def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
     def read(data: bytes) -> None:
         nonlocal read_back
         value = json.loads(data)
-        if reason_to_refuse(value) == "":
+        if reason_to_refuse_unsigned(value) == "":
             store.put(KEY, {}, value, [BLOB, DATA])
-            result = read_result(store, value)
+            result = read_stored_result(store, value)
             assert result is None or wrong_field(result) is None
             read_back += result is not None
 
@@ -621,10 +621,10 @@ def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
 def test_a_report_whose_files_would_lie_elsewhere_in_the_wheel(stored: Stored, path: Any) -> None:
     value = json.loads(canonical_json(stored.value))
     assert read_report(stored.store, value) is not None
-    assert reports.read_result(stored.store, value) is not None
+    assert reports.read_model_result(stored.store, value) is not None
     value["files"][0]["path"] = path
     assert read_report(stored.store, value) is None
-    assert reports.read_result(stored.store, value) is None
+    assert reports.read_model_result(stored.store, value) is None
 
 
 ENTRY = SharedEntry(KEY, {"a": [1, 2.5]}, {"kind": "partition"}, (("b" * 64, 5),), False)

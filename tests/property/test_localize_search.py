@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hatch_lower.pipeline.localize.search import ExhaustedError, Found, Kind, Order, find_wrong
+from hatch_lower.pipeline.localize.search import ExhaustedError, FoundKind, FoundOperations, Order, find_wrong
 
 MOST = 12
 
@@ -60,7 +60,7 @@ def first_wrong_end(order: Order, engine: Engine) -> int | None:
     return min(engine.wrong(frozenset(range(len(order.sources))), ends), default=None)
 
 
-def search(order: Order, engine: Engine) -> Found | None:
+def search(order: Order, engine: Engine) -> FoundOperations | None:
     wrong = first_wrong_end(order, engine)
     return None if wrong is None else find_wrong(order, wrong, engine.probe)
 
@@ -69,7 +69,7 @@ def search(order: Order, engine: Engine) -> Found | None:
 def test_the_operation_that_is_wrong_alone_is_found(order: Order, data: st.DataObject) -> None:
     culprit = data.draw(st.integers(0, len(order.sources) - 1))
     engine = Engine(order, lambda operations, outputs: {culprit}, most=100 if order.room < 1000 else MOST)
-    assert search(order, engine) == Found(Kind.ALONE, (culprit,))
+    assert search(order, engine) == FoundOperations(FoundKind.ALONE, (culprit,))
 
 
 @given(orders(), st.data())
@@ -77,7 +77,7 @@ def test_with_two_wrong_operations_one_of_them_is_found(order: Order, data: st.D
     culprits = data.draw(st.sets(st.integers(0, len(order.sources) - 1), min_size=1, max_size=4))
     found = search(order, Engine(order, lambda operations, outputs: culprits, most=100))
     assert found is not None
-    assert found.kind is Kind.ALONE
+    assert found.kind is FoundKind.ALONE
     assert culprits.issuperset(found.operations)
 
 
@@ -94,8 +94,8 @@ def test_what_is_wrong_together_only_is_never_one_operation(order: Order, data: 
     found = search(order, engine)
     if found is None:
         return
-    assert found.kind is not Kind.ALONE
-    if found.kind is Kind.TOGETHER:
+    assert found.kind is not FoundKind.ALONE
+    if found.kind is FoundKind.TOGETHER:
         assert pair.issubset(found.operations)
         if len(engine.probes) < engine.most:
             assert pair == set(found.operations) or tapped
@@ -108,7 +108,7 @@ def test_a_pair_in_a_chain_is_found_with_few_probes(size: int) -> None:
     )
     pair = {size // 2 - 1, size // 2}
     engine = Engine(order, lambda operations, outputs: {max(pair)} if pair <= operations else set())
-    assert search(order, engine) == Found(Kind.TOGETHER, tuple(sorted(pair)))
+    assert search(order, engine) == FoundOperations(FoundKind.TOGETHER, tuple(sorted(pair)))
 
 
 @given(orders(), st.data())
@@ -118,12 +118,14 @@ def test_an_engine_that_refuses_small_programs_names_no_line(order: Order, data:
     engine = Engine(order, lambda operations, outputs: {culprit}, lambda operations: len(operations) < least, most=60)
     found = search(order, engine)
     assert found is not None
-    assert found.kind in (Kind.AMONG, Kind.TOGETHER)
+    assert found.kind in (FoundKind.AMONG, FoundKind.TOGETHER)
     assert culprit in found.operations
 
 
 def test_a_fault_that_no_program_shows_is_unseen_only_if_all_were_tried() -> None:
     order = Order(((), (0,), (1,)), frozenset(range(3)), frozenset(), (1, 1, 1), 1000)
     stopped = Engine(order, lambda operations, outputs: set(), most=1)
-    assert find_wrong(order, 2, stopped.probe) == Found(Kind.AMONG, (0, 1, 2))
-    assert find_wrong(order, 2, Engine(order, lambda operations, outputs: set()).probe) == Found(Kind.UNSEEN, ())
+    assert find_wrong(order, 2, stopped.probe) == FoundOperations(FoundKind.AMONG, (0, 1, 2))
+    assert find_wrong(order, 2, Engine(order, lambda operations, outputs: set()).probe) == FoundOperations(
+        FoundKind.UNSEEN, ()
+    )

@@ -15,10 +15,10 @@ from hatch_lower.driver.spread.protocol import (
     WrongAnswerError,
     code,
     mark,
-    read_answer,
-    read_request,
-    write_answer,
-    write_request,
+    read_unit_answer,
+    read_unit_request,
+    write_unit_answer,
+    write_unit_request,
 )
 
 KEY, SECRET = "ab" * 32, "cd" * 32
@@ -45,7 +45,7 @@ REQUEST = UnitRequest("a/b", KEY, SECRET, {}, {}, {}, KEY)
 )
 def test_a_request_survives_the_wire(name: str, body: dict[str, object], environment: dict[str, str]) -> None:
     request = UnitRequest(name, KEY, SECRET, {}, environment, body, KEY)
-    assert read_request(write_request(request)) == request
+    assert read_unit_request(write_unit_request(request)) == request
 
 
 @settings(max_examples=examples(1))
@@ -58,8 +58,8 @@ def test_an_answer_is_read_as_written_and_refused_with_any_bit_flipped(
     log: tuple[str, ...], position: int, bit: int
 ) -> None:
     answer = UnitAnswer("a/b", KEY, "host:1", "made", log=log)
-    data = write_answer(answer, (), SECRET)
-    assert read_answer(data, REQUEST)[0] == answer
+    data = write_unit_answer(answer, (), SECRET)
+    assert read_unit_answer(data, REQUEST)[0] == answer
     wrong = bytearray(data)
     wrong[position % len(data)] ^= 1 << bit
     assert is_refused(bytes(wrong))
@@ -78,7 +78,7 @@ def test_bytes_of_anybody_are_refused_and_raise_nothing_else(contents: bytes, tr
 
 def is_refused(data: bytes) -> bool:
     try:
-        read_answer(data, REQUEST)
+        read_unit_answer(data, REQUEST)
     except WrongAnswerError as error:
         return bool(str(error))
     return False

@@ -20,20 +20,20 @@ from hatch_lower.driver.spread.protocol import (
     HEAD,
     MAC,
     Entries,
-    Entry,
     Lack,
     UnitAnswer,
+    UnitEntry,
     UnitRequest,
     WrongAnswerError,
     code,
-    entry_of,
     new_secret,
-    read_answer,
     read_entries,
-    read_request,
-    write_answer,
+    read_unit_answer,
+    read_unit_request,
+    unit_entry,
     write_entries,
-    write_request,
+    write_unit_answer,
+    write_unit_request,
 )
 from hatch_lower.driver.spread.spread import remember_read
 
@@ -60,10 +60,10 @@ def store_at(folder: Path, entries: Entries | None = None) -> Store:
     return Store(folder, "on", no_warning, entries)
 
 
-def entry_in(folder: Path, key: str = OTHER, signing_key: SigningKey | None = None) -> Entry:
+def entry_in(folder: Path, key: str = OTHER, signing_key: SigningKey | None = None) -> UnitEntry:
     store = store_at(folder)
     store.put(key, {"kind": "other"}, VALUE, BLOBS)
-    entry = entry_of(store, key, signing_key)
+    entry = unit_entry(store, key, signing_key)
     assert entry is not None
     return entry
 
@@ -74,19 +74,19 @@ def pair() -> tuple[SigningKey, VerifyingKeys]:
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
-    assert read_request(write_request(REQUEST)) == REQUEST
+    assert read_unit_request(write_unit_request(REQUEST)) == REQUEST
     assert REQUEST.secret not in repr(REQUEST)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b"[" * 100000])
 def test_what_is_no_request_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="the request"):
-        read_request(data)
+        read_unit_request(data)
 
 
 def test_an_answer_brings_entries_that_a_store_takes(tmp_path: Path) -> None:
-    data = write_answer(MADE, [entry_in(tmp_path / "worker")], REQUEST.secret)
-    answer, entries = read_answer(data, REQUEST)
+    data = write_unit_answer(MADE, [entry_in(tmp_path / "worker")], REQUEST.secret)
+    answer, entries = read_unit_answer(data, REQUEST)
     assert answer == MADE
     store = store_at(tmp_path / "here", entries)
     assert store.find(OTHER) == VALUE
@@ -116,37 +116,37 @@ def test_blobs_that_entries_share_travel_once(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_of_an_answer_is_refused(tmp_path: Path) -> None:
-    data = write_answer(replace(MADE, log=()), [entry_in(tmp_path)], REQUEST.secret)
+    data = write_unit_answer(replace(MADE, log=()), [entry_in(tmp_path)], REQUEST.secret)
     for position in range(0, len(data), 7):
         wrong = bytearray(data)
         wrong[position] ^= 1 << position % 8
         with pytest.raises(WrongAnswerError):
-            read_answer(bytes(wrong), REQUEST)
+            read_unit_answer(bytes(wrong), REQUEST)
 
 
 @pytest.mark.parametrize("end", [0, 5, len(HEAD), MAC, CONTENTS, CONTENTS + 8, -1])
 def test_an_answer_that_is_cut_off_is_refused(end: int) -> None:
     with pytest.raises(WrongAnswerError):
-        read_answer(write_answer(MADE, (), REQUEST.secret)[:end], REQUEST)
+        read_unit_answer(write_unit_answer(MADE, (), REQUEST.secret)[:end], REQUEST)
 
 
 def test_another_unit_s_answer_is_refused() -> None:
     other = replace(REQUEST, name="digits/small", key=OTHER, secret=new_secret())
-    theirs = write_answer(replace(MADE, name="digits/small", key=OTHER), (), other.secret)
+    theirs = write_unit_answer(replace(MADE, name="digits/small", key=OTHER), (), other.secret)
     with pytest.raises(WrongAnswerError, match="the answer belongs to another request"):
-        read_answer(theirs, REQUEST)
+        read_unit_answer(theirs, REQUEST)
     # of a worker that puts the wrong result under the right secret
     with pytest.raises(WrongAnswerError, match="about another unit, `digits/small`"):
-        read_answer(write_answer(replace(MADE, name="digits/small"), (), REQUEST.secret), REQUEST)
+        read_unit_answer(write_unit_answer(replace(MADE, name="digits/small"), (), REQUEST.secret), REQUEST)
     with pytest.raises(WrongAnswerError, match="about another unit"):
-        read_answer(write_answer(replace(MADE, key=OTHER), (), REQUEST.secret), REQUEST)
+        read_unit_answer(write_unit_answer(replace(MADE, key=OTHER), (), REQUEST.secret), REQUEST)
 
 
 def test_an_answer_without_or_with_a_wrong_code_is_refused() -> None:
-    data = write_answer(MADE, (), REQUEST.secret)
+    data = write_unit_answer(MADE, (), REQUEST.secret)
     for wrong in (bytes(32), code(new_secret(), data[CONTENTS:])):
         with pytest.raises(WrongAnswerError, match="its authentication code is wrong"):
-            read_answer(data[:MAC] + wrong + data[CONTENTS:], REQUEST)
+            read_unit_answer(data[:MAC] + wrong + data[CONTENTS:], REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_an_answer_without_or_with_a_wrong_code_is_refused() -> None:
 )
 def test_an_answer_that_contradicts_itself_is_refused(answer: UnitAnswer) -> None:
     with pytest.raises(WrongAnswerError, match="cannot be read: the answer"):
-        read_answer(write_answer(answer, (), REQUEST.secret), REQUEST)
+        read_unit_answer(write_unit_answer(answer, (), REQUEST.secret), REQUEST)
 
 
 def test_an_entry_that_the_answer_does_not_name_is_refused(tmp_path: Path) -> None:
-    data = write_answer(replace(MADE, entries=()), [entry_in(tmp_path)], REQUEST.secret)
+    data = write_unit_answer(replace(MADE, entries=()), [entry_in(tmp_path)], REQUEST.secret)
     with pytest.raises(WrongAnswerError, match="without its key"):
-        read_answer(data, REQUEST)
+        read_unit_answer(data, REQUEST)
 
 
 def test_an_entry_with_another_blob_than_it_says_is_not_taken(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_an_entry_of_another_key_is_not_taken(tmp_path: Path, kind: str) -> None
     for key, found in ((digest_of(own), VALUE), (OTHER, None)):
         store = store_at(tmp_path / f"worker {key}")
         store.put(key, {"kind": kind, **own}, VALUE)
-        entry = entry_of(store, key)
+        entry = unit_entry(store, key)
         assert entry is not None
         entries = read_entries(write_entries([entry]))
         assert store_at(tmp_path / f"here {key}", entries).find(key) == found
@@ -204,7 +204,7 @@ def test_where_public_keys_are_configured_one_of_them_must_have_signed(tmp_path:
     stranger, _ = pair()
     signed, unsigned, foreign = (entry_in(tmp_path / "worker", OTHER, key) for key in (own, None, stranger))
 
-    def taken(entry: Entry) -> tuple[object, dict[str, str]]:
+    def taken(entry: UnitEntry) -> tuple[object, dict[str, str]]:
         entries = replace(read_entries(write_entries([entry])), trusted=trusted)
         return store_at(tmp_path / sha256_bytes(entry.envelope), entries).find(OTHER), entries.refused
 

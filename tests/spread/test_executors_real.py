@@ -18,7 +18,7 @@ from support.pool_units import RAISED, RETURNED, make_request, run_unit
 from support.processes import is_running
 
 from hatch_lower.driver.spread.executors.choose import opener
-from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool
+from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, WorkerPool
 from hatch_lower.errors import ExecutorError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -26,7 +26,7 @@ TESTS = Path(__file__).parents[1]
 NOBODY = frozenset[str]()
 SECONDS = 60.0
 
-Open = Callable[[], Pool]
+Open = Callable[[], WorkerPool]
 
 
 def executor(name: str, work: Path) -> Open:
@@ -73,7 +73,7 @@ def open_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 
 @pytest.fixture
-def pool(open_pool: Open) -> Iterator[Pool]:
+def pool(open_pool: Open) -> Iterator[WorkerPool]:
     pool = open_pool()
     yield pool
     pool.close(cancel=True)
@@ -89,7 +89,7 @@ def await_text(path: Path, good: Callable[[str], bool] = bool) -> str:
     raise AssertionError(f"{path} was not written as expected")
 
 
-def test_units_run_on_two_workers_with_what_they_share(pool: Pool) -> None:
+def test_units_run_on_two_workers_with_what_they_share(pool: WorkerPool) -> None:
     snapshot = b"a" * 1_000_000
     futures = [pool.submit(make_request(seconds=0.2), snapshot, NOBODY) for _ in range(6)]
     replies = [future.result(SECONDS) for future in futures]
@@ -123,21 +123,21 @@ def test_a_worker_that_is_killed_is_lost_and_the_unit_can_be_made_again(
     pool.close(cancel=True)
 
 
-def test_what_a_worker_raises_arrives(pool: Pool) -> None:
+def test_what_a_worker_raises_arrives(pool: WorkerPool) -> None:
     error = pool.submit(make_request(missing=True), b"", NOBODY).exception(SECONDS)
     assert isinstance(error, ModuleNotFoundError)
     assert str(error) == "No module named 'hatch_lower.driver.spread'"
 
 
 @pytest.mark.parametrize("returned", RETURNED)
-def test_what_is_no_answer_is_empty_or_an_error_and_not_waited_for(pool: Pool, returned: str) -> None:
+def test_what_is_no_answer_is_empty_or_an_error_and_not_waited_for(pool: WorkerPool, returned: str) -> None:
     future = pool.submit(make_request(returns=returned), b"", NOBODY)
     error = future.exception(SECONDS)
     assert error is not None or future.result().data == b""
 
 
 @pytest.mark.parametrize("raised", RAISED)
-def test_whatever_a_worker_raises_ends_the_unit(pool: Pool, raised: str) -> None:
+def test_whatever_a_worker_raises_ends_the_unit(pool: WorkerPool, raised: str) -> None:
     error = pool.submit(make_request(raises=raised), b"", NOBODY).exception(SECONDS)
     assert error is not None
     assert str(error) != "its task was cancelled" or raised == "cancelled"

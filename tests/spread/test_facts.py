@@ -52,9 +52,9 @@ def test_the_compiler_is_told_by_its_first_line_without_its_folder(tmp_path: Pat
 @pytest.mark.torch
 def test_the_compiler_is_the_one_that_the_backend_would_run(tmp_path: Path) -> None:
     from hatch_lower.backends.aoti.configuration import parse_options
-    from hatch_lower.backends.aoti.library import find_compiler
+    from hatch_lower.backends.aoti.library import choose_compiler
 
-    versions = find_compiler(parse_options({}).isa).versions()
+    versions = choose_compiler(parse_options({}).isa).versions()
     facts = facts_here([COMPILER, LINKER], os.environ, StatCache(tmp_path / "stats.json"))
     assert facts == {COMPILER: versions["compiler"], LINKER: versions["linker"]}
 

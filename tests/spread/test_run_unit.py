@@ -33,16 +33,16 @@ from hatch_lower.driver.spread.protocol import (
     UnitAnswer,
     UnitRequest,
     WrongAnswerError,
-    entry_of,
-    read_answer,
     read_entries,
-    write_answer,
+    read_unit_answer,
+    unit_entry,
     write_entries,
-    write_request,
+    write_unit_answer,
+    write_unit_request,
 )
 from hatch_lower.driver.spread.run_unit import PREFIX, Workplace, open_workplace, run_unit
 from hatch_lower.driver.spread.snapshot import Snapshot, take_snapshot
-from hatch_lower.driver.spread.spread import error_of, requests_of, take_answer
+from hatch_lower.driver.spread.spread import failed_unit_error, requests_of, take_answer
 from hatch_lower.driver.units import Unit, find_units, recipe_units
 from hatch_lower.errors import CacheError, EntryPointError
 from hatch_lower.events import NullReporter
@@ -147,12 +147,12 @@ def unit_of(context: BuildContext, model: str) -> Unit:
 
 
 def answered(asked: Asked, data: bytes) -> UnitAnswer:
-    return read_answer(data, asked.request)[0]
+    return read_unit_answer(data, asked.request)[0]
 
 
 def run(asked: Asked, request: UnitRequest | None = None, snapshot: bytes | None = None) -> UnitAnswer:
     sent = asked.snapshot.data if snapshot is None else snapshot
-    return answered(asked, run_unit(write_request(request or asked.request), sent))
+    return answered(asked, run_unit(write_unit_request(request or asked.request), sent))
 
 
 def test_a_worker_that_is_something_else_refuses_and_says_what_it_is(shop: BuildContext, temporary: Path) -> None:
@@ -213,7 +213,7 @@ def test_what_a_worker_has_signed_is_taken(shop: BuildContext, monkeypatch: pyte
     monkeypatch.setattr("hatch_lower.driver.spread.run_unit.make_recipe", make_recipe)
     monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", own.private)
     asked = asked_of(context, "broken")
-    answer, entries = read_answer(run_unit(write_request(asked.request), asked.snapshot.data), asked.request)
+    answer, entries = read_unit_answer(run_unit(write_unit_request(asked.request), asked.snapshot.data), asked.request)
     assert take_answer(context, answer, entries) == (KEY,)
 
 
@@ -261,7 +261,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused(shop: BuildContext, te
     (shop.settings.root / "shop" / "large.bin").write_bytes(bytes(1 << 20))
     asked = asked_of(shop, "broken")
     with ProcessPoolExecutor(1, get_context("spawn"), limit_files, (1 << 16,)) as pool:
-        data = pool.submit(run_unit, write_request(asked.request), asked.snapshot.data).result()
+        data = pool.submit(run_unit, write_unit_request(asked.request), asked.snapshot.data).result()
     answer = answered(asked, data)
     assert answer.outcome == "refused"
     assert answer.lacks[0].text() == "room for 1.01 MiB of files: File too large"
@@ -282,7 +282,7 @@ def test_an_answer_brings_what_the_build_cannot_get_elsewhere(
     asked = asked_of(shop, "broken")
     for bring_all, brought in ((True, {KEY, sent}), (False, {KEY})):
         request = replace(asked.request, bring_all=bring_all)
-        answer, entries = read_answer(run_unit(write_request(request), asked.snapshot.data), request)
+        answer, entries = read_unit_answer(run_unit(write_unit_request(request), asked.snapshot.data), request)
         assert answer.entries == tuple(sorted([KEY, sent]))
         assert entries.entries.keys() == brought
 
@@ -311,7 +311,7 @@ def test_a_worker_without_a_folder_for_temporary_files_refuses(
 
 def test_a_request_of_another_version_is_refused_if_it_says_who_asks(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
-    fields = {**json.loads(write_request(asked.request)), "later": 1}
+    fields = {**json.loads(write_unit_request(asked.request)), "later": 1}
     answer = answered(asked, run_unit(json.dumps(fields).encode(), b""))
     assert answer.outcome == "refused"
     assert "does not: the request: unknown key `later`" in answer.lacks[0].text()
@@ -338,7 +338,7 @@ def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
     assert answer.outcome == "failed"
     said = [line.partition(": ")[2] for line in answer.log if "broken: " in line]
     assert said[:2] == ["environment ['SHOP_COLOUR']", "values green home of the worker project"]
-    error = error_of(asked.snapshot, answer, shop.settings.root)
+    error = failed_unit_error(asked.snapshot, answer, shop.settings.root)
     assert isinstance(error, EntryPointError)
     assert error.found == "ValueError: no weights in shop"
     assert error.where.endswith(f"shop/models.py:9, on the worker {answer.worker}")
@@ -354,7 +354,7 @@ def test_a_file_that_was_not_sent_is_named_with_the_setting(shop: BuildContext) 
     asked = asked_of(shop, "reading")
     answer = run(asked)
     assert answer.outcome == "failed"
-    error = error_of(asked.snapshot, answer, shop.settings.root)
+    error = failed_unit_error(asked.snapshot, answer, shop.settings.root)
     assert "'weights/small.pt'" in error.found
     assert error.hint == (
         "`weights/small.pt` is not sent to workers, for it is in no distribution of the project:"
@@ -375,7 +375,7 @@ class Sleeping:
         return [int(pid) for pid in pids] if len(pids) == 2 else []
 
     def run(self, still_wanted: Callable[[], bool]) -> UnitAnswer:
-        data = run_unit(write_request(self.asked.request), self.asked.snapshot.data, still_wanted=still_wanted)
+        data = run_unit(write_unit_request(self.asked.request), self.asked.snapshot.data, still_wanted=still_wanted)
         return answered(self.asked, data)
 
     def await_end(self) -> None:
@@ -425,7 +425,9 @@ def test_a_unit_that_is_killed_alone_says_so(sleeping: Sleeping, temporary: Path
 
 def test_what_a_killed_worker_has_started_ends_with_it(sleeping: Sleeping, temporary: Path) -> None:
     asked = sleeping.asked
-    worker = get_context("spawn").Process(target=run_unit, args=(write_request(asked.request), asked.snapshot.data))
+    worker = get_context("spawn").Process(
+        target=run_unit, args=(write_unit_request(asked.request), asked.snapshot.data)
+    )
     worker.start()
     wait_for(sleeping.processes, "the model's code")
     worker.kill()
@@ -491,7 +493,7 @@ def bundle(folder: Path, *keys: str) -> Entries:
     entries = []
     for key in keys:
         store.put(key, {"kind": "recipe"}, {"of": key}, [b"blob"])
-        entry = entry_of(store, key)
+        entry = unit_entry(store, key)
         assert entry is not None
         entries.append(entry)
     return read_entries(write_entries(entries))
@@ -542,8 +544,8 @@ def test_a_store_that_cannot_be_written_is_the_build_s_own_error(shop: BuildCont
 def test_a_missing_word_about_a_failure_is_an_error_too(shop: BuildContext) -> None:
     asked = asked_of(shop, "broken")
     answer = UnitAnswer(asked.request.name, asked.request.key, "host:1", "refused", lacks=(Lack("x", "", "y"),))
-    assert answered(asked, write_answer(answer, (), asked.request.secret)) == answer
-    assert "without a word" in str(error_of(asked.snapshot, answer, shop.settings.root))
+    assert answered(asked, write_unit_answer(answer, (), asked.request.secret)) == answer
+    assert "without a word" in str(failed_unit_error(asked.snapshot, answer, shop.settings.root))
 
 
 def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_be(
@@ -562,7 +564,9 @@ def test_requests_of_many_models_are_not_larger_and_ask_once_what_a_worker_must_
     units = [replace(unit_of(shop, model.name), model=each.name) for each in models]
     context = replace(shop, settings=replace(shop.settings, models=tuple(models)))
     snapshot = take_snapshot(shop.settings, shop.view, shop.files())
-    sizes = {len(write_request(request)) - 3 * len(request.name) for request in requests_of(context, units, snapshot)}
+    sizes = {
+        len(write_unit_request(request)) - 3 * len(request.name) for request in requests_of(context, units, snapshot)
+    }
     (alone,) = requests_of(shop, [unit_of(shop, model.name)], snapshot)
-    assert max(sizes) < 1.1 * len(write_request(alone))
+    assert max(sizes) < 1.1 * len(write_unit_request(alone))
     assert len(asked_for) == 2, "once for each call"

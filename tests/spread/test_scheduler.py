@@ -19,10 +19,10 @@ from support.simulated import (
     shortest_makespan,
 )
 
-from hatch_lower.driver.spread.pool import LostConnectionError, Work
+from hatch_lower.driver.spread.pool import LostConnectionError, UnitWork
 from hatch_lower.errors import CaptureError, ExecutorError
 
-EQUAL = [Work(str(number), f"unit {number}", seconds=10.0) for number in range(32)]
+EQUAL = [UnitWork(str(number), f"unit {number}", seconds=10.0) for number in range(32)]
 
 
 def answering(**answers: list[str | BaseException]) -> Make:
@@ -36,8 +36,8 @@ def answering(**answers: list[str | BaseException]) -> Make:
     return make
 
 
-def units(*names: str) -> list[Work]:
-    return [Work(name, name) for name in names]
+def units(*names: str) -> list[UnitWork]:
+    return [UnitWork(name, name) for name in names]
 
 
 def test_equal_units_keep_all_workers_busy() -> None:
@@ -62,7 +62,7 @@ def test_the_longest_unit_is_begun_first() -> None:
         begun.append(key)
         return 1.0, b"made"
 
-    works = [Work(str(seconds), "", float(seconds)) for seconds in (1, 9, 3)] + [Work("unknown", "")]
+    works = [UnitWork(str(seconds), "", float(seconds)) for seconds in (1, 9, 3)] + [UnitWork("unknown", "")]
     scheduler_of(SimulatedEngine(1, make), SimulatedDesk()).run(works)
     assert begun == ["9", "unknown", "3", "1"]
 
@@ -127,7 +127,7 @@ def test_twenty_killed_workers_cost_no_unit() -> None:
 def test_a_unit_that_ends_its_workers_is_given_up() -> None:
     works = units("bad", "good")
     watcher = RecordingWatcher()
-    engine = SimulatedEngine(9, making([Work(work.key, work.name, 5.0) for work in works]))
+    engine = SimulatedEngine(9, making([UnitWork(work.key, work.name, 5.0) for work in works]))
     for number in range(4):
         engine.at(1.0 + number, lambda: [engine.kill(worker) for worker in engine.running("bad")])
     desk = SimulatedDesk()
@@ -159,7 +159,7 @@ def test_a_worker_that_refuses_a_unit_gets_none_of_its_group() -> None:
         asked.append((worker, key))
         return 1.0, b"refused" if worker == "worker-0" and key != "other" else b"made"
 
-    works = [*(Work(str(number), str(number), group="aoti") for number in range(6)), Work("other", "other")]
+    works = [*(UnitWork(str(number), str(number), group="aoti") for number in range(6)), UnitWork("other", "other")]
     assert scheduler_of(SimulatedEngine(2, make), SimulatedDesk()).run(works) == {}
     assert [key for worker, key in asked if worker == "worker-0" and key != "other"] in (["0"], ["0", "2"])
 
@@ -232,7 +232,7 @@ def test_a_worker_is_waited_for_anew_after_the_engine_was_lost() -> None:
     engine = SimulatedEngine(2, make)
     engine.at(12.0, engine.disconnect)  # no worker takes the unit since the ninth second
     engine.at(15.0, lambda: engine.kill("worker-1"))
-    desk, works = SimulatedDesk(), [Work(key, key, group=key[:1]) for key in seconds]
+    desk, works = SimulatedDesk(), [UnitWork(key, key, group=key[:1]) for key in seconds]
     assert scheduler_of(engine, desk).run(works) == {}
     assert sorted(desk.made) == sorted(seconds)
 

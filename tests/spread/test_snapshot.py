@@ -18,7 +18,7 @@ from hatch_lower.driver.spread.snapshot import (
     Relocated,
     relocated,
     take_snapshot,
-    unpack,
+    unpack_snapshot,
 )
 from hatch_lower.errors import PackageError
 from hatch_lower.format.codec import decode, encode
@@ -137,7 +137,7 @@ def test_paths_keep_their_places_relative_to_each_other(tmp_path: Path) -> None:
     sent: Relocated = decode(Relocated, encode(snapshot.project), "")
     there = tmp_path / "there"
     there.mkdir()
-    unpack(snapshot.data, there)
+    unpack_snapshot(snapshot.data, there)
     moved, view_there = relocated(sent, there)
     assert moved == replace(settings, root=there / "above" / "project")
     assert view_there.import_roots == (moved.root / "src", moved.root)
@@ -172,7 +172,7 @@ def test_a_place_outside_of_its_folder_is_refused(tmp_path: Path, name: str) -> 
     folder = tmp_path / "inside"
     folder.mkdir()
     with pytest.raises(HostileArchiveError):
-        unpack(archive_of(member(name)), folder)
+        unpack_snapshot(archive_of(member(name)), folder)
     assert list(tmp_path.rglob("*")) == [folder]
 
 
@@ -182,25 +182,25 @@ def test_a_place_outside_of_its_folder_is_refused(tmp_path: Path, name: str) -> 
 )
 def test_whatever_is_no_plain_file_is_refused(tmp_path: Path, kind: bytes) -> None:
     with pytest.raises(HostileArchiveError):
-        unpack(archive_of(member("name", kind, "/etc/passwd"), member("name/below")), tmp_path)
+        unpack_snapshot(archive_of(member("name", kind, "/etc/passwd"), member("name/below")), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
 def test_two_files_in_one_place_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     with pytest.raises((HostileArchiveError, OSError)):
-        unpack(archive_of(*map(member, names)), tmp_path)
+        unpack_snapshot(archive_of(*map(member, names)), tmp_path)
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     whole = archive_of(member("name"), data=b"contents" * 500)
     for data in (b"", b"no archive" * 200, whole[:1000], whole[:100] + b"\xff" * 50 + whole[150:]):
         with pytest.raises(HostileArchiveError):
-            unpack(data, tmp_path)
+            unpack_snapshot(data, tmp_path)
     # compressed ones are none either: nobody knows how large they become
     packed = subprocess.run(["gzip"], input=whole, capture_output=True, check=True).stdout
     with pytest.raises(HostileArchiveError):
-        unpack(packed, tmp_path)
+        unpack_snapshot(packed, tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/etc", "../x", "a/../.."])

@@ -21,8 +21,8 @@ from hatch_lower.driver.spread.protocol import (
     UnitAnswer,
     UnitRequest,
     WrongAnswerError,
-    read_request,
-    write_answer,
+    read_unit_request,
+    write_unit_answer,
 )
 from hatch_lower.driver.spread.scheduler import Scheduler
 from hatch_lower.driver.spread.spread import UnitDesk
@@ -38,7 +38,7 @@ def context(tmp_path: Path) -> BuildContext:
 
 
 def made(request: UnitRequest, worker: str) -> bytes:
-    return write_answer(UnitAnswer(request.name, request.key, worker, "made"), (), request.secret)
+    return write_unit_answer(UnitAnswer(request.name, request.key, worker, "made"), (), request.secret)
 
 
 def flipped(request: UnitRequest, worker: str) -> bytes:
@@ -48,21 +48,21 @@ def flipped(request: UnitRequest, worker: str) -> bytes:
 
 
 def of_another_unit(request: UnitRequest, worker: str) -> bytes:
-    return write_answer(UnitAnswer("other/default", request.key, worker, "made"), (), request.secret)
+    return write_unit_answer(UnitAnswer("other/default", request.key, worker, "made"), (), request.secret)
 
 
 def of_another_build(request: UnitRequest, worker: str) -> bytes:
-    return write_answer(UnitAnswer(request.name, request.key, worker, "made"), (), sha256_bytes(b"guessed"))
+    return write_unit_answer(UnitAnswer(request.name, request.key, worker, "made"), (), sha256_bytes(b"guessed"))
 
 
 def without_its_entries(request: UnitRequest, worker: str) -> bytes:
     answer = UnitAnswer(request.name, request.key, worker, "made", entries=(sha256_bytes(b"entry"),))
-    return write_answer(answer, (), request.secret)
+    return write_unit_answer(answer, (), request.secret)
 
 
 def refusing(request: UnitRequest, worker: str) -> bytes:
     lacks = (Lack("torch", "2.13.0", "2.12.1"), Lack("C++ compiler", "g++ 13", ""))
-    return write_answer(UnitAnswer(request.name, request.key, worker, "refused", lacks=lacks), (), request.secret)
+    return write_unit_answer(UnitAnswer(request.name, request.key, worker, "refused", lacks=lacks), (), request.secret)
 
 
 def failing(request: UnitRequest, worker: str) -> bytes:
@@ -70,14 +70,14 @@ def failing(request: UnitRequest, worker: str) -> bytes:
     answer = UnitAnswer(
         request.name, request.key, worker, "failed", error=error.to_json(), log=("a line of the model",)
     )
-    return write_answer(answer, (), request.secret)
+    return write_unit_answer(answer, (), request.secret)
 
 
 def first_worker(answer: Answer) -> Make:
     """Return workers of which the first one answers so, and the other as it should."""
 
     def make(worker: str, text: str) -> tuple[float, bytes]:
-        request = read_request(text.encode())
+        request = read_unit_request(text.encode())
         return 1.0, (answer if worker == "worker-0" else made)(request, worker)
 
     return make
@@ -117,7 +117,7 @@ def test_a_wrong_answer_is_reported_and_the_unit_made_by_another_worker(
 
 def test_workers_that_all_refuse_are_named_with_what_they_lack(context: BuildContext) -> None:
     with pytest.raises(ExecutorError) as caught:
-        spread(context, lambda worker, text: (1.0, refusing(read_request(text.encode()), worker)))
+        spread(context, lambda worker, text: (1.0, refusing(read_unit_request(text.encode()), worker)))
     assert caught.value.found == "\n".join(
         f"{worker}: has torch 2.12.1, where 2.13.0 is wanted; has no C++ compiler, where g++ 13 is wanted"
         for worker in ("worker-0", "worker-1")
@@ -137,7 +137,7 @@ def test_the_error_of_a_unit_names_its_worker_and_its_log_arrives(context: Build
 def killed(request: UnitRequest, worker: str) -> bytes:
     error = ProcessError("the build process was killed (SIGKILL)", where="two_methods", hint="give it memory")
     answer = UnitAnswer(request.name, request.key, worker, "killed", error=error.to_json())
-    return write_answer(answer, (), request.secret)
+    return write_unit_answer(answer, (), request.secret)
 
 
 def test_a_unit_that_was_killed_on_its_worker_is_made_by_another_one(context: BuildContext) -> None:
@@ -148,7 +148,7 @@ def test_a_unit_that_was_killed_on_its_worker_is_made_by_another_one(context: Bu
 
 
 def test_a_unit_that_is_killed_wherever_it_is_made_is_left_to_the_build(context: BuildContext) -> None:
-    given_up, _ = spread(context, lambda worker, text: (1.0, killed(read_request(text.encode()), worker)))
+    given_up, _ = spread(context, lambda worker, text: (1.0, killed(read_unit_request(text.encode()), worker)))
     assert set(given_up) == {"two_methods/default", "two_methods/portable"}
 
 
@@ -166,9 +166,9 @@ def test_a_shared_cache_that_the_build_has_lost_is_relied_on_once(context: Build
     context = replace(context, store=replace(context.store, remote=Lost()))
     desk = UnitDesk(context, recipe_units(find_units(context, shared=False)))
     first, second = desk.works
-    request = read_request(desk.request(first)[0])
+    request = read_unit_request(desk.request(first)[0])
     assert not request.bring_all
     with pytest.raises(WrongAnswerError, match="the shared cache does not have it"):
         desk.read(first, Reply("worker", without_its_entries(request, "worker")))
     for work in (first, second):
-        assert read_request(desk.request(work)[0]).bring_all
+        assert read_unit_request(desk.request(work)[0]).bring_all

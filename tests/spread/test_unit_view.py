@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hatch_lower.driver.spread.pool import Work
-from hatch_lower.driver.spread.scheduler import Progress, UnitView, duration
+from hatch_lower.driver.spread.pool import UnitWork
+from hatch_lower.driver.spread.scheduler import UnitProgress, UnitView, rest_text
 from hatch_lower.events import Event
 
-A, B = Work("a", "digits/a"), Work("b", "digits/b")
+A, B = UnitWork("a", "digits/a"), UnitWork("b", "digits/b")
 
 
 class Shown:
@@ -25,8 +25,8 @@ class Shown:
 
 def test_the_view_counts_units_and_names_those_that_run_for_longest() -> None:
     shown = Shown()
-    running = [(Work(str(number), f"digits/{number}"), float(number)) for number in range(7)]
-    shown.view.show(Progress(2, 0, 12, running, 90.0, 7))
+    running = [(UnitWork(str(number), f"digits/{number}"), float(number)) for number in range(7)]
+    shown.view.show(UnitProgress(2, 0, 12, running, 90.0, 7))
     (event,) = shown.events
     assert (event.state, event.model) == ("live", "net")
     assert event.detail.splitlines() == [
@@ -40,19 +40,19 @@ def test_the_view_counts_units_and_names_those_that_run_for_longest() -> None:
 
 def test_without_an_estimate_none_is_shown() -> None:
     shown = Shown()
-    shown.view.show(Progress(0, 0, 1, [], None, None))
+    shown.view.show(UnitProgress(0, 0, 1, [], None, None))
     assert shown.events[0].detail == "0 of 1 units made, 0 submitted, 1 waiting"
 
 
 def test_units_that_are_left_to_the_build_do_not_wait() -> None:
     shown = Shown()
-    shown.view.show(Progress(1, 2, 5, [(B, 1.0)], None, 1))
+    shown.view.show(UnitProgress(1, 2, 5, [(B, 1.0)], None, 1))
     assert shown.events[0].detail.splitlines()[0] == "1 of 5 units made, 1 submitted, 1 waiting, 2 left to this build"
 
 
 def test_a_cluster_without_workers_is_named_and_nothing_promised() -> None:
     shown = Shown()
-    shown.view.show(Progress(0, 0, 2, [(A, 1.0), (B, 1.0)], 20.0, 0))
+    shown.view.show(UnitProgress(0, 0, 2, [(A, 1.0), (B, 1.0)], 20.0, 0))
     assert shown.events[0].detail.splitlines()[0] == "0 of 2 units made, 2 submitted, 0 waiting, no worker is there"
 
 
@@ -62,7 +62,7 @@ def test_where_lines_are_shown_nothing_is_quiet_for_long() -> None:
         shown.time += 1.0
         if shown.time == 50.0:
             shown.view.made(A, "worker", 3.0)
-        shown.view.show(Progress(0, 0, 1, [(B, shown.time)], None, 1))
+        shown.view.show(UnitProgress(0, 0, 1, [(B, shown.time)], None, 1))
     going = [event for event in shown.events if event.state == "going"]
     assert [event.seconds for event in going] == [30.0, 80.0]
 
@@ -85,4 +85,4 @@ def test_what_happens_to_a_unit_is_a_line() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7200.0, "2.0 h")])
 def test_a_duration_is_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert rest_text(seconds) == text

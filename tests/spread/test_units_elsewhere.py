@@ -9,7 +9,7 @@ import pytest
 from support.elsewhere import context_of, worker
 from support.scenarios import Project, sha256, tree
 
-from hatch_lower.driver.spread.protocol import read_answer, write_request
+from hatch_lower.driver.spread.protocol import read_unit_answer, write_unit_request
 from hatch_lower.driver.spread.run_unit import run_unit
 from hatch_lower.driver.spread.snapshot import take_snapshot
 from hatch_lower.driver.spread.spread import requests_of, take_answer
@@ -31,7 +31,7 @@ def test_a_build_of_what_was_made_elsewhere_lowers_nothing_and_gives_the_same_wh
     elsewhere = tmp_path / "elsewhere"
     with worker(elsewhere) as run:
         for request in requests_of(context, units, snapshot):
-            answer, entries = read_answer(run(run_unit, write_request(request), snapshot.data), request)
+            answer, entries = read_unit_answer(run(run_unit, write_unit_request(request), snapshot.data), request)
             assert (answer.outcome, answer.error, answer.lacks) == ("made", None, ())
             assert set(take_answer(context, answer, entries)) == set(answer.entries)
             assert take_answer(context, answer, entries) == ()

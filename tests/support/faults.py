@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.contents import Limits, survey, trim
+from hatch_lower.cache.contents import StoreLimits, survey, trim_store
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import Finished, run
 
 HERE = Path(__file__).parent
 REFUSED = 77
 TWO_HOURS = 7200.0
-LIMITS = Limits(10**10, 60 * 86400.0)
+LIMITS = StoreLimits(10**10, 60 * 86400.0)
 KEPT = re.compile(
     r"(records/(..)/\2[0-9a-f]{62}\.json|blobs/(..)/\3[0-9a-f]{62}|locks/[a-z]+-\d{3}|history/[0-9a-f]{64}\.(json|log)"
     r"|preload/[0-9a-f]{64}-[0-9a-f]{64}\.so|secret|stats\.json|verified\.json|trimmed|CACHEDIR\.TAG|\.gitignore)"
@@ -222,7 +222,7 @@ def nothing_stays(directory: Path) -> None:
     """Trim a cache as in two hours' time: then it holds nothing but whole entries."""
     if not directory.is_dir():
         return
-    trim(directory, LIMITS, time.time() + TWO_HOURS)
+    trim_store(directory, LIMITS, time.time() + TWO_HOURS)
     found = survey(directory)
     assert (found.leftovers, found.unreferenced) == (0, 0)
     assert all(each.whole for each in found.entries)

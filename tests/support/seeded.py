@@ -20,7 +20,7 @@ from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.dialects._ops import ops
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.surgery import copy_program
-from hatch_lower.exir.lowering.preprocess import Request
+from hatch_lower.exir.lowering.preprocess import PreprocessRequest
 from hatch_lower.pipeline.emit.sources import module_path
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
@@ -92,7 +92,7 @@ def seeded(fault: Fault) -> Iterator[list[ExportedProgram]]:
 
     def make_request(
         method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram
-    ) -> Request:
+    ) -> PreprocessRequest:
         given = fault.applied(program)
         if given is not program:
             changed.append(program)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, Work
+from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Reply, UnitWork
 from hatch_lower.driver.spread.protocol import Lack, LacksError, WrongAnswerError
-from hatch_lower.driver.spread.scheduler import Progress, Scheduler
+from hatch_lower.driver.spread.scheduler import Scheduler, UnitProgress
 from hatch_lower.errors import CaptureError
 
 # Seconds that a unit takes on a worker, and what comes back
@@ -159,10 +159,10 @@ class SimulatedDesk:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def request(self, work: Work) -> tuple[bytes, bytes]:
+    def request(self, work: UnitWork) -> tuple[bytes, bytes]:
         return work.key.encode(), b""
 
-    def read(self, work: Work, reply: Reply) -> None:
+    def read(self, work: UnitWork, reply: Reply) -> None:
         word = reply.data.decode()
         if word == "made":
             self.made.append(work.key)
@@ -177,25 +177,25 @@ class SimulatedDesk:
 class RecordingWatcher:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.shown: list[Progress] = []
+        self.shown: list[UnitProgress] = []
 
-    def made(self, work: Work, worker: str, seconds: float) -> None:
+    def made(self, work: UnitWork, worker: str, seconds: float) -> None:
         self.lines.append(f"{work.name} made on {worker} in {seconds:g} s")
 
-    def again(self, work: Work, reason: str) -> None:
+    def again(self, work: UnitWork, reason: str) -> None:
         self.lines.append(f"{work.name} again: {reason}")
 
-    def given_up(self, work: Work, reason: str) -> None:
+    def given_up(self, work: UnitWork, reason: str) -> None:
         self.lines.append(f"{work.name} given up: {reason}")
 
     def said(self, text: str) -> None:
         self.lines.append(text)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: UnitProgress) -> None:
         self.shown.append(progress)
 
 
-def making(works: Iterable[Work]) -> Make:
+def making(works: Iterable[UnitWork]) -> Make:
     """Return what workers do that make every unit in the time that it is said to take."""
     seconds = {work.key: work.seconds or 1.0 for work in works}
     return lambda worker, key: (seconds[key], b"made")
@@ -205,7 +205,7 @@ def scheduler_of(engine: SimulatedEngine, desk: SimulatedDesk, watcher: Recordin
     return Scheduler(engine.open, desk, watcher or RecordingWatcher(), engine)
 
 
-def makespan(works: Sequence[Work], workers: int) -> float:
+def makespan(works: Sequence[UnitWork], workers: int) -> float:
     """Return the simulated seconds in which workers make units."""
     engine = SimulatedEngine(workers, making(works))
     desk = SimulatedDesk()
@@ -214,14 +214,14 @@ def makespan(works: Sequence[Work], workers: int) -> float:
     return engine.now()
 
 
-def shortest_makespan(works: Sequence[Work], workers: int) -> float:
+def shortest_makespan(works: Sequence[UnitWork], workers: int) -> float:
     """Return a time in which it cannot be done faster: all workers busy, or the longest unit."""
     seconds = [work.seconds or 0.0 for work in works]
     return max(sum(seconds) / workers, *seconds)
 
 
-def mixed_units(count: int, seed: int) -> list[Work]:
+def mixed_units(count: int, seed: int) -> list[UnitWork]:
     """Return units of mixed costs: short ones and long ones."""
     chance = random.Random(seed)
     costs = (lambda: chance.uniform(1, 5), lambda: chance.lognormvariate(2, 1), lambda: chance.uniform(30, 120))
-    return [Work(str(number), f"unit {number}", chance.choice(costs)()) for number in range(count)]
+    return [UnitWork(str(number), f"unit {number}", chance.choice(costs)()) for number in range(count)]

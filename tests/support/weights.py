@@ -15,16 +15,16 @@ from typing import Any
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.format.constants import content_key
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from support.lowered import file_entry, lowered_model, safetensors_bytes, write_lowered
 from support.plans import c, constant, method, op, plan_value, tensor_input, v
 
 COMMIT = "0123456789" * 4
 
 
-def source_of(url: str, data: bytes) -> Source:
+def source_of(url: str, data: bytes) -> WeightsSource:
     """Return the source that a file is."""
-    return Source(url, len(data), sha256_bytes(data))
+    return WeightsSource(url, len(data), sha256_bytes(data))
 
 
 @dataclass

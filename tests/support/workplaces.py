@@ -14,7 +14,7 @@ import pytest
 
 from hatch_lower.cli.measure import project
 from hatch_lower.cli.measure.project import built_project, built_revision
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.errors import LowerError
 from support.sides import PLAIN, Recipes, commit, git, worktrees, write_wheel
 
@@ -63,10 +63,10 @@ class Workplace:
     def project(self) -> Any:
         return built_project(self.root, self.environment, self.told.append)
 
-    def open(self, side: Any) -> Side:
+    def open(self, side: Any) -> BenchSide:
         """Open a side, and close it."""
         with side as opened:
-            assert isinstance(opened, Side)
+            assert isinstance(opened, BenchSide)
             return opened
 
     def refusal(self, side: Any) -> LowerError:

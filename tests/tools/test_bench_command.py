@@ -17,7 +17,7 @@ from support.shared import Shared
 
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.measure import errors, gate, timed
-from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import error_from_json
 
@@ -73,7 +73,7 @@ def compared_here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
     """Compare with eager in this process; `test_bench_errors` has the process that does otherwise."""
 
     def compare(models: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str, str]:
-        rows = list(errors.rows_of(models))
+        rows = list(errors.error_rows(models))
         if rows and "error" in rows[-1]:
             raise error_from_json(rows[-1]["error"])
         return rows, "", ""
@@ -185,9 +185,9 @@ def test_a_model_is_no_slower_than_itself(wheels: Mapping[str, Path], monkeypatc
 def test_what_is_not_decided_fails_only_a_strict_run(
     wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = timed.Observations()
+    found = timed.MetricRounds()
     found.add([{"A": [1.0], "B": [1.0]}])
-    key = (Subject("net", "default", "forward", "", 1), "call-seconds")
+    key = (FigureSubject("net", "default", "forward", "", 1), "call-seconds")
     monkeypatch.setattr(gate, "measure", lambda *_: {key: found})
     lenient, strict = (bench(wheels["one"], "--against", wheels["more"], *more) for more in ((), ("--strict",)))
     assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output

@@ -15,8 +15,8 @@ from support.plans import c, constant, method, op, plan_value, tensor_input, v
 from support.processes import is_running, wait_for
 
 import hatch_lower.cli.measure.counted as counted
-from hatch_lower.cli.measure.counted import CALL, LOAD, NOTHING, Counter, count, count_part, find_counter
-from hatch_lower.cli.measure.figures import METRICS, Found, Subject
+from hatch_lower.cli.measure.counted import CALL, LOAD, NOTHING, Counter, count_instructions, count_part, find_counter
+from hatch_lower.cli.measure.figures import METRICS, ChildFigures, FigureSubject
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -157,18 +157,18 @@ def fake_counts(
     return Counter(str(write_program(path / "bin", "counts", text)))
 
 
-def run_count(counter: Counter, folder: PackagedFolder, limit_seconds: float = 60.0) -> Found:
-    return count(counter, folder, "digits", "portable", os.environ, limit_seconds)
+def run_count(counter: Counter, folder: PackagedFolder, limit_seconds: float = 60.0) -> ChildFigures:
+    return count_instructions(counter, folder, "digits", "portable", os.environ, limit_seconds)
 
 
 def test_the_cost_of_counting_is_subtracted(tmp_path: Path, folder: PackagedFolder) -> None:
     table = {NOTHING: [100, 100, 118], LOAD: [5000], FORWARD: [1000, 1100, 1500], EMBED: [90]}
     counts = run_count(fake_counts(tmp_path, table), folder)
-    assert counts == Found(
+    assert counts == ChildFigures(
         {
-            Subject("digits", "portable"): {"load-instructions": 5000 - 106},
-            Subject("digits", "portable", "forward"): {"call-instructions": 1200 - 106},
-            Subject("digits", "portable", "embed"): {"call-instructions": 0},
+            FigureSubject("digits", "portable"): {"load-instructions": 5000 - 106},
+            FigureSubject("digits", "portable", "forward"): {"call-instructions": 1200 - 106},
+            FigureSubject("digits", "portable", "embed"): {"call-instructions": 0},
         },
         {},
     )
@@ -181,9 +181,9 @@ def test_the_counts_of_other_parts_stay_when_a_process_dies(tmp_path: Path, fold
     end = f"import os; os.kill(os.getpid(), 4) if part not in {[NOTHING, LOAD]} else None"
     counter = fake_counts(tmp_path, {NOTHING: [10], LOAD: [30]}, end=end)
     why = "the process was ended by signal 4"
-    assert run_count(counter, folder) == Found(
-        {Subject("digits", "portable"): {"load-instructions": 20}},
-        {Subject("digits", "portable", name): why for name in ("forward", "embed")},
+    assert run_count(counter, folder) == ChildFigures(
+        {FigureSubject("digits", "portable"): {"load-instructions": 20}},
+        {FigureSubject("digits", "portable", name): why for name in ("forward", "embed")},
     )
 
 
@@ -218,20 +218,20 @@ def test_nothing_stays_of_what_was_counted(tmp_path: Path, folder: PackagedFolde
 def test_a_reason_of_the_child_is_that_of_its_part(tmp_path: Path, folder: PackagedFolder) -> None:
     table = {NOTHING: [10], LOAD: [30], FORWARD: [20]}
     counts = run_count(fake_counts(tmp_path, table, {EMBED: "no inputs"}), folder)
-    assert counts.reasons == {Subject("digits", "portable", "embed"): "no inputs"}
+    assert counts.reasons == {FigureSubject("digits", "portable", "embed"): "no inputs"}
 
 
 def test_a_counter_that_leaves_no_numbers_is_a_reason(tmp_path: Path, folder: PackagedFolder) -> None:
     end = "(work / 'perf.csv').unlink()"
     counts = run_count(fake_counts(tmp_path, {NOTHING: [10], LOAD: [30]}, end=end), folder)
     assert counts.figures == {}
-    assert counts.reasons[Subject("digits", "portable")].startswith("perf left no numbers: ")
+    assert counts.reasons[FigureSubject("digits", "portable")].startswith("perf left no numbers: ")
 
 
 def test_a_damaged_plan_is_a_reason(tmp_path: Path, folder: PackagedFolder) -> None:
     (folder.path / "digits" / "portable.json").write_text("{}")
     reason = "a packaged program file is not the one that the manifest lists"
-    assert run_count(fake_counts(tmp_path, {}), folder).reasons == {Subject("digits", "portable"): reason}
+    assert run_count(fake_counts(tmp_path, {}), folder).reasons == {FigureSubject("digits", "portable"): reason}
 
 
 class Noting:
@@ -259,11 +259,11 @@ def test_a_method_without_check_inputs_is_refused(folder: PackagedFolder) -> Non
 
 def counted_here(folder: PackagedFolder, part: str) -> tuple[int, list[str]]:
     """Count a part in this process; return the number of ranges, and the counter's commands."""
-    from hatch_lower.cli.measure.counted_child import Run
+    from hatch_lower.cli.measure.counted_child import CountedRun
 
     counter: Any = Noting()
     request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable", "part": part}
-    return Run(request, folder.path, counter).count(), counter.told
+    return CountedRun(request, folder.path, counter).count(), counter.told
 
 
 def test_every_call_finds_the_state_that_was_packaged(folder: PackagedFolder) -> None:

@@ -20,7 +20,7 @@ from support.processes import is_running, wait_for
 
 from hatch_lower.cli.measure import command, errors
 from hatch_lower.cli.measure.errors import measure_errors
-from hatch_lower.cli.measure.figures import Found, Subject
+from hatch_lower.cli.measure.figures import ChildFigures, FigureSubject
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import ProcessError, ProgramError
 from hatch_lower.runtime.files import open_folder
@@ -71,13 +71,13 @@ def packaged(*outputs: tuple[str, int, bytes], name: str = "forward", given: Any
     return {f"{name}/input/0": given or floats(1, 3), **rows}
 
 
-def measured(folder: Path, *names: str, seconds: float = 300) -> Found:
+def measured(folder: Path, *names: str, seconds: float = 300) -> ChildFigures:
     opened = open_folder(folder)
     return measure_errors(dict.fromkeys(names or opened.manifest.models, opened), "net.whl", seconds)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> ChildFigures:
     """What comes of several models in one process."""
     folder = tmp_path_factory.mktemp("found") / "_lowered"
     entry = delegate_entry("null", file="other/delegates/blob.bin", target=ELSEWHERE)
@@ -109,31 +109,31 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return measured(write_lowered(folder, models))
 
 
-def error_of(found: Found, model: str, recipe: str = "default", name: str = "forward") -> float:
-    return found.figures[Subject(model, recipe, name)]["error"]
+def error_of(found: ChildFigures, model: str, recipe: str = "default", name: str = "forward") -> float:
+    return found.figures[FigureSubject(model, recipe, name)]["error"]
 
 
-def test_the_error_of_each_method_has_two_digits(found: Found) -> None:
+def test_the_error_of_each_method_has_two_digits(found: ChildFigures) -> None:
     assert error_of(found, "two") == 1.2e-5
     assert error_of(found, "two", name="second") == 0.25
 
 
-def test_an_error_beyond_the_tolerance_is_that_of_all_outputs(found: Found) -> None:
+def test_an_error_beyond_the_tolerance_is_that_of_all_outputs(found: ChildFigures) -> None:
     assert error_of(found, "beyond") == 2  # of the second output; the first differs by 0.5
 
 
 @pytest.mark.parametrize("model", ["shape", "integers", "infinite"])
-def test_outputs_of_another_kind_have_an_infinite_error(found: Found, model: str) -> None:
+def test_outputs_of_another_kind_have_an_infinite_error(found: ChildFigures, model: str) -> None:
     assert error_of(found, model) == math.inf
 
 
-def test_what_is_not_compared_has_a_reason(found: Found) -> None:
+def test_what_is_not_compared_has_a_reason(found: ChildFigures) -> None:
     reasons = dict(found.reasons)
-    reason = reasons.pop(Subject("other", "default"))
+    reason = reasons.pop(FigureSubject("other", "default"))
     assert reason.startswith("it cannot run here: ")
     assert "Plan 9" in reason
     missing = "no packaged check inputs"
-    assert reasons == {Subject("plain"): missing, Subject("without", "default", "forward"): missing}
+    assert reasons == {FigureSubject("plain"): missing, FigureSubject("without", "default", "forward"): missing}
     assert error_of(found, "other", "portable") == 0
 
 

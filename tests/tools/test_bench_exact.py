@@ -19,8 +19,8 @@ from support.shared import Shared
 from support.venv import run
 
 from hatch_lower.cli.measure.exact import exact_figures, kernels_in
-from hatch_lower.cli.measure.figures import METRICS, Figures, Subject
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.figures import METRICS, Figures, FigureSubject
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -48,8 +48,10 @@ print(report_text({}, {"A": figures}, {}, (), wheel.parent))
 """
 
 
-def side_of(path: Path, build: Figures | None = None) -> Side:
-    return Side(path.name, tuple(find_contents(path)), {}, path if path.suffix == ".whl" else None, None, build or {})
+def side_of(path: Path, build: Figures | None = None) -> BenchSide:
+    return BenchSide(
+        path.name, tuple(find_contents(path)), {}, path if path.suffix == ".whl" else None, None, build or {}
+    )
 
 
 def delegate(backend: str, file: str) -> dict[str, Any]:
@@ -141,10 +143,10 @@ def test_a_method_without_operations_has_no_share(tmp_path: Path) -> None:
 def test_a_build_that_is_known_gives_its_level_and_compilations(tmp_path: Path) -> None:
     folder = tmp_path / "_lowered"
     models = {name: lowered_model(folder, name, {"default": {"plan": plan_of()}}) for name in ("net", "other")}
-    build = {Subject("net"): {"level": 0, "compilations": 3}}
+    build = {FigureSubject("net"): {"level": 0, "compilations": 3}}
     figures = exact_figures(side_of(write_lowered(folder, models), build))
-    assert figures[Subject("net")] == {"constants-bytes": 0, "compilations": 3, "level": 0}
-    assert figures[Subject("other")] == {"constants-bytes": 0}
+    assert figures[FigureSubject("net")] == {"constants-bytes": 0, "compilations": 3, "level": 0}
+    assert figures[FigureSubject("other")] == {"constants-bytes": 0}
 
 
 def test_a_delegate_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
@@ -174,13 +176,13 @@ def built(shared: Shared) -> Callable[[str], Path]:
 def test_every_exact_metric_of_a_wheel_has_a_figure(built: Callable[[str], Path]) -> None:
     figures = exact_figures(side_of(built("mixed")))
     assert {metric for found in figures.values() for metric in found} == EXACT - {"error"}
-    assert figures[Subject()] == {"wheel-bytes": built("mixed").stat().st_size}
+    assert figures[FigureSubject()] == {"wheel-bytes": built("mixed").stat().st_size}
 
 
 @pytest.mark.processes
 def test_a_wheel_and_what_is_installed_from_it_have_equal_figures(built: Callable[[str], Path], tmp_path: Path) -> None:
     packed = exact_figures(side_of(built("mixed")))
-    del packed[Subject()]
+    del packed[FigureSubject()]
     assert exact_figures(side_of(unpack(built("mixed"), tmp_path))) == packed
 
 
@@ -196,8 +198,8 @@ def test_kernels_are_those_that_the_debug_map_names(built: Callable[[str], Path]
         if name.startswith("cpp_")
     }
     figures = exact_figures(side)
-    assert figures[Subject("mixed", "default", "forward")]["kernels"] == len(named) > 0
-    assert "kernels" not in figures[Subject("mixed", "portable", "forward")]
+    assert figures[FigureSubject("mixed", "default", "forward")]["kernels"] == len(named) > 0
+    assert "kernels" not in figures[FigureSubject("mixed", "portable", "forward")]
 
 
 @pytest.mark.torch
@@ -253,7 +255,7 @@ def test_copied_constants_are_those_that_lie_outside_the_mapped_file(
     unpack(built(scenario), tmp_path)
     (manifest,) = tmp_path.rglob("_lowered/manifest.json")
     folder = open_folder(manifest.parent)
-    counted = exact_figures(side_of(folder.path))[Subject(scenario, recipe)]["copied-constants"]
+    counted = exact_figures(side_of(folder.path))[FigureSubject(scenario, recipe)]["copied-constants"]
     held = held_tensors(folder, scenario, recipe, monkeypatch)
     maps = list(mapped_ranges("constants.safetensors"))
     outside = [each for each in held if not any(begin <= each.data_ptr() < end for begin, end in maps)]

@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hatch_lower.cli.measure.figures import Figures, Subject
+from hatch_lower.cli.measure.figures import Figures, FigureSubject
 from hatch_lower.cli.measure.json_report import FORMAT, NO_TIME, report_text, stats_of
-from hatch_lower.cli.measure.limits import Limit, Row, exact_row
-from hatch_lower.cli.measure.side import Side
-from hatch_lower.cli.measure.timed import Measured, Observations
+from hatch_lower.cli.measure.limits import Limit, VerdictRow, exact_row
+from hatch_lower.cli.measure.side import BenchSide
+from hatch_lower.cli.measure.timed import Measured, MetricRounds
 
 main = pytest.importorskip("pytest_benchmark.cli").main
 
-FORWARD = Subject("digits", "default", "forward")
-BATCH = Subject("digits", "default", "forward", "batch=32", 2)
+FORWARD = FigureSubject("digits", "default", "forward")
+BATCH = FigureSubject("digits", "default", "forward", "batch=32", 2)
 ROUNDS = (3.0e-5, 2.5e-5, 2.6e-5, 2.4e-5, 9.0e-5)
-FIGURES: Mapping[Subject, Mapping[str, float]] = {
-    Subject(): {"wheel-bytes": 1234, "warm-build-seconds": 0.5},
-    Subject("digits"): {"constants-bytes": 100},
-    Subject("digits", "default"): {"program-bytes": 20},
+FIGURES: Mapping[FigureSubject, Mapping[str, float]] = {
+    FigureSubject(): {"wheel-bytes": 1234, "warm-build-seconds": 0.5},
+    FigureSubject("digits"): {"constants-bytes": 100},
+    FigureSubject("digits", "default"): {"program-bytes": 20},
     FORWARD: {"operations": 20, "delegated": 0.9},
-    Subject("digits", "portable", "forward"): {"operations": 20, "delegated": 0.0},
+    FigureSubject("digits", "portable", "forward"): {"operations": 20, "delegated": 0.0},
 }
 OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in reversed(FIGURES.items())}
 
@@ -38,25 +38,25 @@ OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in rever
 class Report(NamedTuple):
     """What `report_text` is given."""
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, BenchSide]
     figures: Mapping[str, Figures]
     measured: Measured = {}  # noqa: RUF012
-    rows: Sequence[Row] = ()
+    rows: Sequence[VerdictRow] = ()
 
     def text(self, project: Path) -> str:
         return report_text(*self, project)
 
 
-def side_of(title: str, version: str) -> Side:
+def side_of(title: str, version: str) -> BenchSide:
     manifest = SimpleNamespace(distribution="digits", version=version)
-    return Side(title, (SimpleNamespace(manifest=manifest),), {})  # type: ignore[arg-type]
+    return BenchSide(title, (SimpleNamespace(manifest=manifest),), {})  # type: ignore[arg-type]
 
 
-def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES, title: str = "digits-2.whl") -> Report:
+def exact_report(figures: Mapping[FigureSubject, Mapping[str, float]] = FIGURES, title: str = "digits-2.whl") -> Report:
     growth = Limit("max-wheel-growth", "wheel-bytes", "growth against B", "1 B", "bench")
     rows = [
         exact_row(FORWARD, "operations", 20, 20, []),
-        exact_row(Subject(), "wheel-bytes", 1234, 1000, [growth]),
+        exact_row(FigureSubject(), "wheel-bytes", 1234, 1000, [growth]),
     ]
     sides = {"A": side_of(title, "2.0"), "B": side_of("digits-1.whl", "1.0")}
     return Report(sides, {"A": figures, "B": FIGURES}, {}, rows)
@@ -67,12 +67,12 @@ def timed_report() -> Report:
     measured = {
         (FORWARD, "call-seconds"): {"eager": [2 * each for each in ROUNDS], "B": rounds, "A": rounds},
         (BATCH, "call-seconds"): {"A": rounds},
-        (Subject("digits", "default"), "load-seconds"): {"A": rounds},
-        (Subject("digits", "default"), "memory-bytes"): {"A": rounds},
-        (Subject(), "warm-build-seconds"): {"A": [1.5]},
-        (Subject(), "cold-build-seconds"): {"A": []},
+        (FigureSubject("digits", "default"), "load-seconds"): {"A": rounds},
+        (FigureSubject("digits", "default"), "memory-bytes"): {"A": rounds},
+        (FigureSubject(), "warm-build-seconds"): {"A": [1.5]},
+        (FigureSubject(), "cold-build-seconds"): {"A": []},
     }
-    return exact_report()._replace(measured={key: Observations(each) for key, each in measured.items()}, rows=())
+    return exact_report()._replace(measured={key: MetricRounds(each) for key, each in measured.items()}, rows=())
 
 
 def timed(tmp_path: Path) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None
 
 def with_build(report: Report, level: int) -> Report:
     """Return a report of which A was built here, through a cache that was filled or not."""
-    digits, figures = Subject("digits"), report.figures["A"]
+    digits, figures = FigureSubject("digits"), report.figures["A"]
     built = {**figures, digits: {**figures[digits], "level": level, "compilations": 3 * level}}
     rows = [*report.rows, exact_row(digits, "level", level, None, [])]
     return report._replace(figures={**report.figures, "A": built}, rows=rows)

@@ -19,7 +19,7 @@ from support.workplaces import TABLE, WHEEL, Workplace, workplace
 
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cli.measure import project
-from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.project import is_project
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.driver.explain import BuildHistory, ModelHistory, write_history
@@ -353,12 +353,12 @@ def test_the_facts_of_a_build_are_what_the_cache_has_written_down(place: Workpla
         write_history(place.cache / "v1", folder, BuildHistory("tiny", "1.0", models))
 
     place.do = build
-    lowered = {Subject("tiny"): {"level": 0, "compilations": 3}}
+    lowered = {FigureSubject("tiny"): {"level": 0, "compilations": 3}}
     assert place.open(place.project()).build == lowered
     assert place.open(place.revision("main")).build == lowered
     (kept,) = (place.cache / "v1" / "history").iterdir()  # of the project, and none of the worktree
     place.do = lambda folder: None  # a build that exports nothing leaves the history
-    assert place.open(place.project()).build == {Subject("tiny"): {"level": 1, "compilations": 0}}
+    assert place.open(place.project()).build == {FigureSubject("tiny"): {"level": 1, "compilations": 0}}
     assert place.open(place.revision("main")).build == {}
     place.environment["HATCH_LOWER_CACHE"] = "off"
     assert place.open(place.project()).build == {}
@@ -415,10 +415,10 @@ def test_what_the_working_tree_has_lowered_is_not_lowered_for_a_revision(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
-    assert place.open(place.project()).build == {Subject("tiny"): {"level": 0, "compilations": 1}}
+    assert place.open(place.project()).build == {FigureSubject("tiny"): {"level": 0, "compilations": 1}}
     (place.root / "README.md").write_text("Words.\n")
     commit(place.repository, "Documentation")
     for name in ("HEAD", "HEAD~1"):
         with place.revision(name) as side:
-            assert side.build == {Subject("tiny"): {"level": 1, "compilations": 0}}
+            assert side.build == {FigureSubject("tiny"): {"level": 1, "compilations": 0}}
             assert list(side.folders) == ["tiny"]

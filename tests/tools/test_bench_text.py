@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.bench_text import NONE, cells_of, markdown_text, report_lines
-from hatch_lower.cli.measure.figures import Subject
+from hatch_lower.cli.bench_text import NONE, bench_lines, markdown_text, verdict_cells
+from hatch_lower.cli.measure.figures import FigureSubject
 from hatch_lower.cli.measure.gate import Result
-from hatch_lower.cli.measure.limits import Row, breach_text, exact_row, limits_for, timed_row
-from hatch_lower.cli.measure.timed import Observations
+from hatch_lower.cli.measure.limits import VerdictRow, breach_text, exact_row, limits_for, timed_row
+from hatch_lower.cli.measure.timed import MetricRounds
 from hatch_lower.config.tables import BenchTable
 
 pytest.importorskip("scipy")
 
-NET = Subject("net")
-DEFAULT = Subject("net", "default")
-FORWARD = Subject("net", "default", "forward")
-CALL = Subject("net", "default", "forward", "", 1)
+NET = FigureSubject("net")
+DEFAULT = FigureSubject("net", "default")
+FORWARD = FigureSubject("net", "default", "forward")
+CALL = FigureSubject("net", "default", "forward", "", 1)
 
 
-def shown(titles: Sequence[str], *rows: Row) -> list[str]:
+def shown(titles: Sequence[str], *rows: VerdictRow) -> list[str]:
     """Return what is shown below the titles, with single spaces."""
-    lines = report_lines(titles, Result(rows, (), {}, {}))
+    lines = bench_lines(titles, Result(rows, (), {}, {}))
     return [" ".join(line.split()) for line in list(lines)[len(titles) + 1 :]]
 
 
@@ -45,7 +45,7 @@ def test_equal_figures_of_builds_are_neither_shown_nor_counted_as_exact() -> Non
     ],
 )
 def test_an_infinite_error_differs_and_has_no_ratio(first: float, second: float | None, cells: tuple[str, ...]) -> None:
-    word, _, _, *rest = cells_of(exact_row(FORWARD, "error", first, second, ()), is_compared=True)
+    word, _, _, *rest = verdict_cells(exact_row(FORWARD, "error", first, second, ()), is_compared=True)
     assert (word, *rest[:3]) == cells
 
 
@@ -72,9 +72,9 @@ def test_a_figure_that_one_side_lacks_is_a_dash() -> None:
     ],
 )
 def test_what_one_pair_says_is_told_so(
-    subject: Subject, metric: str, pair: dict[str, float], table: dict[str, Any], said: str
+    subject: FigureSubject, metric: str, pair: dict[str, float], table: dict[str, Any], said: str
 ) -> None:
-    found = Observations()
+    found = MetricRounds()
     found.add([{side: [value] for side, value in pair.items()}])
     limits = [limit for limit in limits_for(BenchTable(**table), subject) if limit.metric == metric]
     row = timed_row(subject, metric, found, limits)

@@ -21,15 +21,15 @@ from support.processes import is_running, wait_for
 from hatch_lower.cli.entry import main
 from hatch_lower.cli.measure import opened, worker
 from hatch_lower.cli.measure.command import Host
-from hatch_lower.cli.measure.figures import FEWEST, Interval, Subject, interval_of
+from hatch_lower.cli.measure.figures import FEWEST, FigureSubject, Interval, interval_of
 from hatch_lower.cli.measure.opened import input_values
-from hatch_lower.cli.measure.timed import Observations, Work, has_enough, measure
+from hatch_lower.cli.measure.timed import MetricRounds, TimedWork, has_enough, measure
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.format.plan import read_plan
 
 pytest.importorskip("scipy")
 
-FORWARD = Subject("net", "default", "forward", "", 1)
+FORWARD = FigureSubject("net", "default", "forward", "", 1)
 SOURCE = """\
 import os
 import signal
@@ -127,13 +127,13 @@ def test_one_pair_that_went_astray_moves_no_interval_far() -> None:
 
 
 def test_a_pair_cancels_what_the_order_of_the_sides_does() -> None:
-    observations = Observations()
+    observations = MetricRounds()
     observations.add([{"A": [1.1] * 8, "B": [1.0] * 8}, {"A": [1.0] * 8, "B": [1.1] * 8}])
     assert observations.ratios == pytest.approx([1.0])
 
 
 def test_a_pair_leaves_out_rounds_in_which_the_machine_did_something_else() -> None:
-    observations = Observations()
+    observations = MetricRounds()
     disturbed = [1.0, 1.0, 1.0, 9.0, 1.5, 7.0, 1.2, 3.0]
     observations.add([{"A": [1.05] * 8, "B": disturbed}] * 2)
     assert observations.ratios == pytest.approx([1.05])
@@ -158,22 +158,22 @@ class FakeHosts:
         return {"calls": [{"A": [ratio] * 4, "B": [1.0] * 4} for _ in request["calls"]], "no eager": ""}
 
 
-def work_of(*subjects: Subject) -> Work:
-    calls: tuple[tuple[Subject, Mapping[str, int]], ...] = tuple((subject, {}) for subject in subjects)
-    return Work("net", "default", 1, calls, {"A": Path("a"), "B": Path("b")}, None)
+def work_of(*subjects: FigureSubject) -> TimedWork:
+    calls: tuple[tuple[FigureSubject, Mapping[str, int]], ...] = tuple((subject, {}) for subject in subjects)
+    return TimedWork("net", "default", 1, calls, {"A": Path("a"), "B": Path("b")}, None)
 
 
 def test_what_is_decided_gets_no_more_pairs() -> None:
-    slow, fast = FORWARD, Subject("net", "default", "grow", "", 1)
+    slow, fast = FORWARD, FigureSubject("net", "default", "grow", "", 1)
     hosts = FakeHosts([1.0])
 
-    def is_decided(subject: Subject, metric: str, found: Observations) -> bool:
+    def is_decided(subject: FigureSubject, metric: str, found: MetricRounds) -> bool:
         return len(found.ratios) >= (5 if subject == slow else 2)
 
     measured = measure([work_of(slow, fast)], hosts, 60, is_decided, lambda line: None, [].append, [].append)  # type: ignore[arg-type]
     assert len(measured[slow, "call-seconds"].ratios) == 5
     assert len(measured[fast, "call-seconds"].ratios) == 2
-    assert len(measured[Subject("net", "default"), "load-seconds"].ratios) == 2
+    assert len(measured[FigureSubject("net", "default"), "load-seconds"].ratios) == 2
 
 
 def test_each_subject_gets_a_pair_however_small_the_budget() -> None:
@@ -189,7 +189,7 @@ def test_each_subject_gets_a_pair_however_small_the_budget() -> None:
 
 
 def test_enough_pairs_are_as_many_as_an_interval_needs() -> None:
-    observations = Observations()
+    observations = MetricRounds()
     for pair in range(FEWEST):
         assert not pair or not has_enough(observations)
         observations.add([{"A": [1.0], "B": [1.0]}] * 2)
@@ -321,7 +321,7 @@ def test_sigterm_ends_a_benchmark_as_an_exception_does(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hatch_lower.cli.measure.gate.run", run)
+    monkeypatch.setattr("hatch_lower.cli.measure.gate.measure_sides", run)
     done = CliRunner().invoke(main, ["bench", str(folder)])  # a folder: nothing is unpacked, no work folder is open
     assert done.exit_code == 128 + signal.SIGTERM, done.output
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cli.measure.figures import FEWEST, Subject
-from hatch_lower.cli.measure.limits import Row, exact_row, found_text, is_settled, limits_for, timed_row
-from hatch_lower.cli.measure.timed import Observations
+from hatch_lower.cli.measure.figures import FEWEST, FigureSubject
+from hatch_lower.cli.measure.limits import VerdictRow, are_limits_settled, exact_row, found_text, limits_for, timed_row
+from hatch_lower.cli.measure.timed import MetricRounds
 from hatch_lower.config.tables import BenchTable
 
 pytest.importorskip("scipy")
 
-METHOD = Subject("net", "default", "forward")
-CALL = Subject("net", "default", "forward", "", 1)
+METHOD = FigureSubject("net", "default", "forward")
+CALL = FigureSubject("net", "default", "forward", "", 1)
 
 
-def exact(metric: str, first: float, second: float | None, subject: Subject = METHOD, **table: Any) -> Row:
+def exact(metric: str, first: float, second: float | None, subject: FigureSubject = METHOD, **table: Any) -> VerdictRow:
     limits = [limit for limit in limits_for(BenchTable(**table), subject) if limit.metric == metric]
     return exact_row(subject, metric, first, second, limits)
 
 
-def observed(*ratios: float, eager: float | None = None) -> Observations:
+def observed(*ratios: float, eager: float | None = None) -> MetricRounds:
     """Return what pairs found in which A takes so much longer than B."""
-    found = Observations()
+    found = MetricRounds()
     for ratio in ratios:
         sides = {"A": [ratio], "B": [1.0], **({} if eager is None else {"eager": [eager]})}
         found.add([sides, sides])
     return found
 
 
-def timed(found: Observations, **table: Any) -> Row:
+def timed(found: MetricRounds, **table: Any) -> VerdictRow:
     limits = [limit for limit in limits_for(BenchTable(**table), CALL) if limit.metric == "call-seconds"]
     return timed_row(CALL, "call-seconds", found, limits)
 
@@ -80,9 +80,9 @@ def test_a_broken_limit_of_an_exact_figure_is_told(
 
 
 def test_a_wheel_may_grow_as_far_as_its_limit_says() -> None:
-    row = exact("wheel-bytes", 1050, 1000, Subject())
+    row = exact("wheel-bytes", 1050, 1000, FigureSubject())
     assert (row.outcome, row.breaches) == ("same", ())
-    row = exact("wheel-bytes", 1051, 1000, Subject())
+    row = exact("wheel-bytes", 1051, 1000, FigureSubject())
     assert [found_text(row, breach) for breach in row.breaches] == ["1.03 KiB, where max-wheel-growth = 5% (default)"]
 
 
@@ -149,13 +149,13 @@ def test_what_a_limit_is_compared_with_is_known_of_each_row() -> None:
 
 @pytest.mark.parametrize(("second", "broken"), [(10 << 20, False), (5 << 20, True)])
 def test_a_few_pages_of_memory_are_no_ratio(second: int, broken: bool) -> None:
-    found = Observations()
+    found = MetricRounds()
     for _ in range(FEWEST):
         found.add([{"A": [12 << 20], "B": [second]}])
-    subject = Subject("net", "default")
+    subject = FigureSubject("net", "default")
     limits = [limit for limit in limits_for(BenchTable(), subject) if limit.metric == "memory-bytes"]
     assert timed_row(subject, "memory-bytes", found, limits).is_broken is broken
-    assert is_settled("memory-bytes", found, limits)
+    assert are_limits_settled("memory-bytes", found, limits)
 
 
 def test_a_figure_without_a_limit_is_never_undecided() -> None:
@@ -174,4 +174,4 @@ def test_a_figure_without_a_limit_is_never_undecided() -> None:
 )
 def test_pairs_are_enough_once_every_limit_is_decided(ratios: list[float], settled: bool) -> None:
     limits = [limit for limit in limits_for(BenchTable(), CALL) if limit.metric == "call-seconds"]
-    assert is_settled("call-seconds", observed(*ratios), limits) == settled
+    assert are_limits_settled("call-seconds", observed(*ratios), limits) == settled

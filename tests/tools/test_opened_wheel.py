@@ -10,7 +10,7 @@ from support.sides import PLAIN, write_wheel
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.page.data import in_wheel
-from hatch_lower.driver.contents import find_contents, places_of
+from hatch_lower.driver.contents import find_contents, loadable_places
 from hatch_lower.driver.diff.models import compare_models, read_side
 from hatch_lower.format.manifest import FileEntry
 
@@ -43,7 +43,7 @@ def test_a_wheel_of_many_files_is_opened_as_often_as_one_of_few(tmp_path: Path, 
         assert compare_models(read_side(path), read_side(path)) == []
         (contents,) = find_contents(path)
         assert [contents.model(name).name for name in contents.models]
-        with places_of(path) as places:
+        with loadable_places(path) as places:
             assert [len(names) for _, _, names in places] == [models]
         look = in_wheel(path)
         assert [look(f"missing{number}") for number in range(models)] == [None] * models
@@ -61,7 +61,7 @@ def test_a_wheel_of_many_packages_is_opened_as_often_as_one_of_few(tmp_path: Pat
                     written.writestr(name.replace("digits/", f"digits{number}/", 1), read.read(name))
         openings.clear()
         assert len(find_contents(path)) == packages
-        with places_of(path) as places:
+        with loadable_places(path) as places:
             assert len(places) == packages
         counts.add(len(openings))
     assert len(counts) == 1

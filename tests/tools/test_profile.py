@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hatch_lower.backends.aoti.record import Generated, with_timers
+from hatch_lower.backends.aoti.record import GeneratedCode, with_kernel_timers
 from hatch_lower.backends.aoti.timed import run_of
-from hatch_lower.backends.executorch.timed import runs_in as runs_in_dump
+from hatch_lower.backends.executorch.timed import read_dump_runs as runs_in_dump
 from hatch_lower.backends.executorch.xnnpack_nodes import nodes_of_operators
-from hatch_lower.backends.onnxruntime.model_file import ModelNode, nodes_of, originals
-from hatch_lower.backends.onnxruntime.timed import TimedOnnxruntimeDelegate, runs_in
+from hatch_lower.backends.onnxruntime.model_file import ModelNode, originals, read_nodes
+from hatch_lower.backends.onnxruntime.timed import TimedOnnxruntimeDelegate, event_runs
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.measure.profile.profile import attribute, refuse_other
-from hatch_lower.cli.measure.profile.profile import with_timers as with_timer_settings
-from hatch_lower.cli.measure.profile.rows import Profile, RecipeProfile, Row, export_text, format_of
+from hatch_lower.cli.measure.profile.profile import attribute, refuse_changed_project
+from hatch_lower.cli.measure.profile.profile import settings_with_timers as with_timer_settings
+from hatch_lower.cli.measure.profile.rows import Profile, ProfileRow, RecipeProfile, export_text, format_of
 from hatch_lower.cli.profile import changed_lines, profile_lines
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
@@ -256,12 +256,12 @@ def profile_of(**recipes: RecipeProfile) -> Profile:
     return Profile("net", "forward", 1, recipes)
 
 
-def recipe_of(*rows: Row, seconds: float = 0.001) -> RecipeProfile:
+def recipe_of(*rows: ProfileRow, seconds: float = 0.001) -> RecipeProfile:
     return RecipeProfile(10, seconds, 0.02, rows, ())
 
 
 def test_rows_and_the_rest_add_up_to_the_call() -> None:
-    written = profile_of(default=recipe_of(Row("a.py:1", "m", "aten.mm.default", "plan", 0.0007, 10))).to_json()
+    written = profile_of(default=recipe_of(ProfileRow("a.py:1", "m", "aten.mm.default", "plan", 0.0007, 10))).to_json()
     (recipe,) = written["recipes"].values()
     assert recipe["unattributed"] == pytest.approx(0.0003)
     assert recipe["rows"] == [
@@ -289,7 +289,7 @@ def test_a_trace_has_the_instructions_of_an_engine_inside_its_delegate() -> None
 
 
 def test_a_speedscope_file_weighs_stacks_of_modules() -> None:
-    recipe = recipe_of(Row("a.py:12", "net.first", "aten.mm.default", "aoti", 0.0007, 10))
+    recipe = recipe_of(ProfileRow("a.py:12", "net.first", "aten.mm.default", "aoti", 0.0007, 10))
     written = json.loads(export_text(profile_of(default=recipe), Path("x.speedscope.json")))
     frames = written["shared"]["frames"]
     (profile,) = written["profiles"]
@@ -302,9 +302,9 @@ def test_a_speedscope_file_weighs_stacks_of_modules() -> None:
 
 def test_another_program_than_the_packaged_one_is_refused() -> None:
     packaged = debug_of({"a": (1,)})
-    refuse_other(debug_of({"a": (1,)}), packaged, Path("/project"))
+    refuse_changed_project(debug_of({"a": (1,)}), packaged, Path("/project"))
     with pytest.raises(ProgramError, match="the project has changed since its models were lowered"):
-        refuse_other(debug_of({"b": (1,)}), packaged, Path("/project"))
+        refuse_changed_project(debug_of({"b": (1,)}), packaged, Path("/project"))
 
 
 def test_a_build_with_timers_is_of_one_model_and_sets_the_option_where_there_is_one() -> None:
@@ -336,7 +336,7 @@ void AOTInductorModel::run_impl(
 
 def test_a_mark_stands_in_front_of_each_kernel() -> None:
     origins = {"cpp_fused_relu_0:1": (0,), "aoti_torch_cpu_addmm_out:2": (1,)}
-    made = with_timers(Generated(WRAPPER, "", (), origins)).wrapper
+    made = with_kernel_timers(GeneratedCode(WRAPPER, "", (), origins)).wrapper
     lines = [line.strip() for line in made.splitlines()]
     assert lines[lines.index("cpp_fused_relu_0(a);") - 1] == "hatch_lower_mark(0);"
     assert lines[lines.index("aoti_torch_cpu_addmm_out(a);") - 1] == "hatch_lower_mark(1);"
@@ -346,7 +346,7 @@ def test_a_mark_stands_in_front_of_each_kernel() -> None:
 
 def test_code_that_does_not_name_its_kernels_is_refused() -> None:
     with pytest.raises(BackendError, match="does not say where its kernels are called"):
-        with_timers(Generated(WRAPPER, "", (), {"cpp_fused_relu_0:1": (0,)}))
+        with_kernel_timers(GeneratedCode(WRAPPER, "", (), {"cpp_fused_relu_0:1": (0,)}))
 
 
 def test_a_kernel_of_a_library_runs_until_the_next_begins() -> None:
@@ -359,9 +359,9 @@ def test_nodes_of_a_model_are_read_without_its_library() -> None:
     made = onnx.helper.make_node("Add", ["a", "b"], ["c"], name="Add_0", domain="x")
     graph = onnx.helper.make_graph([made], "g", [], [])
     model = onnx.helper.make_model(graph).SerializeToString()
-    assert nodes_of(model) == [ModelNode("Add_0", ("a", "b"), ("c",))]
+    assert read_nodes(model) == [ModelNode("Add_0", ("a", "b"), ("c",))]
     with pytest.raises(ValueError, match="ends behind the message"):
-        nodes_of(model[:-1])
+        read_nodes(model[:-1])
 
 
 def test_a_fused_node_stands_for_what_lies_between_its_values() -> None:
@@ -418,7 +418,7 @@ def test_a_node_with_a_graph_inside_has_its_own_time_only() -> None:
         event("Add_kernel_time", 40, 2),
         event("model_run", 39, 9, "Session"),
     ]
-    assert [dict(run) for run in runs_in(events)] == [{"Add": 3000, "Mul": 4000, "If": 6000}, {"Add": 2000}]
+    assert [dict(run) for run in event_runs(events)] == [{"Add": 3000, "Mul": 4000, "If": 6000}, {"Add": 2000}]
 
 
 def test_nodes_that_stand_for_the_same_ones_are_timed_together(tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ def test_runs_are_read_from_an_etdump() -> None:
 
 
 def test_a_source_that_has_changed_since_it_was_lowered_is_named(tmp_path: Path) -> None:
-    row = Row("net/model.py:3", "", "aten.relu.default", "portable", 1e-3, 1)
+    row = ProfileRow("net/model.py:3", "", "aten.relu.default", "portable", 1e-3, 1)
     recipe = RecipeProfile(1, 1e-3, 0.0, (row,), ())
     found = Profile("net", "forward", 1, {"default": recipe})
     debug = DebugMap({}, {"net/model.py": sha256_bytes(b"as lowered"), "net/other.py": sha256_bytes(b"")})
@@ -566,7 +566,7 @@ def test_a_source_that_has_changed_since_it_was_lowered_is_named(tmp_path: Path)
 
 
 def test_source_lines_are_added_up_and_an_overhead_below_zero_is_noise() -> None:
-    row = Row("net.py:3", "net", "aten.mul.Tensor", "aoti", 0.25, 1)
+    row = ProfileRow("net.py:3", "net", "aten.mul.Tensor", "aoti", 0.25, 1)
     rows = (row, replace(row, op="aten.add.Tensor", seconds=0.5), replace(row, source="net.py:9", seconds=0.125))
     found = Profile("net", "forward", 1, {"default": RecipeProfile(9, 1.0, -0.117, rows, ())})
     lines = [line.split() for line in profile_lines(found, {})]

@@ -16,7 +16,7 @@ from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 import hatch_lower.runtime.check
 import hatch_lower.runtime.load  # noqa: F401
 from hatch_lower.cli.measure import exact, opened, tested, worker  # noqa: F401
-from hatch_lower.cli.measure.side import Side, open_wheel
+from hatch_lower.cli.measure.side import BenchSide, open_wheel_side
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.errors import ProcessError
 
@@ -75,7 +75,7 @@ def make_project(root: Path, table: str) -> None:
 
 def test_what_is_timed_is_the_very_function_of_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, loaded = [], []
-    make_runner, load = BenchmarkFixture._make_runner, opened.load
+    make_runner, load = BenchmarkFixture._make_runner, opened.load_opened
 
     def recording_runner(self: Any, function: Any, *arguments: Any) -> Any:
         timed.append(function)
@@ -86,7 +86,7 @@ def test_what_is_timed_is_the_very_function_of_the_model(run: Run, monkeypatch: 
         return loaded[-1]
 
     monkeypatch.setattr(BenchmarkFixture, "_make_runner", recording_runner)
-    monkeypatch.setattr(opened, "load", recording_load)
+    monkeypatch.setattr(opened, "load_opened", recording_load)
     run(SPEED, "--hatch-lower-bench").assert_outcomes(passed=8)
     functions = [function for model in loaded for function in model.methods.values()]
     assert len(loaded) == 4  # each recipe once for each test function
@@ -241,9 +241,9 @@ def test_a_project_is_built_once_in_a_run(run: Run, wheel: Path, monkeypatch: py
     built = []
 
     @contextmanager
-    def build(root: Path, *_: object) -> Iterator[Side]:
+    def build(root: Path, *_: object) -> Iterator[BenchSide]:
         built.append(root)
-        with open_wheel(wheel, "working tree") as side:
+        with open_wheel_side(wheel, "working tree") as side:
             yield side
 
     monkeypatch.setattr(tested, "built_project", build)
@@ -270,7 +270,7 @@ def test_a_run_without_lowered_models_builds_nothing(run: Run, monkeypatch: pyte
 
 def test_a_recipe_for_another_machine_is_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = lambda path, model, recipe: "it is for aarch64" if recipe == "default" else None  # noqa: E731
-    monkeypatch.setattr(opened, "refusal", refuse)
+    monkeypatch.setattr(opened, "recipe_refusal", refuse)
     done = run(SPEED, "--hatch-lower-bench", "-rs")
     done.assert_outcomes(passed=4, skipped=4)
     done.stdout.fnmatch_lines(["*net/default cannot run here: it is for aarch64*"])

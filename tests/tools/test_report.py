@@ -16,8 +16,8 @@ from support.page_wheels import REASON, page_wheel
 
 import hatch_lower
 from hatch_lower.cli.main import main
-from hatch_lower.cli.page.data import AROUND, WHOLE, Extras, report_data, text_of
-from hatch_lower.cli.page.operations import dot_text, graphs_of, model_explorer_json
+from hatch_lower.cli.page.data import AROUND, WHOLE, Extras, report_data, source_text
+from hatch_lower.cli.page.operations import dot_text, model_explorer_json, named_graphs
 from hatch_lower.cli.page.page import SCRIPTS, STYLE, data_text, page_text, resource
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.errors import ProgramError
@@ -278,7 +278,7 @@ def test_a_wheel_cannot_bring_other_files_of_the_machine_into_the_page(tmp_path:
 
 def test_of_a_long_source_the_lines_around_operations_are_in_the_page() -> None:
     text = "\n".join(f"line {number}" for number in range(1, 2 * WHOLE)).encode()
-    source = text_of("a.py", {500, 510, 1900}, None, [("here", lambda _: text)])
+    source = source_text("a.py", {500, 510, 1900}, None, [("here", lambda _: text)])
     assert [first for first, _ in source.parts] == [500 - AROUND, 1900 - AROUND]
     assert source.parts[0][1].split("\n")[0] == f"line {500 - AROUND}"
     assert source.parts[0][1].split("\n")[-1] == f"line {510 + AROUND}"
@@ -362,7 +362,7 @@ def test_a_broken_sbom_is_said_to_be_broken(tmp_path: Path) -> None:
 
 
 def test_model_explorer_gets_nodes_in_groups_with_edges(wheel: Path) -> None:
-    collection = model_explorer_json("digits", graphs_of(find_contents(wheel)))
+    collection = model_explorer_json("digits", named_graphs(find_contents(wheel)))
     (graph,) = collection["graphs"]
     assert graph["id"] == "digits/default/forward"
     image, conv, relu, cumsum = graph["nodes"]
@@ -386,7 +386,7 @@ def test_the_adapter_is_one_for_model_explorer(wheel: Path) -> None:
 def test_dot_has_no_text_that_ends_a_string(tmp_path: Path) -> None:
     evil = 'a"];\n\\"x'
     wheel = page_wheel(tmp_path / "a.whl", [Origin(evil, evil, evil)], delegated=1)
-    text = dot_text(graphs_of(find_contents(wheel)))
+    text = dot_text(named_graphs(find_contents(wheel)))
     assert re.sub(r'"(?:[^"\\]|\\.)*"', "S", text).count('"') == 0
     assert text.count("\n") == len(text.splitlines())
 

@@ -23,20 +23,20 @@ from torch.fx import Graph, Node
 
 from hatch_lower.backends.aoti.configuration import (
     TIMERS,
-    Options,
+    AotiOptions,
     inductor_isolated,
     inductor_settings,
     options_from_specs,
     parse_options,
 )
 from hatch_lower.backends.aoti.convolutions import may_copy
-from hatch_lower.backends.aoti.library import Compiler, LibraryPool, find_compiler
+from hatch_lower.backends.aoti.library import Compiler, LibraryPool, choose_compiler
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
-from hatch_lower.backends.aoti.record import Generated, generate, with_timers
+from hatch_lower.backends.aoti.record import GeneratedCode, generate, with_kernel_timers
 from hatch_lower.backends.aoti.run import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
-from hatch_lower.backends.aoti.sizes import find_sources, is_resolvable
-from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
-from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
+from hatch_lower.backends.aoti.sizes import find_size_sources, is_resolvable
+from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not_compiled
+from hatch_lower.backends.aoti.versions import TABLE, LibrarySymbols, read_symbols, torch_requirement
 from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.canonical import digest_of, sha256_bytes
@@ -54,7 +54,7 @@ ONLY_VIEWS = "it computes nothing, and its neighbours are not compiled"
 ONLY_SIZES = "it computes a size that is needed outside the partition"
 
 
-class Refusals:
+class AotiRefusals:
     # an operation is looked up once
     def __init__(self, exclude: frozenset[str]) -> None:
         self.known: dict[Node, str] = {}
@@ -63,25 +63,25 @@ class Refusals:
     def __call__(self, node: Node) -> str:
         if node not in self.known:
             is_part = node.target is operator.getitem and not is_symbolic(node)
-            self.known[node] = self(producer_of(node)) if is_part else why_not(node, self._exclude)
+            self.known[node] = self(producer_of(node)) if is_part else why_not_compiled(node, self._exclude)
         return self.known[node]
 
 
-class AotiPartitioner(EnginePartitioner[Refusals]):
-    def __init__(self, options: Options) -> None:
+class AotiPartitioner(EnginePartitioner[AotiRefusals]):
+    def __init__(self, options: AotiOptions) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
         self.options = options
 
     takes_state: ClassVar[bool] = True
 
-    def reasons(self, program: ExportedProgram) -> Refusals:
-        return Refusals(frozenset(self.options.exclude))
+    def reasons(self, program: ExportedProgram) -> AotiRefusals:
+        return AotiRefusals(frozenset(self.options.exclude))
 
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
         # branches and bodies of control flow are left to the program
         return [program.graph]
 
-    def groups(self, graph: Graph, why_not: Refusals) -> Iterable[Iterable[Node]]:
+    def groups(self, graph: Graph, why_not: AotiRefusals) -> Iterable[Iterable[Node]]:
         # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
         groups = group_operations(graph, why_not)
         while (unresolved := find_unresolved(groups)) is not None:
@@ -99,7 +99,7 @@ class AotiPartitioner(EnginePartitioner[Refusals]):
         return list(KEPT_OPERATORS), None
 
 
-def group_operations(graph: Graph, reasons: Refusals) -> list[list[Node]]:
+def group_operations(graph: Graph, reasons: AotiRefusals) -> list[list[Node]]:
     grouping = group_nodes(graph, lambda node: not reasons(node))
     numbers = {node: number for number, nodes in enumerate(grouping.partitions) for node in nodes}
     taken = {node: number for node, number in numbers.items() if not is_symbolic(node)}
@@ -134,7 +134,7 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
         needed = {source for source in inputs if isinstance(source.meta["val"], symbols)}
         if not needed:
             continue
-        sources = find_sources(shapes)
+        sources = find_size_sources(shapes)
         bad = {source for source in needed if not is_resolvable(source.meta["val"].node.expr, sources)}
         for node in nodes:
             if bad.intersection(node.all_input_nodes):
@@ -177,11 +177,11 @@ class AotiBackend(BackendDetails):
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         isa = options_from_specs(compile_specs).isa
         settings, versions = digest_of(inductor_settings(isa)), sha256_bytes(TABLE.read_bytes())
-        return {"aoti": VERSION, "settings": settings, "versions": versions, **find_compiler(isa).versions()}
+        return {"aoti": VERSION, "settings": settings, "versions": versions, **choose_compiler(isa).versions()}
 
     @classmethod
     def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
-        # the compilers that `find_compiler` looks for, and the assembler and linker that they run
+        # the compilers that `choose_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
@@ -190,7 +190,7 @@ def lower_groups(
     programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
 ) -> list[PreprocessResult]:
     # inductor's settings hold for a single instruction set at a time
-    places: dict[Options, list[int]] = {}
+    places: dict[AotiOptions, list[int]] = {}
     for place, specs in enumerate(compile_specs):
         places.setdefault(options_from_specs(specs), []).append(place)
     results_by_place: dict[int, PreprocessResult] = {}
@@ -200,7 +200,7 @@ def lower_groups(
     return [results_by_place[place] for place in range(len(programs))]
 
 
-def compile_partitions(programs: Sequence[ExportedProgram], options: Options) -> list[PreprocessResult]:
+def compile_partitions(programs: Sequence[ExportedProgram], options: AotiOptions) -> list[PreprocessResult]:
     with compiling(options) as (compiler, folder), LibraryPool(compiler, folder) as pool:
         # inductor lowers a program while the compiler works on earlier ones
         lowered = generate_all(programs, options)
@@ -209,23 +209,23 @@ def compile_partitions(programs: Sequence[ExportedProgram], options: Options) ->
 
 
 @contextmanager
-def compiling(options: Options) -> Iterator[tuple[Compiler, Path]]:
+def compiling(options: AotiOptions) -> Iterator[tuple[Compiler, Path]]:
     """Give the compiler and an empty folder, while inductor's settings are pinned."""
-    compiler = find_compiler(options.isa)
+    compiler = choose_compiler(options.isa)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
         folder = Path(name)
         with inductor_isolated(options.isa, compiler.program, folder):
             yield compiler, folder
 
 
-def generate_all(programs: Sequence[ExportedProgram], options: Options) -> Iterator[tuple[AotiCopy, Generated]]:
+def generate_all(programs: Sequence[ExportedProgram], options: AotiOptions) -> Iterator[tuple[AotiCopy, GeneratedCode]]:
     for program in programs:
         copied = AotiCopy(program, multiplies=options.isa.multiplies, prepacks=options.prepacks)
         generated = generate(copied)
-        yield copied, with_timers(generated) if options.timers else generated
+        yield copied, with_kernel_timers(generated) if options.timers else generated
 
 
-def make_result(copied: AotiCopy, generated: Generated, library: bytes, options: Options) -> PreprocessResult:
+def make_result(copied: AotiCopy, generated: GeneratedCode, library: bytes, options: AotiOptions) -> PreprocessResult:
     symbols = read_symbols(library)
     openmp = check_openmp(symbols)
     packed = {name: encode(places) for name, places in copied.packed.items() if name in generated.bound}
@@ -247,7 +247,7 @@ def make_result(copied: AotiCopy, generated: Generated, library: bytes, options:
     )
 
 
-def check_openmp(symbols: Symbols) -> list[str]:
+def check_openmp(symbols: LibrarySymbols) -> list[str]:
     """Return the names of the OpenMP libraries that a shared library is linked with."""
     openmp = [name for name in symbols.libraries if is_openmp(name)]
     called = sorted(name for name in symbols.undefined if name.startswith(OPENMP_FUNCTIONS))
@@ -261,7 +261,7 @@ def check_openmp(symbols: Symbols) -> list[str]:
     return openmp
 
 
-def debug_handles(copied: AotiCopy, generated: Generated) -> dict[int | str, tuple[int, ...]]:
+def debug_handles(copied: AotiCopy, generated: GeneratedCode) -> dict[int | str, tuple[int, ...]]:
     # `no kernel` holds the operations for which inductor generates no kernel
     numbers = {node: node.meta["custom"][ORIGIN] for node in copied.graph.nodes if "custom" in node.meta}
     return instruction_handles(numbers, copied.handles, generated.origins, "no kernel")

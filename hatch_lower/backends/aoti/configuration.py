@@ -55,7 +55,7 @@ DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AotiOptions:
     # the instruction set level of the generated code
     isa: Isa
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
@@ -71,7 +71,7 @@ class Options:
         return [CompileSpec("isa", self.isa.name.encode()), *(CompileSpec(key, b"") for key in flags if flags[key])]
 
 
-def parse_options(options: Mapping[str, Any]) -> Options:
+def parse_options(options: Mapping[str, Any]) -> AotiOptions:
     given = GivenOptions("aoti", options)
     exclude = given.excluded("aten.sort.stable")
     machine = platform.machine()
@@ -89,10 +89,10 @@ def parse_options(options: Mapping[str, Any]) -> Options:
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
     timers, prepacks = given.flag(TIMERS, False), given.flag(PREPACK, False)
     given.check()
-    return Options(ISAS[isa], exclude, timers, prepacks)
+    return AotiOptions(ISAS[isa], exclude, timers, prepacks)
 
 
-def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
+def options_from_specs(specs: Sequence[CompileSpec]) -> AotiOptions:
     return parse_options({spec.key: spec.key in (TIMERS, PREPACK) or spec.value.decode() for spec in specs})
 
 

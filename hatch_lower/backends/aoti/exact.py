@@ -1,10 +1,10 @@
 """Functions for which inductor's formulas lose all digits of some numbers, in formulas that do not.
 
-Inductor writes `expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0 for
-numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on. Its standard deviation is the
-root of a variance of the same dtype, infinite from 2e19 on and 0 below 3e-23, where eager computes with float64.
-The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around. The power -0.5 of
--0.0 and of minus infinity is the power of C++, where eager computes the reciprocal of a root.
+Inductor writes `write_expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0
+for numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on. Its standard deviation
+is the root of a variance of the same dtype, infinite from 2e19 on and 0 below 3e-23, where eager computes with
+float64. The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around. The power
+-0.5 of -0.0 and of minus infinity is the power of C++, where eager computes the reciprocal of a root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RSQRT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # eager's power -
 LARGE = 2.0**28  # from here on `x * x - 1` is `x * x`, in float64 too
 
 
-def is_inexact(node: Node) -> bool:
+def is_inexact_function(node: Node) -> bool:
     op = torch_operator(node.target)
     if op is torch.ops.aten.abs.default:
         return node.meta["val"].dtype in (torch.int8, torch.int16)
@@ -49,7 +49,7 @@ def write_exactly(call: Call, node: Node, x: Any, *rest: Any, **kwargs: Any) -> 
     return call(convert, result, dtype)
 
 
-def expm1(call: Call, x: Any) -> Any:
+def write_expm1(call: Call, x: Any) -> Any:
     aten = torch.ops.aten
     half = call(aten.tanh.default, call(aten.mul.Tensor, x, 0.5))
     return call(aten.mul.Tensor, half, call(aten.add.Tensor, call(aten.exp.default, x), 1.0))
@@ -78,5 +78,5 @@ FORMULAS: Mapping[OpOverload, Callable[[Call, Any], Any]] = {
     torch.ops.aten.abs.default: absolute,
     torch.ops.aten.acosh.default: acosh,
     torch.ops.aten.atanh.default: atanh,
-    torch.ops.aten.expm1.default: expm1,
+    torch.ops.aten.expm1.default: write_expm1,
 }

@@ -23,7 +23,7 @@ import torch
 
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.backends.aoti.program import find_program
-from hatch_lower.backends.aoti.record import Generated
+from hatch_lower.backends.aoti.record import GeneratedCode
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError
@@ -54,8 +54,8 @@ class Compiler:
 
     def versions(self) -> dict[str, str]:
         return {
-            "compiler": first_line([self.program, "--version"]),
-            "linker": first_line([self.program, "-Wl,--version"]),
+            "compiler": first_output_line([self.program, "--version"]),
+            "linker": first_output_line([self.program, "-Wl,--version"]),
         }
 
     def compile_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
@@ -118,7 +118,7 @@ class Compiler:
                 found=error_lines(done.stdout) or f"{ending(done.returncode)} without a message",
                 hint="give the build more memory" if killed else HINT,
             )
-        reason = reason_to_refuse(folder / command[-1], linked="-c" not in command)
+        reason = why_not_library(folder / command[-1], linked="-c" not in command)
         if reason is not None:
             raise BackendError(
                 "the C++ compiler reported success, but wrote no output file",
@@ -135,7 +135,7 @@ class Compiler:
         return folders | {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
 
 
-def find_compiler(isa: Isa) -> Compiler:
+def choose_compiler(isa: Isa) -> Compiler:
     return Compiler(find_program(), isa)
 
 
@@ -161,7 +161,7 @@ def ending(status: int) -> str:
     return f"ended by {names.get(-status, f'signal {-status}')},"
 
 
-def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
+def why_not_library(path: Path, *, linked: bool) -> str | None:
     # of a file that a compiler wrote and reported as well made
     try:
         data = path.read_bytes()
@@ -177,7 +177,7 @@ def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
     return f"`{path.name}` holds no model" if linked and ENTRANCE not in data else None
 
 
-def first_line(command: list[str]) -> str:
+def first_output_line(command: list[str]) -> str:
     # without the folder in which the program lies
     done = execute(command, capture_output=True)
     lines = (done.stdout or done.stderr).strip().splitlines()
@@ -205,32 +205,32 @@ PRINT = re.compile(r"std::cerr\b[^;]*;")
 WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
 
 
-class Source(NamedTuple):
+class CppSource(NamedTuple):
     """A file of C++. Its name selects the compiler's flags, and seeds the names that the compiler makes up."""
 
     name: str
     text: str
 
 
-class Sources:
+class CppSources:
     """The source files of libraries: a shared file, and one or two files for each partition."""
 
     def __init__(self) -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
-        self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
-        self.shared = Source(INTERFACE, HEADER + quiet(self._interface) + TEMPLATE + self._tail)
+        self._tail = NO_CONSTANTS + write_refusals(later_functions(self._interface))
+        self.shared = CppSource(INTERFACE, HEADER + without_prints(self._interface) + TEMPLATE + self._tail)
 
-    def of(self, generated: Generated) -> list[Source]:
+    def of(self, generated: GeneratedCode) -> list[CppSource]:
         """Return the files of a partition, the shared file first unless the partition does without."""
         before, found, after = generated.wrapper.partition(self._interface)
         if found:
-            files = [self.shared, Source(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
+            files = [self.shared, CppSource(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
         else:
-            files = [Source(WRAPPER, quiet(generated.wrapper) + self._tail)]
-        return [*files, Source(KERNELS, generated.kernels)] if generated.kernels.strip() else files
+            files = [CppSource(WRAPPER, without_prints(generated.wrapper) + self._tail)]
+        return [*files, CppSource(KERNELS, generated.kernels)] if generated.kernels.strip() else files
 
 
-def quiet(interface: str) -> str:
+def without_prints(interface: str) -> str:
     """Return the interface's C++ without its prints: torch also prints the text of each error that it raises."""
     return PRINT.sub("", interface)
 
@@ -248,7 +248,7 @@ class LibraryPool:
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold one of the compilers' workers
         self._results: dict[str, Future[bytes]] = {}
-        self._sources = Sources()
+        self._sources = CppSources()
         self._shared = self._compile("", self._sources.shared)
 
     def __enter__(self) -> LibraryPool:
@@ -260,14 +260,14 @@ class LibraryPool:
         for pool in (self._objects, self._links):
             pool.shutdown(wait=True, cancel_futures=kind is not None)
 
-    def add(self, generated: Generated) -> Callable[[], bytes]:
+    def add(self, generated: GeneratedCode) -> Callable[[], bytes]:
         """Start to compile a partition; return a function that waits for the library's bytes."""
         key = digest_of([generated.wrapper, generated.kernels])
         if key not in self._results:  # equal sources are compiled once
             self._results[key] = self._start(f"p{len(self._results)}", generated)
         return self._results[key].result
 
-    def _start(self, name: str, generated: Generated) -> Future[bytes]:
+    def _start(self, name: str, generated: GeneratedCode) -> Future[bytes]:
         (self._folder / name).mkdir()
         objects = [
             self._shared if source is self._sources.shared else self._compile(f"{name}/", source)
@@ -277,7 +277,7 @@ class LibraryPool:
         command = self._compiler.link_command([path for path, _ in objects], target)
         return self._links.submit(self._link, objects, command, target)
 
-    def _compile(self, place: str, source: Source) -> Object:
+    def _compile(self, place: str, source: CppSource) -> Object:
         target = place + source.name.removesuffix(".cpp") + ".o"
         command, folder = compilation(self._compiler, source, self._folder / place)
         return target, self._objects.submit(self._compiler.run, command, folder)
@@ -289,7 +289,7 @@ class LibraryPool:
         return (self._folder / target).read_bytes()
 
 
-def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[str], Path]:
+def compilation(compiler: Compiler, source: CppSource, folder: Path) -> tuple[list[str], Path]:
     """Write a source into a folder; return the command that compiles the source, and the command's folder."""
     # The file's name seeds the names that the compiler makes up: it must not depend on the partition's number.
     (folder / source.name).write_text(source.text, encoding="utf-8")
@@ -297,7 +297,7 @@ def compilation(compiler: Compiler, source: Source, folder: Path) -> tuple[list[
     return compiler.compile_command(source.name, target, optimize=source.name == KERNELS), folder
 
 
-def refusals(functions: Sequence[str]) -> str:
+def write_refusals(functions: Sequence[str]) -> str:
     # A later libtorch looks up functions that this version does not know, and writes a warning where a library lacks
     # them.
     refusing = 'extern "C" AOTI_API AOTIRuntimeError {}() {{ return AOTI_RUNTIME_FAILURE; }}\n'

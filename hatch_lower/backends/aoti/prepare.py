@@ -1,7 +1,7 @@
 """A partition in inductor's canonical form: canonical names, stand-ins for constants, and fresh symbols.
 
-The form drops all differences between equal partitions (names of nodes, parameters and symbols, example sizes, contents
-of tensors), so equal partitions give equal bytes.
+The form drops all differences between equal partitions (names of nodes, parameters and symbols, example sizes,
+contents of tensors), so equal partitions give equal bytes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 
 from hatch_lower.backends.aoti.convolutions import Places, is_of_floats, places_of, write_of_floats
-from hatch_lower.backends.aoti.exact import is_inexact, write_exactly
+from hatch_lower.backends.aoti.exact import is_inexact_function, write_exactly
 from hatch_lower.backends.aoti.quantized import (
     CHOOSE,
     DEQUANTIZE,
     Operand,
-    is_signed,
+    has_signed_integers,
     operands_of,
     write_convolution,
-    write_dequantize,
+    write_dequantized,
+    write_linear,
     write_parameters,
-    write_product,
 )
-from hatch_lower.backends.aoti.sizes import find_sources, rebuild_expression
+from hatch_lower.backends.aoti.sizes import find_size_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import (
     PartitionCopy,
     is_floored,
@@ -113,7 +113,7 @@ class AotiCopy(PartitionCopy):
         if target is CHOOSE and not kwargs:
             return write_parameters(partial(self._write, index), *args)
         if target is DEQUANTIZE and not kwargs:
-            return write_dequantize(partial(self._write, index), *args)
+            return write_dequantized(partial(self._write, index), *args)
         operands = operands_of(node) if self._may_multiply else None
         is_linear = target is torch.ops.aten.linear.default
         if operands is not None and (is_linear or operands[1].integers in self._weights):
@@ -133,7 +133,7 @@ class AotiCopy(PartitionCopy):
             args = (*args[:2], indices)
         if is_floored(node):
             return write_floored(partial(self._write, index), node, *args[:2])
-        if is_inexact(node):
+        if is_inexact_function(node):
             return write_exactly(partial(self._write, index), node, *args, **kwargs)
         return self._call(target, args, kwargs, f"n{index}", index)
 
@@ -146,12 +146,12 @@ class AotiCopy(PartitionCopy):
         bias = None if bias is None else self.values[bias]
         if is_linear:
             (*rows, length), (width, _) = values.shape, weight.shape
-            return write_product(call, left, right, bias, rows, length, width, values.dtype)
+            return write_linear(call, left, right, bias, rows, length, width, values.dtype)
         image, place = operands[0], self._weights[operands[1].integers]
-        zero_point = image.zero_point + (128 if is_signed(image) else 0)
+        zero_point = image.zero_point + (128 if has_signed_integers(image) else 0)
         places = places_of(node, image.integers, operands[1].integers, place, zero_point)
         right = replace(right, integers=self._pack(places, weight))
-        return write_convolution(call, left, right, bias, places, weight.shape, signed=is_signed(image))
+        return write_convolution(call, left, right, bias, places, weight.shape, signed=has_signed_integers(image))
 
     def _write_float_convolution(self, node: Node, weight: Node, index: int) -> Node:
         call = partial(self._write, index)
@@ -184,7 +184,7 @@ class AotiCopy(PartitionCopy):
     def write_result(self, value: Node) -> object:
         # native code returns numbers as tensors
         self.results.append(self.values[value])
-        kind, position = kind_of(value.meta.get("val")), len(self.results) - 1
+        kind, position = argument_kind(value.meta.get("val")), len(self.results) - 1
         return position if kind == "tensor" else {"result": position, "number": kind}
 
     def write_mutation(self, value: Any, spec: OutputSpec) -> None:
@@ -203,7 +203,7 @@ class FakeInputs:
         self._used = static_sizes(program)
         self._renamed: dict[sympy.Expr, sympy.Expr] = {}
         self._examples: dict[sympy.Symbol, sympy.Integer] = {}
-        self.sources = find_sources([node.meta["val"].shape for node in tensors])
+        self.sources = find_size_sources([node.meta["val"].shape for node in tensors])
         for known in self.sources:
             self._renamed[known] = self._new_symbol(known)
 
@@ -246,7 +246,7 @@ class FakeInputs:
 def in_order_of_sizes(tensors: Sequence[Node]) -> list[Node]:
     """Order tensors such that inductor knows a symbol before a size such as `int(0.5 * symbol)`."""
     # inductor reads sizes tensor by tensor, and solves simple equations only for symbols that are still unknown
-    sources = find_sources([node.meta["val"].shape for node in tensors])
+    sources = find_size_sources([node.meta["val"].shape for node in tensors])
     first = {source.tensor for source in sources.values()}
     return sorted(tensors, key=lambda node: tensors.index(node) not in first)
 
@@ -262,7 +262,7 @@ def is_check(node: Node) -> bool:
     return name in CHECKS or name.startswith("aten.sym_constrain_range")
 
 
-def kind_of(value: object) -> str:
+def argument_kind(value: object) -> str:
     if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
         return "int"
     if isinstance(value, (torch.SymBool, bool)):

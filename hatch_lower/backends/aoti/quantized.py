@@ -54,7 +54,7 @@ def write_parameters(
     return call(aten.view.default, wide, [1]), call(aten.view.default, zero_point, [1])
 
 
-def write_dequantize(
+def write_dequantized(
     call: Call, values: Node, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> Node:
     """Write a form that inductor does not match: between integer pools, native code could not call the result."""
@@ -117,7 +117,7 @@ def operand_of(node: Node) -> Operand:
     return Operand(given["input"], given[names[0]], given[names[1]])
 
 
-def write_product(
+def write_linear(
     call: Call,
     left: Operand,
     right: Operand,
@@ -159,7 +159,7 @@ def write_product(
     return call(aten.reshape.default, result, [*sizes, width])
 
 
-def is_signed(operand: Operand) -> bool:
+def has_signed_integers(operand: Operand) -> bool:
     return bool(operand.integers.meta["val"].dtype is torch.int8)
 
 

@@ -92,7 +92,7 @@ UNCHECKED = re.compile(r"^( *)(aoti_torch_\w+_out\(.*\));$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedCode:
     """The code that inductor wrote for a partition."""
 
     # C++ that owns the memory and calls the kernels
@@ -105,10 +105,10 @@ class Generated:
     origins: Mapping[str, tuple[int, ...]]
 
 
-def generate(copied: AotiCopy) -> Generated:
-    with recording() as records, torch.no_grad():
+def generate(copied: AotiCopy) -> GeneratedCode:
+    with recording_code() as records, torch.no_grad():
         try:
-            inductor.lower(GraphModule(copied.attributes, copied.graph), copied.fakes)
+            inductor.compile_graph(GraphModule(copied.attributes, copied.graph), copied.fakes)
         except Exception as error:
             if (ours := find_backend_error(error)) is not None:
                 raise ours from None
@@ -140,14 +140,14 @@ def find_backend_error(error: BaseException | None) -> BackendError | None:
 
 
 @contextmanager
-def recording() -> Iterator[list[Generated]]:
+def recording_code() -> Iterator[list[GeneratedCode]]:
     """Collect the arguments of inductor's C++ compile step instead of compiling, and prevent copies of constants."""
-    records: list[Generated] = []
+    records: list[GeneratedCode] = []
 
     def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: object) -> str:
         refuse_extern(extern)
         wrapper = UNCHECKED.sub(r"\1AOTI_TORCH_ERROR_CODE_CHECK(\2);", ADDRESS.sub(">", wrapper))
-        records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
+        records.append(GeneratedCode(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 
     with inductor.compiling_with(record, reserve_alike):
@@ -238,7 +238,7 @@ extern "C" __attribute__((visibility("default"))) int64_t hatch_lower_take(int64
 """
 
 
-def with_timers(generated: Generated) -> Generated:
+def with_kernel_timers(generated: GeneratedCode) -> GeneratedCode:
     names: list[str] = []
 
     def mark(kernel: re.Match[str]) -> str:

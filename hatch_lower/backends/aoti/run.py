@@ -3,8 +3,8 @@
 Imports torch and no compiler.
 
 Two OpenMP libraries have two pools of threads: each pool takes every processor, `torch.set_num_threads` reaches only
-torch's, and a fork or a call across the pools can hang. The dynamic linker reuses a loaded library for any library that
-needs its name, so equal names suffice. The names are compared before the compiled library is opened.
+torch's, and a fork or a call across the pools can hang. The dynamic linker reuses a loaded library for any library
+that needs its name, so equal names suffice. The names are compared before the compiled library is opened.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
     try:
         runner = open_library(blob.path)
     except RuntimeError as error:
-        raise refusal(blob.path, str(error)) from without_frames(error)
+        raise library_error(blob.path, str(error)) from without_frames(error)
     tensors = {f"c{index}": constants[index].detach() for index in bound}
     tensors |= {name: pack(blob, constants[weight].detach(), where) for name, (weight, where) in packed.items()}
     names = set(runner.get_constant_names_to_original_fqns())
@@ -200,7 +200,7 @@ def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor
         raise description_error(blob, "aoti", found) from error
 
 
-def refusal(library: Path, message: str) -> ProgramError:
+def library_error(library: Path, message: str) -> ProgramError:
     found = message.splitlines()[0]
     hint = "install the torch version that the wheel requires, or build the wheel again"
     if re.search(r"version `[^']+' not found", found):

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
 
-from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.lowering.unlike_eager import UNLIKE_EAGER, is_between_other_places, is_of_doubles
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
@@ -39,7 +39,7 @@ def why_not_sizes(node: Node) -> str:
 
 def has_symbolic_windows(node: Node) -> bool:
     # of an input of a dynamic size, inductor would read as much as its example has, whatever the call gives
-    shapes = [tensor.shape for each in (node, *node.all_input_nodes) for tensor in tensors_of(each)]
+    shapes = [tensor.shape for each in (node, *node.all_input_nodes) for tensor in result_tensors(each)]
     return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape[1:])
 
 
@@ -51,7 +51,7 @@ class SizeSource(NamedTuple):
     divisor: int = 1
 
 
-def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.Expr, SizeSource]:
+def find_size_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.Expr, SizeSource]:
     """Return where each symbol can be read: plain sizes first, then multiples, then expressions as a whole."""
     sizes = [
         (size.node.expr, tensor, dim)

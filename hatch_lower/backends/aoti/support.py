@@ -12,7 +12,7 @@ from hatch_lower.backends.aoti.exact import STD
 from hatch_lower.backends.aoti.quantized import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
-from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.runtime.torch_private.inductor import is_generated, is_taken_apart_or_called
 from hatch_lower.runtime.torch_private.operators import (
@@ -48,21 +48,23 @@ def is_symbolic(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
-def why_not(node: Node, exclude: frozenset[str]) -> str:
+def why_not_compiled(node: Node, exclude: frozenset[str]) -> str:
     target = torch_operator(node.target)
     reason = why_not_target(node, exclude)
     if not reason and isinstance(target, OpOverload):
         reason = why_not_operator(target, node)
     elif not reason and not is_symbolic(node):
         reason = f"`{getattr(target, '__name__', target)}` is not an operator"
-    return reason or why_not_values(node)
+    return reason or why_not_tensor_values(node)
 
 
 def why_not_operator(op: OpOverload, node: Node) -> str:
     name = str(op)
     if is_random(op, node):
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
-    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
+    if torch.Tag.data_dependent_output in op.tags or any(
+        free_unbacked_symbols(tensor) for tensor in result_tensors(node)
+    ):
         return f"the result of `{name}` has a size that depends on its input's contents"
     if base_name(op) == "_assert_async":
         return f"`{name}` checks contents, which the program does itself"
@@ -74,7 +76,7 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
         return f"inductor's `{name}` gives floating-point numbers for integers"
     if op is torch.ops.aten.scatter.value_reduce:
         return f"inductor's `{name}` makes fewer values than there may be places"
-    if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
+    if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in result_tensors(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
     if has_negative_factor(op, node):
         return f"inductor passes negative factors of `{name}` as uint8"
@@ -90,14 +92,14 @@ def why_not_operator(op: OpOverload, node: Node) -> str:
 def has_negative_factor(op: OpOverload, node: Node) -> bool:
     # of a product that is added to something, in uint8
     names = {argument.name for argument in schema_of(op).arguments}
-    if "beta" not in names or all(tensor.dtype is not torch.uint8 for tensor in tensors_of(node)):
+    if "beta" not in names or all(tensor.dtype is not torch.uint8 for tensor in result_tensors(node)):
         return False
     given = named_arguments(node)
     factors = (given.get(name) for name in ("alpha", "beta"))
     return any(isinstance(factor, (int, float)) and factor < 0 for factor in factors)
 
 
-def why_not_values(node: Node) -> str:
+def why_not_tensor_values(node: Node) -> str:
     for source in (node, *node.all_input_nodes):
         value = source.meta.get("val")
         if is_symbolic(source) and (isinstance(value, torch.SymFloat) or free_unbacked_symbols(value)):

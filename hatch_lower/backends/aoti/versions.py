@@ -41,7 +41,7 @@ class Shim:
     interface: Mapping[str, Changes]  # of a library that the version compiled
     looked_up: Mapping[str, Sequence[str]]  # minor version to the functions that its libtorch looks up in a library
 
-    def versions_alike(self, built: str, library: Symbols | None) -> list[str]:
+    def versions_alike(self, built: str, library: LibrarySymbols | None) -> list[str]:
         """Return the minor versions around `built` whose libtorch runs a library of `built`; `None` is any library."""
         if built not in self.versions:
             return [built]
@@ -54,7 +54,7 @@ class Shim:
         known = self.versions[: self.versions.index(version) + 1]
         return next((signature for since, signature in reversed(table.get(name, ())) if since in known), None)
 
-    def _is_alike(self, built: str, library: Symbols | None, other: str) -> bool:
+    def _is_alike(self, built: str, library: LibrarySymbols | None, other: str) -> bool:
         if library is None:
             return True
         return all(self._is_same(self.functions, name, built, other) for name in library.imported) and all(
@@ -72,7 +72,7 @@ class Shim:
 
 
 @dataclass(frozen=True, slots=True)
-class Symbols:
+class LibrarySymbols:
     """The symbols that a shared library exports, and the libraries and symbols that it needs."""
 
     libraries: Sequence[str]  # linked libraries
@@ -81,7 +81,7 @@ class Symbols:
     exported: Set[str]
 
 
-def read_symbols(library: bytes) -> Symbols:
+def read_symbols(library: bytes) -> LibrarySymbols:
     file: Any = ELFFile(io.BytesIO(library))
     needed = [str(tag.needed) for tag in file.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
     versions = file.get_section_by_name(".gnu.version")
@@ -96,7 +96,7 @@ def read_symbols(library: bytes) -> Symbols:
         undefined.add(name)
         if versions is None or isinstance(versions.get_symbol(place)["ndx"], str):
             imported.add(name)
-    return Symbols(needed, undefined, imported - NOT_NEEDED, exported)
+    return LibrarySymbols(needed, undefined, imported - NOT_NEEDED, exported)
 
 
 @cache
@@ -105,7 +105,7 @@ def read_shim() -> Shim:
     return Shim(data["machine"], data["versions"], data["functions"], data["interface"], data["looked up"])
 
 
-def torch_requirement(version: str, library: Symbols | None) -> str:
+def torch_requirement(version: str, library: LibrarySymbols | None) -> str:
     """Return the requirement of a library compiled with a version of torch: `torch>=2.13,<2.16` or a minor version."""
     built = ".".join(map(str, numbers(version)))
     shim = read_shim()

@@ -10,13 +10,19 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner
-from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
+from hatch_lower.backends.executorch.configuration import BACKEND_ID, ExecutorchOptions, executorch, parse_options
 from hatch_lower.backends.executorch.formulas import SAFE_SOFTMAX
-from hatch_lower.backends.executorch.pipeline import lower
+from hatch_lower.backends.executorch.pipeline import lower_partition
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.quantized import quantizes
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
-from hatch_lower.backends.executorch.support import IDLE, Support, guards_suppressed, why_not_whole, xnnpack_partitioner
+from hatch_lower.backends.executorch.support import (
+    IDLE,
+    ExecutorchSupport,
+    guards_suppressed,
+    why_not_whole,
+    xnnpack_partitioner,
+)
 from hatch_lower.backends.executorch.versions import LIMIT, REQUIREMENT
 from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
@@ -39,7 +45,7 @@ class ExecutorchBackend(BackendDetails):
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         with executorch(), guards_suppressed(edge_program):
             copied = ExecutorchCopy(edge_program)
-            lowered = lower(copied, finite=options.finite)
+            lowered = lower_partition(copied, finite=options.finite)
         weights = lowered.weights.external_data.get(CONSTANTS_TAG, {})
         return PreprocessResult(
             processed_bytes=lowered.data,
@@ -85,7 +91,7 @@ def installed(name: str, *, required: bool = False) -> str:
         return "none"
 
 
-def is_operation(node: Node) -> bool:
+def is_called_function(node: Node) -> bool:
     return node.op == "call_function"
 
 
@@ -93,23 +99,23 @@ def is_idle(node: Node) -> bool:
     return str(torch_operator(node.target)) in IDLE or node.target in ARITHMETIC
 
 
-class ExecutorchPartitioner(EnginePartitioner[Support]):
+class ExecutorchPartitioner(EnginePartitioner[ExecutorchSupport]):
     """Takes all that XNNPACK computes as eager does, and on demand operators of ExecuTorch's portable kernels."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ExecutorchOptions) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
         self.options = options
 
-    def reasons(self, program: ExportedProgram) -> Support:
-        return Support(program, self.options)
+    def reasons(self, program: ExportedProgram) -> ExecutorchSupport:
+        return ExecutorchSupport(program, self.options)
 
-    def needs_finite(self, node: Node, why_not: Support) -> bool:
+    def needs_finite(self, node: Node, why_not: ExecutorchSupport) -> bool:
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
         return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node) and not quantizes(node)
 
-    def groups(self, graph: Graph, why_not: Support) -> Iterable[Iterable[Node]]:
+    def groups(self, graph: Graph, why_not: ExecutorchSupport) -> Iterable[Iterable[Node]]:
         return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]
 
     def trimmed(self, nodes: Iterable[Node]) -> list[Node]:
@@ -118,10 +124,10 @@ class ExecutorchPartitioner(EnginePartitioner[Support]):
         kept = dict.fromkeys(nodes)
         for node in list(kept):
             sources = node.all_input_nodes
-            if is_idle(node) and kept.keys().isdisjoint(sources) and any(map(is_operation, sources)):
+            if is_idle(node) and kept.keys().isdisjoint(sources) and any(map(is_called_function, sources)):
                 del kept[node]
         for node in reversed(list(kept)):
-            if is_idle(node) and kept.keys().isdisjoint(node.users) and any(map(is_operation, node.users)):
+            if is_idle(node) and kept.keys().isdisjoint(node.users) and any(map(is_called_function, node.users)):
                 del kept[node]
         return list(kept)
 

@@ -16,7 +16,7 @@ BACKEND_ID = "executorch"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ExecutorchOptions:
     # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
     finite: bool = True
     # also take operators for which XNNPACK has no kernel and ExecuTorch's portable library has a kernel
@@ -31,9 +31,9 @@ class Options:
         return json_specs({"finite-only": self.finite, "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, object]) -> Options:
+def parse_options(options: Mapping[str, object]) -> ExecutorchOptions:
     given = GivenOptions(BACKEND_ID, options)
-    parsed = Options(
+    parsed = ExecutorchOptions(
         exclude=given.excluded("aten.relu.default"),
         finite=given.flag("finite-only", True),
         portable=given.flag("portable-operators", False),

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.executorch.sizes import aten_names
 from hatch_lower.exir.graph.operators import torch_operator
 
@@ -29,7 +29,7 @@ Call: TypeAlias = Callable[..., Node]  # writes an operation
 def why_not_norm(node: Node) -> str:
     """Return why XNNPACK cannot compute a norm; the dtypes of its tensors are looked at elsewhere."""
     name = str(torch_operator(node.target))
-    given = arguments_of(node)
+    given = complete_arguments(node)
     sizes = given["input"].meta["val"].shape
     if any(user.args[1] != 0 and user.users for user in node.users):
         return f"a result of `{name}` beside the first is used"
@@ -45,7 +45,7 @@ def why_not_norm(node: Node) -> str:
 
 def inner_shape(node: Node) -> list[int | torch.SymInt] | None:
     """Return the sizes of the rows or images to which a norm's input is reshaped, or `None` without a reshape."""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     sizes = given["input"].meta["val"].shape
     if "normalized_shape" in given:
         normalized = given["normalized_shape"]
@@ -55,7 +55,7 @@ def inner_shape(node: Node) -> list[int | torch.SymInt] | None:
 
 def norm_constants(node: Node) -> dict[str, torch.Tensor]:
     """Return the constants of a norm; XNNPACK needs a separate weight for each product."""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     constants = {"eps": torch.tensor(given["eps"], dtype=torch.float32)}
     if "normalized_shape" in given:
         length = math.prod(given["normalized_shape"])
@@ -72,7 +72,7 @@ def norm_constants(node: Node) -> dict[str, torch.Tensor]:
 def write_norm(call: Call, node: Node, constants: Mapping[str, Node], values: Mapping[Node, Node]) -> Node:
     """Write a norm's first result by calls of operators; `values` maps its arguments to their translations."""
     aten = torch.ops.aten
-    given = arguments_of(node)
+    given = complete_arguments(node)
     in_rows, in_groups = "normalized_shape" in given, "group" in given
 
     def average(tensor: Node, what: str) -> Node:
@@ -118,7 +118,7 @@ STEP = 2.0**106  # four units in the last place of the lowest number
 
 def why_not_safe_softmax(node: Node) -> str:
     """Return why XNNPACK cannot compute a safe softmax; dtypes are checked elsewhere."""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     rank = given["self"].meta["val"].dim()
     if not rank or given["dim"] % rank != rank - 1:
         return f"XNNPACK computes `{SAFE_SOFTMAX}` along the last dimension only"
@@ -132,7 +132,7 @@ def softmax_constants(node: Node) -> dict[str, torch.Tensor]:
 def write_safe_softmax(call: Call, node: Node, constants: Mapping[str, Node], values: Mapping[Node, Node]) -> Node:
     """Write such a node by calls of operators; `values` maps its arguments to their translations."""
     aten = torch.ops.aten
-    scores = values[arguments_of(node)["self"]]
+    scores = values[complete_arguments(node)["self"]]
     # -inf becomes the lowest number, and numbers near the lowest become the next steps above
     least = call(aten.clamp.default, call(aten.add.Tensor, scores, constants["step"]), LOWEST, LOWEST + STEP)
     finite = call(aten.maximum.default, scores, least)

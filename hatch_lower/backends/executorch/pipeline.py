@@ -17,7 +17,7 @@ from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, Executor
 from hatch_lower.backends.executorch.quantized import quantizes
 from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
 from hatch_lower.backends.executorch.support import xnnpack_partitioner
-from hatch_lower.backends.executorch.xnnpack_nodes import XNode, nodes_of
+from hatch_lower.backends.executorch.xnnpack_nodes import XNode, read_xnnpack_nodes
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
@@ -33,7 +33,7 @@ COPIES = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class ExecutorchProgram:
     # the `.pte`
     data: bytes
     # debug handles of each instruction of its method: `1:executorch_call_delegate`
@@ -44,7 +44,7 @@ class Lowered:
     names: dict[str, list[str]]
 
 
-def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
+def lower_partition(copied: ExecutorchCopy, *, finite: bool) -> ExecutorchProgram:
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
@@ -85,10 +85,10 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
     theirs = dict(sorted(emitted.debug_handle_map.get(METHOD, {}).items()))  # ExecuTorch's handles of instructions
-    graphs = graphs_of(edge.exported_program(), delegates)
-    names = {str(index): names_of(index, delegates, plan, graphs) for index in theirs}
+    graphs = xnnpack_graphs(edge.exported_program(), delegates)
+    names = {str(index): instruction_names(index, delegates, plan, graphs) for index in theirs}
     handles = copied.instruction_handles(instructions_of(theirs, delegates, names, origins, graphs))
-    return Lowered(bytes(made.buffer), handles, weights_of(made, copied), names)
+    return ExecutorchProgram(bytes(made.buffer), handles, named_weights(made, copied), names)
 
 
 def without_strides(module: GraphModule) -> PassResult:
@@ -107,7 +107,7 @@ def without_copies(module: GraphModule) -> PassResult:
     """Remove copies of computed results: XNNPACK drops them, and then refuses a graph that returns both."""
     for node in module.graph.nodes:
         source = node.args[0] if str(getattr(node.target, "_op", node.target)) in COPIES else None
-        if isinstance(source, Node) and source.op != "placeholder" and layout_of(source) == layout_of(node):
+        if isinstance(source, Node) and source.op != "placeholder" and layout_texts(source) == layout_texts(node):
             # results of the partition are memory of their own
             node.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")
     module.graph.eliminate_dead_code()
@@ -115,7 +115,7 @@ def without_copies(module: GraphModule) -> PassResult:
     return PassResult(module, True)
 
 
-def layout_of(node: Node) -> list[str]:
+def layout_texts(node: Node) -> list[str]:
     # as text: comparing symbols would decide facts about them
     return [str(number) for number in (*node.meta["val"].shape, *node.meta["val"].stride())]
 
@@ -136,7 +136,7 @@ def move_weights(stored: Any) -> None:
     stored.pte_data = {name: entry for name, entry in stored.pte_data.items() if name not in outside}
 
 
-def weights_of(made: Any, copied: ExecutorchCopy) -> NamedDataStoreOutput:
+def named_weights(made: Any, copied: ExecutorchCopy) -> NamedDataStoreOutput:
     # with the layout that a constant has in the model, they have the same bytes once
     layouts = {sha256_bytes(span_bytes(tensor)): TensorLayout.from_tensor(tensor) for tensor in copied.state.values()}
     store = NamedDataStore()
@@ -183,17 +183,17 @@ def call_with_zeros(program: Path, weights: Path | None) -> None:
         loaded = ExecutorchDelegate.pool.load(extension(), program, weights)
         facts = loaded.method_meta(METHOD)
     except RuntimeError as error:
-        raise unusable("load", error) from error
+        raise unusable_lowering("load", error) from error
     metas = [facts.input_tensor_meta(index) for index in range(facts.num_inputs())]
     inputs = [torch.zeros(meta.sizes(), dtype=ScalarType(meta.dtype()).dtype) for meta in metas]
     try:
         loaded.forward(inputs, True)
     except RuntimeError as error:
         if not is_of_the_call(error):  # a kernel may refuse zeros, or use them as an index or divisor
-            raise unusable("run", error) from error
+            raise unusable_lowering("run", error) from error
 
 
-def unusable(what: str, error: RuntimeError) -> BackendError:
+def unusable_lowering(what: str, error: RuntimeError) -> BackendError:
     return BackendError(
         f"ExecuTorch lowered a quantized partition to a program that it cannot {what}",
         found=str(error),
@@ -218,13 +218,13 @@ def delegates_of(program: Any) -> Iterator[Any]:
         yield getattr(program.graph_module, str(call.args[0].target))
 
 
-def graphs_of(program: Any, delegates: Iterable[int]) -> dict[int, list[XNode]]:
+def xnnpack_graphs(program: Any, delegates: Iterable[int]) -> dict[int, list[XNode]]:
     """Return the nodes of each graph that XNNPACK computes, by the number of the instruction."""
-    graphs = [nodes_of(lowered.processed_bytes) for lowered in delegates_of(program)]
+    graphs = [read_xnnpack_nodes(lowered.processed_bytes) for lowered in delegates_of(program)]
     return dict(zip(sorted(delegates), graphs, strict=True))
 
 
-def names_of(
+def instruction_names(
     index: int, delegates: Mapping[int, Any], plan: object, graphs: Mapping[int, Sequence[XNode]]
 ) -> list[str]:
     """Return an instruction's name, and the names of its nodes if it calls XNNPACK."""

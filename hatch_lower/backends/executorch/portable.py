@@ -14,11 +14,11 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import INTEGERS, ZERO_FACTOR, arguments_of, why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, ZERO_FACTOR, complete_arguments, why_not_tensors
 from hatch_lower.backends.executorch.run import extension
-from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_numbers, why_not_view
+from hatch_lower.backends.executorch.sizes import VIEWS, aten_names, numbers_of, why_not_size_numbers, why_not_view
 from hatch_lower.backends.partition_copy import REMAINDERS, is_floored
-from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, result_tensors
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.runtime.torch_private.operators import schema_of
 
@@ -72,7 +72,7 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
         return f"`{name}` draws random numbers, and another library would draw others than eager"
     if schema_of(target).is_mutable:
         return f"`{name}` changes its input"
-    values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
+    values = [value for source in (node, *node.all_input_nodes) for value in result_tensors(source)]
     # for a tensor without elements, the number of nonzero elements is known
     sized_by_contents = torch.Tag.data_dependent_output in target.tags or name == "aten.nonzero.default"
     if sized_by_contents or any(free_unbacked_symbols(value) for value in values):
@@ -89,12 +89,12 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     reason = why_not_tensors(node, NUMBERS, unbacked=True)
     if not reason and name in VIEWS and list(numbers_of(copy)):
         return why_not_view(node, ranges)
-    return reason or why_not_numbers(copy, ranges) or why_not_kernel(node, ranges, finite=finite)
+    return reason or why_not_size_numbers(copy, ranges) or why_not_kernel(node, ranges, finite=finite)
 
 
 def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
     name = str(torch_operator(node.target))
-    given = arguments_of(node)
+    given = complete_arguments(node)
     kernel = f"ExecuTorch's kernel for `{name}`"
     if name == "aten.max_pool2d_with_indices_backward.default":
         return f"{kernel} adds to uninitialized memory"
@@ -110,7 +110,7 @@ def why_not_kernel(node: Node, ranges: Ranges, *, finite: bool) -> str:
         return f"{kernel} can only add elements, not remove any"
     if name in NEVER_DYNAMIC and not all(isinstance(size, int) for size in node.meta["val"].shape):
         return f"{kernel} gives no size that is known at run time only"
-    tensors = [tensor for source in node.all_input_nodes for tensor in tensors_of(source)]
+    tensors = [tensor for source in node.all_input_nodes for tensor in result_tensors(source)]
     if name == "aten.cat.default" and len({tensor.dtype for tensor in tensors}) > 1:
         return f"{kernel} takes tensors of a single type only"
     if name in LONG_INDICES and given["index"].meta["val"].dtype != torch.int64:
@@ -161,7 +161,7 @@ def why_not_empty(kernel: str, sizes: Sizes, ranges: Ranges) -> str:
 
 def loses_nan(node: Node) -> bool:
     name = str(torch_operator(node.target))
-    if name not in NAN_LOSING or not any(tensor.is_floating_point() for tensor in tensors_of(node)):
+    if name not in NAN_LOSING or not any(tensor.is_floating_point() for tensor in result_tensors(node)):
         return False
     argument = NAN_LOSING[name]
-    return argument is None or arguments_of(node)[argument[0]] == argument[1]
+    return argument is None or complete_arguments(node)[argument[0]] == argument[1]

@@ -24,7 +24,7 @@ from hatch_lower.backends.executorch.sizes import SHAPED, SIZE_OF, keeps_shape, 
 from hatch_lower.backends.instructions import instruction_handles
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
@@ -52,7 +52,7 @@ class ExecutorchCopy(PartitionCopy):
         self.drop_unused_sizes()
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        values = (value for node in self.program.graph.nodes for value in tensors_of(node))
+        values = (value for node in self.program.graph.nodes for value in result_tensors(node))
         self.mode: Any = next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}

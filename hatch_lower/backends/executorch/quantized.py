@@ -92,7 +92,7 @@ def why_not_rows(choice: Node) -> str:
     return f"XNNPACK quantizes each row or image of `{source.name}` by itself, where the model uses one scale for all"
 
 
-def why_not_quantized(node: Node, *, finite: bool) -> str:
+def why_not_xnnpack_quantized(node: Node, *, finite: bool) -> str:
     """Return the reason why XNNPACK does not quantize or dequantize as a node does, or an empty string."""
     name, arguments = str(torch_operator(node.target)), named_arguments(node)
     if arguments.get("dtype") != torch.int8:

@@ -20,7 +20,7 @@ OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel r
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # other modules that load programs
 
 
-class Pool:
+class ThreadPool:
     # A program keeps using the threads that existed at its load: changing them while a program exists ends the process.
     # So all programs are loaded here.
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class ExecutorchDelegate(Delegate):
     without_elements: ClassVar[str] = "refuse"  # XNNPACK ends the process, or never returns
     timed: ClassVar[str] = "hatch_lower.backends.executorch.timed:load_timed"
     # a class attribute, as ExecuTorch's pool is the process's: all programs share it
-    pool: ClassVar[Pool] = Pool()
+    pool: ClassVar[ThreadPool] = ThreadPool()
 
     def __init__(self, path: Path, module: Any, call: CallMap) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class ExecutorchDelegate(Delegate):
         try:
             module = cls.pool.load(library, blob.path, weights, info.threads, is_timed=is_timed)
         except RuntimeError as error:
-            raise unusable(blob.path, error) from error
+            raise unusable_program(blob.path, error) from error
         return blob.path, module, info.call
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
@@ -88,7 +88,7 @@ class ExecutorchDelegate(Delegate):
         except RuntimeError as error:
             if is_of_the_call(error) or NO_MEMORY.search(str(error)):
                 raise
-            raise unusable(self._path, error) from error
+            raise unusable_program(self._path, error) from error
         return self._map.arrange(inputs, results)
 
 
@@ -96,7 +96,7 @@ def is_of_the_call(error: RuntimeError) -> bool:
     return str(error).endswith(OF_THE_CALL)
 
 
-def unusable(path: Path, error: RuntimeError) -> ProgramError:
+def unusable_program(path: Path, error: RuntimeError) -> ProgramError:
     found = str(error)
     try:
         with path.open("rb"), path.open("rb"):  # as many as the library has open at once, which tells no reason

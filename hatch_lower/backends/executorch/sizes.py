@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
-from hatch_lower.exir.graph.nodes import Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.nodes import Ranges, may_be_zero, result_tensors
 from hatch_lower.exir.graph.operators import operator_name, torch_operator
 from hatch_lower.runtime.torch_private.operators import OpOverload
 from hatch_lower.runtime.torch_private.symbols import bound_sympy, int_oo
@@ -59,10 +59,10 @@ def numbers_of(node: Node) -> Iterator[Node]:
 def why_not_size(node: Node, ranges: Ranges) -> str:
     if torch_operator(node.target) != SIZE_OF and node.target not in ARITHMETIC:
         return f"ExecuTorch's runtime has no `{operator_name(node.target)}` for sizes"
-    return why_not_number(node, ranges) or why_not_numbers(node, ranges) or why_not_tensors(node, TENSORS)
+    return why_not_number(node, ranges) or why_not_size_numbers(node, ranges) or why_not_tensors(node, TENSORS)
 
 
-def why_not_numbers(node: Node, ranges: Ranges) -> str:
+def why_not_size_numbers(node: Node, ranges: Ranges) -> str:
     return next((reason for source in numbers_of(node) if (reason := why_not_number(source, ranges))), "")
 
 
@@ -85,14 +85,14 @@ def upper_bound(size: int | torch.SymInt, ranges: Ranges) -> int | None:
 
 
 def is_bounded(node: Node, ranges: Ranges) -> bool:
-    return all(upper_bound(size, ranges) is not None for tensor in tensors_of(node) for size in tensor.shape)
+    return all(upper_bound(size, ranges) is not None for tensor in result_tensors(node) for size in tensor.shape)
 
 
 def why_not_view(node: Node, ranges: Ranges) -> str:
     sizes = node.meta["val"].shape
     if -1 in view_sizes(node) and any(may_be_zero(size, ranges) for size in sizes):
         return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another size may be 0"
-    return why_not_numbers(node, ranges)
+    return why_not_size_numbers(node, ranges)
 
 
 def inferred_shape(node: Node) -> list[int] | None:

@@ -21,8 +21,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import arguments_of, why_not_target, why_not_tensors
-from hatch_lower.backends.executorch.configuration import Options, executorch
+from hatch_lower.backends.engine_partitioner import complete_arguments, why_not_target, why_not_tensors
+from hatch_lower.backends.executorch.configuration import ExecutorchOptions, executorch
 from hatch_lower.backends.executorch.formulas import FORMULAS, formula_of
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
@@ -32,7 +32,7 @@ from hatch_lower.backends.executorch.quantized import (
     needs_product,
     quantizes,
     settle_products,
-    why_not_quantized,
+    why_not_xnnpack_quantized,
 )
 from hatch_lower.backends.executorch.sizes import (
     SHAPED,
@@ -47,7 +47,7 @@ from hatch_lower.backends.executorch.sizes import (
     why_not_view,
 )
 from hatch_lower.backends.interpolation import why_not_places
-from hatch_lower.exir.graph.nodes import producer_of, tensors_of
+from hatch_lower.exir.graph.nodes import producer_of, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
@@ -102,8 +102,8 @@ class CachedSignature(ExportGraphSignature):
         return dict(super().inputs_to_lifted_tensor_constants)
 
 
-class Support:
-    def __init__(self, program: ExportedProgram, options: Options) -> None:
+class ExecutorchSupport:
+    def __init__(self, program: ExportedProgram, options: ExecutorchOptions) -> None:
         self._options = options
         self._ranges = program.range_constraints
         changed = mutated_targets(program)
@@ -146,21 +146,21 @@ class Support:
         if gives_number(node):
             reason = why_not_size(node, self._ranges)
         elif quantizes(node):
-            reason = why_not_quantized(node, finite=finite)
-            if not reason and why_not_quantized(node, finite=False):
+            reason = why_not_xnnpack_quantized(node, finite=finite)
+            if not reason and why_not_xnnpack_quantized(node, finite=False):
                 self._needs_finite.add(node)
             if not reason and not needs_product(node):
                 reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
-            reason = why_not_call(copy, form, finite=finite)
+            reason = why_not_xnnpack_call(copy, form, finite=finite)
         elif (formula := formula_of(node)) is not None:
             reason = why_not_tensors(node, FLOATS, unbacked=True) or formula.why_not(node)
-            reason = reason or why_not_call(copy, form, finite=finite)
+            reason = reason or why_not_xnnpack_call(copy, form, finite=finite)
             if not reason:
                 self._needs_finite.add(node)
         else:
             reason = why_not_xnnpack(node, copy, form, self._floats, finite=finite)
-            if not reason and differs_for_nan(copy, form):
+            if not reason and xnnpack_differs_for_nan(copy, form):
                 self._needs_finite.add(node)
             if reason and str(torch_operator(node.target)) in VIEWS:
                 # ExecuTorch runs the operation without a kernel
@@ -186,7 +186,7 @@ def guards_suppressed(program: ExportedProgram) -> ExitStack:
     # reading a size of a program's fake tensors must restrict no symbol
     stack = ExitStack()
     for node in program.graph.find_nodes(op="placeholder"):
-        for value in tensors_of(node):
+        for value in result_tensors(node):
             environment = getattr(getattr(value, "fake_mode", None), "shape_env", None)
             if environment is not None:
                 stack.enter_context(environment.suppress_guards())
@@ -234,7 +234,7 @@ def xnnpack_partitioner(*, integers: bool, finite: bool) -> Any:
 
 
 def passes(theirs: Callable[[Node, ExportedProgram], bool], finite: bool, copy: Node, form: ExportedProgram) -> bool:
-    return not why_not_call(copy, form, finite=finite) and theirs(copy, form)
+    return not why_not_xnnpack_call(copy, form, finite=finite) and theirs(copy, form)
 
 
 def why_not_xnnpack(
@@ -244,7 +244,9 @@ def why_not_xnnpack(
     if name_in_form(copy) not in configs:
         return f"XNNPACK has no kernel for `{name}`"
     reason = (
-        why_not_tensors(node, FLOATS, unbacked=True) or why_not_static(copy) or why_not_call(copy, form, finite=finite)
+        why_not_tensors(node, FLOATS, unbacked=True)
+        or why_not_static(copy)
+        or why_not_xnnpack_call(copy, form, finite=finite)
     )
     return reason or why_not_rule(node, copy, form, configs)
 
@@ -266,15 +268,15 @@ def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, 
     weight = named_arguments(node).get("weight")
     if isinstance(weight, Node) and weight.name not in constants and not quantizes(weight):
         return f"its weight `{weight.name}` is not a constant"
-    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_pool(node)):
+    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_xnnpack_pool(node)):
         return reason
     formula = formula_of(node)
-    reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_call(node, program, finite=finite)
+    reason = why_not_tensors(node, FLOATS, unbacked=True) or why_not_xnnpack_call(node, program, finite=finite)
     return reason or (formula.why_not(node) if formula is not None else "")
 
 
-def why_not_pool(node: Node) -> str:
-    given = arguments_of(node)
+def why_not_xnnpack_pool(node: Node) -> str:
+    given = complete_arguments(node)
     kernel, stride = ([*given[name], *given[name]][:2] for name in ("kernel_size", "stride"))
     if any(step > size for step, size in zip(stride, kernel, strict=False)):
         return "XNNPACK's windows of a pool leave no gaps"
@@ -282,7 +284,7 @@ def why_not_pool(node: Node) -> str:
     return "" if is_static or not given["ceil_mode"] else "XNNPACK rounds up static sizes only (`ceil_mode`)"
 
 
-def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
+def why_not_xnnpack_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     # XNNPACK's rules allow these calls, which fail or give other results
     name = f"aten.{name_in_form(copy)}"
     value = copy.args[0].meta["val"] if copy.args and isinstance(copy.args[0], Node) else None
@@ -298,7 +300,10 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
     if name in OF_DIMENSIONS and isinstance(value, torch.Tensor) and not value.dim():
         return f"XNNPACK takes `{name}` of tensors with dimensions only"
-    if name in RESHAPED and sum(not isinstance(size, int) for result in tensors_of(copy) for size in result.shape) > 1:
+    if (
+        name in RESHAPED
+        and sum(not isinstance(size, int) for result in result_tensors(copy) for size in result.shape) > 1
+    ):
         return f"XNNPACK's `{name}` gives at most a single size that is known at run time only"
     if name in OF_ROWS and isinstance(value, torch.Tensor) and is_row(value):
         return f"XNNPACK's `{name}` of one dimension takes at most a single size that is known at run time only"
@@ -308,11 +313,11 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return reason
     if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
-    if any(value.dim() > LARGEST_RANK for source in (copy, *copy.all_input_nodes) for value in tensors_of(source)):
+    if any(value.dim() > LARGEST_RANK for source in (copy, *copy.all_input_nodes) for value in result_tensors(source)):
         return f"XNNPACK takes tensors with {LARGEST_RANK} dimensions at most"
     if any(value.shape.numel() == 0 for value in static_values(copy)):
         return "XNNPACK takes no empty tensor"
-    if not finite and differs_for_nan(copy, form):
+    if not finite and xnnpack_differs_for_nan(copy, form):
         return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return ""
 
@@ -325,7 +330,7 @@ def pads_widely(given: Mapping[str, Any]) -> bool:
 
 def why_not_linear(copy: Node) -> str:
     # XNNPACK's rules write it as a linear layer: a bias of one number per column, and no factors
-    given = arguments_of(copy)
+    given = complete_arguments(copy)
     if any(given[factor] != 1 for factor in ("beta", "alpha")):
         return f"XNNPACK's linear layer leaves out `beta={given['beta']}` and `alpha={given['alpha']}`"
     return "" if given["self"].meta["val"].dim() == 1 else "XNNPACK's linear layer takes a single row of numbers to add"
@@ -346,14 +351,14 @@ def keeps_ratio(copy: Node) -> bool:
     return all(factor == int(factor) or (isinstance(size, int) and size * factor % 1 == 0) for size, factor in factors)
 
 
-def differs_for_nan(copy: Node, form: ExportedProgram) -> bool:
+def xnnpack_differs_for_nan(copy: Node, form: ExportedProgram) -> bool:
     return f"aten.{name_in_form(copy)}" in OTHER_SPECIAL_VALUES and not is_fused(copy, form)
 
 
 def static_values(node: Node) -> list[torch.Tensor]:
     # a batch norm's other results are empty and unused
-    values = [value for source in node.all_input_nodes for value in tensors_of(source)]
-    values += list(tensors_of(node))[:1]
+    values = [value for source in node.all_input_nodes for value in result_tensors(source)]
+    values += list(result_tensors(node))[:1]
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
 
 

@@ -37,7 +37,7 @@ class TimedExecutorchDelegate(CountedRuns, ExecutorchDelegate):
         with tempfile.TemporaryDirectory(prefix="hatch-lower-") as folder:
             target = Path(folder, "events.etdp")
             self._module.write_etdump_result_to_file(str(target))
-            runs = list(runs_in(target.read_bytes(), self._names)) if target.exists() else []
+            runs = list(read_dump_runs(target.read_bytes(), self._names)) if target.exists() else []
         return runs[self.forgotten :]
 
 
@@ -46,7 +46,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Tensor]) -> TimedExecutor
     return TimedExecutorchDelegate(*ExecutorchDelegate.open(blob, is_timed=True), names)
 
 
-def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
+def read_dump_runs(dump: bytes, names: Names) -> Iterator[Run]:
     """Yield the nanoseconds of the instructions of each run in an ETDump."""
     parts: list[tuple[tuple[str, ...], float]] = []
     operators: list[tuple[str, int]] = []  # XNNPACK's events, before the event of the instruction that calls XNNPACK
@@ -60,14 +60,16 @@ def runs_in(dump: bytes, names: Names) -> Iterator[Run]:
             if operator := measured.text(OPERATOR):
                 operators.append((operator, nanoseconds))
             elif name in CALLS:
-                parts += parts_of(names.get(str(measured.number(INSTRUCTION, "i")), ()), nanoseconds, operators)
+                parts += instruction_parts(
+                    names.get(str(measured.number(INSTRUCTION, "i")), ()), nanoseconds, operators
+                )
                 operators = []
             elif name == WHOLE:
                 yield added(parts)
                 parts = []
 
 
-def parts_of(
+def instruction_parts(
     names: Sequence[str], nanoseconds: int, operators: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, ...], float]]:
     """Divide an instruction among the operators inside, if any."""

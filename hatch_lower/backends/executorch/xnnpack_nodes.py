@@ -74,14 +74,14 @@ class XNode(NamedTuple):
     handle: int  # ExecuTorch's debug handle
 
 
-def nodes_of(payload: bytes) -> list[XNode]:
+def read_xnnpack_nodes(payload: bytes) -> list[XNode]:
     """Return the nodes of a graph that ExecuTorch hands to XNNPACK, in the order of computing."""
     offset = struct.unpack_from("<I", payload, 10)[0] if payload[4:8] == MAGIC else 0
     nodes = Table.root(memoryview(payload)[offset:]).tables(1)
     return [XNode(KINDS.get(node.number(0, "B"), "unknown"), node.number(2, "I")) for node in nodes]
 
 
-def kind_of(operator: str) -> str:
+def operator_kind(operator: str) -> str:
     """Return the kind of `Fully Connected (NC, F32) GEMM #1`."""
     kind = re.sub(r" \(.*| #\d+$", "", operator).lower()
     return SYNONYMS.get(kind, kind)
@@ -92,7 +92,7 @@ def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[l
 
     XNNPACK merges nodes, which count to the operator before, and adds operators, which take the nodes of the next.
     """
-    pairs = common(list(map(kind_of, operators)), kinds)
+    pairs = common_subsequence(list(map(operator_kind, operators)), kinds)
     found: list[list[int]] = [[] for _ in operators]
     for number, (operator, node) in enumerate(pairs):
         end = pairs[number + 1][1] if number + 1 < len(pairs) else len(kinds)
@@ -105,7 +105,7 @@ def nodes_of_operators(operators: Sequence[str], kinds: Sequence[str]) -> list[l
     return found
 
 
-def common(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+def common_subsequence(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
     """Return the places in two sequences of a longest common subsequence."""
     lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
     for i in reversed(range(len(first))):

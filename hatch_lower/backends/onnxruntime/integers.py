@@ -60,7 +60,7 @@ def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
     known = known_at_load(graph, constants)
     for node in list(graph):
         if node.op_type == "MatMulInteger" and node.inputs[1] not in known:
-            Place(graph, node).make_right_unsigned()
+            ProductPlace(graph, node).make_right_unsigned()
         if node.op_type not in ("Gemm", "MatMul", "Conv") or node.domain:
             continue
         left, right = factor_of(node, 0), factor_of(node, 1)
@@ -70,11 +70,11 @@ def multiply_integers(graph: ir.Graph, constants: Collection[ir.Value]) -> None:
         if node.op_type == "Conv":
             exact = is_convolution_of_integers(left, right) and not varies
             if exact and has_bias(node) and is_quantized(node.outputs[0]):
-                Place(graph, node).round_bias(left, right)
+                ProductPlace(graph, node).round_bias(left, right)
         elif exact := is_product_of_integers(node, left, right) and (not varies or right.is_scaled_along(None)):
-            Place(graph, node).write_product(left, right, varies=varies)
+            ProductPlace(graph, node).write_product(left, right, varies=varies)
         if not exact:
-            Place(graph, right.source).spell_out()
+            ProductPlace(graph, right.source).spell_out()
     separate_operands(graph)
 
 
@@ -98,7 +98,7 @@ def separate_operands(graph: ir.Graph) -> None:
         elif node.op_type == "Conv" and (weight := factor_of(node, 1)) is not None:
             owner, positions = weight.source, (0, 2)
             if owner in taken:
-                owner = Place(graph, node).copy_maker(owner)
+                owner = ProductPlace(graph, node).copy_maker(owner)
                 node.replace_input_with(1, owner.outputs[0])
             taken.add(owner)
         else:
@@ -108,7 +108,7 @@ def separate_operands(graph: ir.Graph) -> None:
             if value is None:
                 continue
             if value in taken:
-                owner.replace_input_with(position, Place(graph, owner).copy_value(value))
+                owner.replace_input_with(position, ProductPlace(graph, owner).copy_value(value))
             taken.add(value)
 
 
@@ -116,7 +116,7 @@ def factor_of(node: ir.Node, position: int) -> Factor | None:
     value = node.inputs[position]
     turned = bool(node.attributes.get_int(("transA", "transB")[position], 0))
     producer = maker_of(value)
-    if producer is not None and producer.op_type == "Transpose" and rank_of(value) == 2:
+    if producer is not None and producer.op_type == "Transpose" and value_rank(value) == 2:
         producer, turned = maker_of(producer.inputs[0]), not turned
     if producer is None or producer.op_type != "DequantizeLinear" or len(producer.inputs) < 3:
         return None
@@ -128,7 +128,7 @@ def maker_of(value: ir.Value | None) -> ir.Node | None:
     return None if value is None else value.producer()
 
 
-def rank_of(value: ir.Value | None) -> int:
+def value_rank(value: ir.Value | None) -> int:
     return 0 if value is None or value.shape is None else len(value.shape)
 
 
@@ -159,7 +159,7 @@ def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
     return isinstance(length, int) and length <= LONGEST and left.is_scaled_along(None) and right.is_scaled_along(-1)
 
 
-class Place:
+class ProductPlace:
     """Writes the replacement of a node."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
@@ -169,10 +169,10 @@ class Place:
     def spell_out(self) -> None:
         """Dequantize by arithmetic."""
         source = self._node
-        rank, axis = rank_of(source.inputs[0]), source.attributes.get_int("axis", 1)
+        rank, axis = value_rank(source.inputs[0]), source.attributes.get_int("axis", 1)
         sizes = self._literal(np.array([-1 if dim == axis % max(rank, 1) else 1 for dim in range(rank)]))
         number, scale, zero_point = (self._add("Cast", value, to=int(ir.DataType.FLOAT)) for value in source.inputs[:3])
-        if any(map(rank_of, source.inputs[1:3])):
+        if any(map(value_rank, source.inputs[1:3])):
             scale, zero_point = (self._add("Reshape", value, sizes) for value in (scale, zero_point))
         result = self._add("Mul", self._add("Sub", number, zero_point), scale)
         before = source.outputs[0]

@@ -101,7 +101,7 @@ def offset_mark(number: int) -> int:
     return FIRST + number
 
 
-def fits(name: str) -> bool:
+def fits_offset_mark(name: str) -> bool:
     """Return whether the name of a file can stand in the place of its mark."""
     return NAME_BYTES - len(name.encode()) >= 3
 
@@ -142,13 +142,13 @@ class ModelNode(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def nodes_of(model: bytes) -> list[ModelNode]:
+def read_nodes(model: bytes) -> list[ModelNode]:
     """Return the nodes of a model's graph, without nested graphs; `ValueError` if the bytes are no model."""
     graphs = (graph for number, graph in fields_of(memoryview(model)) if number == GRAPH)
-    return [node_of(node) for graph in graphs for number, node in fields_of(graph) if number == NODE]
+    return [read_node(node) for graph in graphs for number, node in fields_of(graph) if number == NODE]
 
 
-def node_of(data: memoryview) -> ModelNode:
+def read_node(data: memoryview) -> ModelNode:
     texts: dict[int, list[str]] = {INPUT: [], OUTPUT: [], NAME: []}
     for number, content in fields_of(data):
         if number in texts:
@@ -196,7 +196,7 @@ def originals(known: Sequence[ModelNode], optimized: Sequence[ModelNode]) -> dic
     """
     kept = {node.name for node in known} & {node.name for node in optimized}
     producers = {value: node for node in known for value in node.outputs}
-    given = {node.name: [value for value in values_of(node) if value in producers] for node in optimized}
+    given = {node.name: [value for value in value_names(node) if value in producers] for node in optimized}
     owners = {value: name for name, values in given.items() for value in values}
     found: dict[str, tuple[str, ...]] = {}
     for node in optimized:
@@ -222,7 +222,7 @@ def originals(known: Sequence[ModelNode], optimized: Sequence[ModelNode]) -> dic
     return found
 
 
-def values_of(node: ModelNode) -> tuple[str, ...]:
+def value_names(node: ModelNode) -> tuple[str, ...]:
     # a node in the blocked layout of channels returns another value than its original, but carries the value's name
     name, mark, _ = node.name.partition(BLOCKED)
     return (*node.outputs, name) if mark else node.outputs

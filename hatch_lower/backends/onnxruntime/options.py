@@ -13,7 +13,7 @@ BACKEND_ID = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OnnxruntimeOptions:
     # ONNX Runtime's execution providers, the best first; a model is loaded with all of the providers, or not at all
     providers: tuple[str, ...] = (CPU,)
     # number of threads of a loaded model; 0: as many as torch has at load
@@ -28,7 +28,7 @@ class Options:
         return json_specs({"providers": list(self.providers), "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, object]) -> Options:
+def parse_options(options: Mapping[str, object]) -> OnnxruntimeOptions:
     given = GivenOptions(BACKEND_ID, options)
     exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", True)
     providers = given.read(
@@ -38,4 +38,4 @@ def parse_options(options: Mapping[str, object]) -> Options:
         given.problems.append(f"`providers` holds {wrong[0]!r}, but ONNX Runtime's names are like `{CPU}`")
     threads = given.read("threads", 0, is_number_from(0), "a number of threads, or 0 for as many as torch has")
     given.check(f"it knows {', '.join(f'`{name}`' for name in sorted(given.known))}; correct the recipe's table for it")
-    return Options(tuple(dict.fromkeys(providers)), threads, exclude, finite)
+    return OnnxruntimeOptions(tuple(dict.fromkeys(providers)), threads, exclude, finite)

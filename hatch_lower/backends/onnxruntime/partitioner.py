@@ -16,13 +16,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, OnnxruntimeOptions
 from hatch_lower.backends.onnxruntime.support import (
     KEPT,
     differs_for_nan,
     is_size,
-    why_not,
     why_not_bias,
+    why_not_onnxruntime,
     why_not_zero_points,
 )
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
@@ -42,7 +42,7 @@ ONLY_SIZES = "it computes a size of a value outside the partition"
 class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
     """Takes calls that torch's exporter translates, ONNX Runtime has kernels for, and tests found to equal eager."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: OnnxruntimeOptions) -> None:
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
         super().__init__(BACKEND_ID, options.to_specs(), {**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
@@ -79,10 +79,10 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         return reason_of
 
     def _why_not(self, node: Node, ranges: Ranges) -> str:
-        return why_not(node, self._exclude, finite=self._finite, ranges=ranges)
+        return why_not_onnxruntime(node, self._exclude, finite=self._finite, ranges=ranges)
 
     def _why_not_tried(self, node: Node) -> str:
-        key = signature(node)
+        key = call_signature(node)
         if key not in self._tried:
             self._tried[key] = try_call(node)
         return self._tried[key]
@@ -94,16 +94,16 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         return not is_view(node) and not is_size(node)
 
 
-def signature(node: Node) -> Hashable:
+def call_signature(node: Node) -> Hashable:
     """Return a key that calls with the same answer share."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: describe(source.meta.get("val")))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: describe_argument(source.meta.get("val")))
     return (str(torch_operator(node.target)), repr(args), repr(kwargs))
 
 
-def describe(value: object) -> Any:
+def describe_argument(value: object) -> Any:
     # symbolic sizes are all the same
     if isinstance(value, (tuple, list)):
-        return tuple(describe(item) for item in value)
+        return tuple(describe_argument(item) for item in value)
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}[{','.join(str(size) if isinstance(size, int) else 's' for size in value.shape)}]"
     return type(value).__name__

@@ -10,7 +10,7 @@ import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
-from hatch_lower.backends.onnxruntime.model_file import fits, path_of, refuse_files, relocate
+from hatch_lower.backends.onnxruntime.model_file import fits_offset_mark, path_of, refuse_files, relocate
 from hatch_lower.errors import ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
@@ -73,7 +73,7 @@ class OnnxruntimeDelegate(Delegate):
         info = read_info(blob, len(constants))
         available = onnxruntime.get_available_providers()
         if missing := [name for name in info.providers if name not in available]:
-            raise unavailable_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
+            raise provider_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
         options = make_options(onnxruntime, info.threads)
         adjust(options)
 
@@ -86,7 +86,7 @@ class OnnxruntimeDelegate(Delegate):
             )
 
         try:
-            model, values = bind_constants(options, blob, constants, info.bound)
+            model, values = bind_model_constants(options, blob, constants, info.bound)
             try:
                 session = start(model, info.providers)
             except Exception as error:
@@ -94,7 +94,7 @@ class OnnxruntimeDelegate(Delegate):
                 if not others:
                     raise
                 start(model, [CPU])  # the model is right, and another provider fails
-                raise unavailable_error(blob, others[0], f"{type(error).__name__}: {error}") from error
+                raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
         except UnavailableError:
             raise
         except Exception as error:
@@ -108,7 +108,7 @@ class OnnxruntimeDelegate(Delegate):
             ) from error
         started = session.get_providers()
         if missing := [name for name in info.providers if name not in started]:
-            raise unavailable_error(blob, missing[0], f"ONNX Runtime has started {', '.join(started)} only")
+            raise provider_error(blob, missing[0], f"ONNX Runtime has started {', '.join(started)} only")
         delegate = cls(session, info.call, values)
         names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
         if names != ([name for name, _ in delegate._feed], delegate._names):
@@ -122,7 +122,7 @@ class OnnxruntimeDelegate(Delegate):
         return self._map.arrange(inputs, self._run(self._names, feed))
 
 
-def unavailable_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
+def provider_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
     build = DISTRIBUTIONS.get(provider)
     what = f"`{build}`" if build else "a build of ONNX Runtime that has the provider"
     return UnavailableError(
@@ -164,7 +164,7 @@ class OnnxFacts(NamedTuple):
     threads: int
 
 
-def bind_constants(
+def bind_model_constants(
     options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], bound: Sequence[int]
 ) -> tuple[bytes, list[object]]:
     """Return the model with its constants' places, and the constants in memory, which the caller must keep alive."""
@@ -190,7 +190,7 @@ def choose_folder(
     folders: dict[Path, dict[int, Place]] = {}
     for position in bound:
         place = places[position] if places else None
-        if place is not None and fits(files[place.path].name):
+        if place is not None and fits_offset_mark(files[place.path].name):
             folders.setdefault(files[place.path].parent, {})[position] = place
     if not folders:
         return None, {}

@@ -27,7 +27,7 @@ from hatch_lower.backends.engine_partitioner import (
     why_not_tensors,
 )
 from hatch_lower.backends.interpolation import NEAREST, why_not_interpolation, why_not_places
-from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
+from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
@@ -48,13 +48,15 @@ def is_size(node: Node) -> bool:
     return known and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value)
 
 
-def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
+def why_not_onnxruntime(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
     op = torch_operator(node.target)
     if reason := why_not_target(node, exclude):
         return reason
     if not isinstance(op, OpOverload):
         return f"`{getattr(op, '__name__', op)}` computes no tensor"
-    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
+    if torch.Tag.data_dependent_output in op.tags or any(
+        free_unbacked_symbols(tensor) for tensor in result_tensors(node)
+    ):
         return f"the result of `{op}` has a size that depends on its input's contents"
     if op in FIRST_ONLY and any(user.args[1:] != (0,) for user in node.users):
         return f"a result of `{op}` beside the first is used"
@@ -64,13 +66,13 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
     if str(op) in not_empty() and any(
         may_be_zero(size, ranges)
         for source in (node, *node.all_input_nodes)
-        for tensor in tensors_of(source)
+        for tensor in result_tensors(source)
         for size in tensor.shape
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs)
     reason = reason or why_not_interpolation(node, ranges, doubles=True) or why_not_places(node, corners=True)
-    reason = reason or why_not_dtypes(op, node, known) or why_not_numbers(node)
+    reason = reason or why_not_dtypes(op, node, known) or why_not_limits(node)
     if not reason and not finite and differs_for_nan(node):
         return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return reason
@@ -95,8 +97,8 @@ def why_not_values(node: Node) -> str:
     return why_not_tensors(node, DTYPES) or why_not_dimension(node)
 
 
-def why_not_numbers(node: Node) -> str:
-    tensors = [tensor for source in (node, *node.all_input_nodes) for tensor in tensors_of(source)]
+def why_not_limits(node: Node) -> str:
+    tensors = [tensor for source in (node, *node.all_input_nodes) for tensor in result_tensors(source)]
     if all(tensor.dtype != torch.float64 for tensor in tensors):
         return ""
     for value in tree_leaves((node.args, node.kwargs)):
@@ -183,7 +185,7 @@ def combination_of(args: object, kwargs: object, result: object) -> str:
 @cache
 def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
     """Return the combinations of dtypes that give eager's results by overload; `finite`: of finite numbers, too."""
-    table = read_table()
+    table = read_operator_table()
     rows: dict[str, list[str]] = dict(table["operators"])
     for name, more in table["finite only"].items() if finite else ():
         rows[name] = [*rows.get(name, ()), *more]
@@ -193,10 +195,10 @@ def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
 @cache
 def not_empty() -> frozenset[str]:
     # results for tensors without elements are not eager's
-    return frozenset(read_table()["not empty"])
+    return frozenset(read_operator_table()["not empty"])
 
 
-def read_table() -> Any:
+def read_operator_table() -> Any:
     return json.loads(OPERATORS.read_text(encoding="utf-8"))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backends.instructions import CountedRuns, added
-from hatch_lower.backends.onnxruntime.model_file import nodes_of, originals
+from hatch_lower.backends.onnxruntime.model_file import originals, read_nodes
 from hatch_lower.backends.onnxruntime.run import Array, OnnxruntimeDelegate
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.timing import Run
@@ -30,7 +30,7 @@ class TimedOnnxruntimeDelegate(CountedRuns, OnnxruntimeDelegate):
     def take_runs(self) -> Sequence[Run]:
         # ONNX Runtime writes its measurements when profiling ends
         events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
-        runs = list(runs_in(events))[self.forgotten :]
+        runs = list(event_runs(events))[self.forgotten :]
         # several optimized nodes may replace the same original nodes: one computes, and another changes the result's
         # layout
         return [added((self.names.get(name, (name,)), nanoseconds) for name, nanoseconds in run) for run in runs]
@@ -49,7 +49,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
 
     try:
         timed = TimedOnnxruntimeDelegate.open(blob, constants, adjust)
-        timed.names = originals(nodes_of(blob.path.read_bytes()), nodes_of((folder / OPTIMIZED).read_bytes()))
+        timed.names = originals(read_nodes(blob.path.read_bytes()), read_nodes((folder / OPTIMIZED).read_bytes()))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -58,7 +58,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
     return timed
 
 
-def runs_in(events: Sequence[Mapping[str, Any]]) -> Iterator[list[tuple[str, float]]]:
+def event_runs(events: Sequence[Mapping[str, Any]]) -> Iterator[list[tuple[str, float]]]:
     """Yield the nanoseconds of each node, minus nodes in nested graphs, for each run in a profile."""
     nodes: list[tuple[str, int, int]] = []  # name, begin and own time in microseconds, since the last run
     for event in events:

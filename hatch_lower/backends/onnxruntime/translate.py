@@ -1,7 +1,7 @@
 """From a partition to an ONNX model: torch's translations of ATen operators, canonical names, constants elsewhere.
 
-The model drops all differences between equal partitions (names of nodes, parameters and symbols), and all traces of the
-machine and of the exporter's version, so equal partitions give equal bytes.
+The model drops all differences between equal partitions (names of nodes, parameters and symbols), and all traces of
+the machine and of the exporter's version, so equal partitions give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from hatch_lower.backends.instructions import instruction_handles
-from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
+from hatch_lower.backends.onnxruntime.integers import multiply_integers, value_rank
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, convert_behind_numbers, count_dimensions
 from hatch_lower.backends.onnxruntime.quantized import QUANTIZED
@@ -61,14 +61,14 @@ def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Tra
     # constants are inputs while the model is made, as nothing may depend on their contents
     graph.inputs.extend([*inputs.values(), *constants.values()])
     graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
-    with quiet():
+    with exporter_silenced():
         optimize(model)
     allow_zero_sizes(graph)
     if multiplies:
         multiply_integers(graph, constants.values())
     join_transposes(model, set(map(id, constants.values())), fuses=fuses)
     common.RemoveUnusedNodesPass()(model)
-    rename(graph, [*inputs, *constants])
+    rename_values(graph, [*inputs, *constants])
     bound = [
         number
         for number, (value, tensor) in enumerate(zip(constants.values(), copied.constants.values(), strict=True))
@@ -91,9 +91,9 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     convert_behind_numbers(module.graph)
     try:
         # results of parameters would require a gradient, which some operators refuse
-        with quiet(), torch.no_grad():
+        with exporter_silenced(), torch.no_grad():
             onnx.promote_types(module)
-            values = onnx.translate(module, model, registry())
+            values = onnx.translate_fx_graph(module, model, registry())
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -121,7 +121,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 
 @cache
 def registry() -> Any:
-    with quiet():
+    with exporter_silenced():
         translations = onnx.translations(OPSET)
         for target, function in {**TRANSLATIONS, **NEAREST_TRANSLATIONS, **QUANTIZED}.items():
             translations.register_op(target, function)
@@ -129,7 +129,7 @@ def registry() -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def exporter_silenced() -> Iterator[None]:
     # the exporter's logs and warnings are of no use to a user of the build
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
@@ -228,7 +228,7 @@ def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> Non
         (turned,) = node.outputs
         for user, position in list(turned.uses()):
             is_product = user.op_type == "FusedMatMul" or (user.op_type == "MatMul" and fuses)
-            if is_product and source.dtype in FUSED and min(map(rank_of, user.inputs)) >= 2:
+            if is_product and source.dtype in FUSED and min(map(value_rank, user.inputs)) >= 2:
                 user.op_type, user.domain = "FusedMatMul", MICROSOFT
                 model.opset_imports[MICROSOFT] = 1
             elif user.op_type != "Gemm" or position == 2:
@@ -242,12 +242,12 @@ def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> Non
 
 def turns_matrices(node: ir.Node, source: ir.Value) -> bool:
     """Return whether a transpose exchanges the last two dimensions, and no other."""
-    rank = rank_of(source)
+    rank = value_rank(source)
     order = node.attributes.get_ints("perm", range(rank)[::-1])
     return rank >= 2 and list(order) == [*range(rank - 2), rank - 1, rank - 2]
 
 
-def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
+def rename_values(graph: ir.Graph, inputs: Sequence[str]) -> None:
     """Name nodes, values, literals and symbolic sizes by their position."""
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]

@@ -18,7 +18,7 @@ from onnxscript import BOOL, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
-from hatch_lower.backends.interpolation import NEAREST, is_regular, order_of_axes, places
+from hatch_lower.backends.interpolation import NEAREST, is_regular, nearest_places, order_of_axes
 
 # ONNX's own types are wider than the types of these functions.
 op: Any = opset20
@@ -202,7 +202,9 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-def nearest(input: TTensor, output_size: INT64 | None = None, scale_factors: Sequence[float] | None = None) -> Value:
+def translate_nearest(
+    input: TTensor, output_size: INT64 | None = None, scale_factors: Sequence[float] | None = None
+) -> Value:
     if scale_factors is not None and all(is_regular(Fraction(factor)) for factor in scale_factors):
         scales = op.Constant(value_floats=[1.0, 1.0, *scale_factors])
         options = {"coordinate_transformation_mode": "asymmetric", "mode": "nearest", "nearest_mode": "floor"}
@@ -219,10 +221,10 @@ def nearest(input: TTensor, output_size: INT64 | None = None, scale_factors: Seq
         if isinstance(known, int) and isinstance(wanted, int):
             if known == wanted and factor is None:
                 continue
-            chosen = op.Constant(value=ir.tensor(np.array(places(known, wanted, factor), np.int64)))
+            chosen = op.Constant(value=ir.tensor(np.array(nearest_places(known, wanted, factor), np.int64)))
         else:
             chosen = write_places(input, axis + 2, wanted, factor)
-        found = look_up(found, chosen, axis + 2, len(shape))
+        found = gather_places(found, chosen, axis + 2, len(shape))
     return op.Identity(input) if found is input else found
 
 
@@ -247,7 +249,7 @@ def write_places(image: Value, axis: int, after: object, factor: float | None) -
     return op.Min(op.Cast(op.Mul(steps, scale), to=ir.DataType.INT64), op.Sub(before, one))
 
 
-def look_up(image: Value, chosen: Value, axis: int, rank: int) -> Value:
+def gather_places(image: Value, chosen: Value, axis: int, rank: int) -> Value:
     """Write a lookup along an axis; along the last axis, single elements would be copied, ten times as slowly."""
     if axis < rank - 1:
         return op.Gather(image, chosen, axis=axis)
@@ -255,4 +257,4 @@ def look_up(image: Value, chosen: Value, axis: int, rank: int) -> Value:
     return op.Transpose(op.Gather(op.Transpose(image, perm=outward), chosen, axis=1), perm=inward)
 
 
-NEAREST_TRANSLATIONS: Mapping[Any, Callable[..., Any]] = dict.fromkeys(NEAREST, nearest)
+NEAREST_TRANSLATIONS: Mapping[Any, Callable[..., Any]] = dict.fromkeys(NEAREST, translate_nearest)

@@ -1,8 +1,9 @@
 """Reasons why OpenVINO does not take a call: it cannot convert the call, or gives another result than eager;
 quantized operations included.
 
-Products of integers in OpenVINO have a result of the same eight bits, so integers are multiplied as float32 here. A scale is
-float64 in eager and float32 in OpenVINO; both are equal if the operation that chooses the scale is also taken.
+Products of integers in OpenVINO have a result of the same eight bits, so integers are multiplied as float32 here. A
+scale is float64 in eager and float32 in OpenVINO; both are equal if the operation that chooses the scale is also
+taken.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from hatch_lower.backends.openvino.claims import (
     REDUCING_ALL,
     TABLES,
     VARIANCE,
+    index_source,
     lookup,
     nodes_in,
     overloads,
     points_of,
-    source_of,
 )
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
@@ -87,7 +88,7 @@ def chooser_of(node: Node) -> Node | None:
     return maker if maker is not None and operator_name(maker.target) == CHOOSE else None
 
 
-def why_not_product(node: Node) -> str:
+def why_not_integer_product(node: Node) -> str:
     """Return why a product of 8-bit integers, which have a sign, is not taken."""
     count = named_arguments(node)["self"].meta["val"].shape[-1]
     if isinstance(count, int) and count * LARGEST_PRODUCT <= EXACT:
@@ -110,11 +111,15 @@ def makes_integers(node: Node) -> bool:
 
 def makes_exact_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of whole numbers, all of which are in their range."""
-    source = source_of(node.all_input_nodes[0])
-    return makes_integers(node) and is_whole(source) and fits(source, torch.iinfo(node.meta["val"].dtype))
+    source = index_source(node.all_input_nodes[0])
+    return (
+        makes_integers(node)
+        and has_whole_numbers(source)
+        and fits_integers(source, torch.iinfo(node.meta["val"].dtype))
+    )
 
 
-def fits(source: Node, limits: torch.iinfo) -> bool:
+def fits_integers(source: Node, limits: torch.iinfo) -> bool:
     given = named_arguments(source) if source.op == "call_function" else {}
     name = operator_name(source.target)
     names = ("fill_value",) if name in FILLING else BOUNDING.get(name, ())
@@ -124,7 +129,7 @@ def fits(source: Node, limits: torch.iinfo) -> bool:
     )
 
 
-def is_whole(node: Node) -> bool:
+def has_whole_numbers(node: Node) -> bool:
     """Return whether all numbers of a value are whole."""
     pending: list[object] = [node]
     seen: set[Node] = set()
@@ -160,7 +165,7 @@ PRODUCT = "aten.addmm.default"
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 
 
-def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
+def why_not_openvino_call(name: str, node: Node, ranges: Ranges) -> str:
     given = named_arguments(node)
     return (
         why_not_values(name, given)
@@ -192,7 +197,7 @@ def why_not_values(name: str, given: Mapping[str, Any]) -> str:
 
 
 def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
-    if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static(shape):
+    if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static_shape(shape):
         return "OpenVINO has no kernel for groups of rows whose number is dynamic"
     if name in CONVOLUTIONS:
         return why_not_convolution(given)
@@ -202,7 +207,7 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
         return why_not_pool(given, POOLS[name])
     if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
         return f"OpenVINO's average over no elements differs, and {MAY_BE_ZERO}"
-    if name == VARIANCE and not is_static(reduced_sizes(given)):
+    if name == VARIANCE and not is_static_shape(reduced_sizes(given)):
         return "OpenVINO's variance of a single number differs, and a dynamic size may be 1"
     return why_not_windows(given) if name == "aten.unfold.default" else ""
 
@@ -211,7 +216,7 @@ def why_not_operands(name: str, node: Node) -> str:
     if name in TABLES:
         return why_not_lookup(name, node)
     if name == MULTIPLY_INTEGERS:
-        return why_not_product(node)
+        return why_not_integer_product(node)
     if name == "aten._to_copy.default":
         (source,) = node.all_input_nodes
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
@@ -224,12 +229,12 @@ def why_not_convolution(given: Mapping[str, Any]) -> str:
     image, weight = (given[name].meta["val"].shape for name in ("input", "weight"))
     if len(image) != len(weight):
         return "a convolution without a batch is left"
-    if not is_static(weight):
+    if not is_static_shape(weight):
         return "a convolution by a weight of a dynamic size is left"
     return ""
 
 
-def is_static(shape: Iterable[object]) -> bool:
+def is_static_shape(shape: Iterable[object]) -> bool:
     return all(isinstance(size, int) for size in shape)
 
 

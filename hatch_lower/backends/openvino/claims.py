@@ -1,9 +1,9 @@
 """The operators that OpenVINO computes as eager does, for which dtypes, and the places of a table that their indices
 name.
 
-OpenVINO's frontend knows more operators than are listed here. The unlisted operators gave other results than eager in the
-samples that tests/engines/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
-int64 as int32, so float64 is left to other backends, and int64 is taken for indices and sizes only.
+OpenVINO's frontend knows more operators than are listed here. The unlisted operators gave other results than eager in
+the samples that tests/engines/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32
+and int64 as int32, so float64 is left to other backends, and int64 is taken for indices and sizes only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def overloads(names: str) -> list[str]:
     return [f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split()]
 
 
-def listed(names: str, claim: Claim) -> dict[str, Claim]:
+def claim_overloads(names: str, claim: Claim) -> dict[str, Claim]:
     return dict.fromkeys(overloads(names), claim)
 
 
@@ -67,7 +67,7 @@ MULTIPLY_INTEGERS = "aten._int_mm.default"
 
 # by name of overload; a test compares each overload with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
-    **listed(
+    **claim_overloads(
         """
         _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm amax amin asin asinh atan
         atanh avg_pool2d avg_pool3d bmm ceil clamp conv1d conv2d conv3d convolution cos cosh cumsum div.Scalar
@@ -79,37 +79,37 @@ CLAIMS: Mapping[str, Claim] = {
         """,
         Claim(FLOATING),
     ),
-    **listed("add.Scalar add.Tensor mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
-    **listed("argmax sort topk", Claim(FLOATING, indices=("result",))),
-    **listed(
+    **claim_overloads("add.Scalar add.Tensor mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
+    **claim_overloads("argmax sort topk", Claim(FLOATING, indices=("result",))),
+    **claim_overloads(
         """
         _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training max_pool2d_with_indices
         max_pool3d_with_indices native_group_norm native_layer_norm
         """,
         Claim(FLOATING, indices=("result",), first_only=True),
     ),
-    **listed(
+    **claim_overloads(
         """
         eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
         ne.Tensor
         """,
         Claim(FLOATING),  # the kernels compare integers as float32
     ),
-    **listed("isinf isnan", Claim(FLOATING)),
-    **listed(
+    **claim_overloads("isinf isnan", Claim(FLOATING)),
+    **claim_overloads(
         """
         any any.dim any.dims bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor logical_and logical_not
         logical_or logical_xor
         """,
         Claim(BOOLEAN),
     ),
-    **listed("_to_copy", Claim(STORED)),
-    **listed("where.self", Claim(STORED - BOOLEAN)),
-    **listed("embedding", Claim(STORED, indices=("indices",))),
-    **listed("index_select", Claim(STORED, indices=("index",), moves=True)),
-    **listed("index.Tensor index_put", Claim(STORED, indices=("indices",), moves=True)),
-    **listed("copy slice_scatter", Claim(STORED, moves=True)),
-    **listed(
+    **claim_overloads("_to_copy", Claim(STORED)),
+    **claim_overloads("where.self", Claim(STORED - BOOLEAN)),
+    **claim_overloads("embedding", Claim(STORED, indices=("indices",))),
+    **claim_overloads("index_select", Claim(STORED, indices=("index",), moves=True)),
+    **claim_overloads("index.Tensor index_put", Claim(STORED, indices=("indices",), moves=True)),
+    **claim_overloads("copy slice_scatter", Claim(STORED, moves=True)),
+    **claim_overloads(
         """
         alias arange.start_step cat clone constant_pad_nd expand flip full full_like permute repeat scalar_tensor
         select.int slice.Tensor split_with_sizes squeeze.dims unsqueeze view
@@ -232,7 +232,7 @@ def lookups(node: Node) -> list[Lookup]:
     return [Lookup(each, dim, shape[dim]) for dim, each in indices if each is not None]
 
 
-def source_of(index: Node) -> Node:
+def index_source(index: Node) -> Node:
     """Return the node that all elements of an index come from."""
     while index.op == "call_function" and operator_name(index.target) in KEPT_WHOLE:
         (index,) = tensor_inputs(index)

@@ -15,9 +15,9 @@ from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.openvino.claims import DEQUANTIZE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import REQUIREMENT, import_openvino
-from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
+from hatch_lower.backends.openvino.options import BACKEND_ID, OpenvinoOptions, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
-from hatch_lower.backends.openvino.support import Support, is_move, is_square, why_not_operation
+from hatch_lower.backends.openvino.support import OpenvinoSupport, is_move, is_square, why_not_operation
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
@@ -94,14 +94,14 @@ def check_installed() -> str:
 class OpenvinoPartitioner(EnginePartitioner[Reasons]):
     """Takes as many nodes as OpenVINO computes as eager does, in as few convex groups as possible."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: OpenvinoOptions) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
         self.options = options
 
     def reasons(self, program: ExportedProgram) -> Reasons:
         constants = unchanged_constants(program)
         supports = {
-            module.graph: Support(module.graph, self.options, constants, program.range_constraints)
+            module.graph: OpenvinoSupport(module.graph, self.options, constants, program.range_constraints)
             for module in graph_modules(program.graph_module)
         }
         return lambda node: supports[node.graph].why_not(node)

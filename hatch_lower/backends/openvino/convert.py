@@ -36,20 +36,20 @@ ORIGIN = re.compile(OPERATION.pattern + "/")
 def convert(copied: OpenvinoCopy) -> tuple[bytes, bytes, dict[int | str, tuple[int, ...]]]:
     """Return the XML, its literals, and a map from layers' names to the debug handles of their operations."""
     # literals: the axes, shapes and numbers to compute with that layers of the type `Const` are views of
-    with refused(copied):
+    with conversion_refused(copied):
         model = build_model(copied)
         with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
             target = Path(name) / "model.xml"
             import_openvino().serialize(model, target, target.with_suffix(".bin"))
             root = ElementTree.fromstring(target.read_bytes())
             literals = target.with_suffix(".bin").read_bytes()
-    origins = rename(root)
+    origins = rename_layers(root)
     instructions = find_instructions(root, origins, copied)
     return ElementTree.tostring(root), literals, instructions
 
 
 @contextmanager
-def refused(copied: OpenvinoCopy) -> Iterator[None]:
+def conversion_refused(copied: OpenvinoCopy) -> Iterator[None]:
     """Make errors of OpenVINO name the first operation that cannot be converted."""
     try:
         yield
@@ -123,7 +123,7 @@ def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
         input_shapes=[list(shape) for shape in copied.shapes],
         input_types=copied.dtypes,
     )
-    decoder._nodes = Places(decoder._nodes)
+    decoder._nodes = NodePlaces(decoder._nodes)
     # a deleted manager takes its frontend with it
     manager = openvino.frontend.FrontEndManager()
     frontend = manager.load_by_framework("pytorch")
@@ -133,7 +133,7 @@ def convert_graph(openvino: Any, copied: OpenvinoCopy, graph: Graph) -> Any:
     return frontend.convert(frontend.load(decoder))
 
 
-class Places(list[Node]):
+class NodePlaces(list[Node]):
     # the frontend asks for the place of each input of each node, and a list would search linearly
     def __init__(self, nodes: list[Node]) -> None:
         super().__init__(nodes)
@@ -149,7 +149,7 @@ def shorten(message: str) -> str:
     return "\n".join(lines[:12])
 
 
-def rename(root: ElementTree.Element) -> dict[str, int]:
+def rename_layers(root: ElementTree.Element) -> dict[str, int]:
     """Name layers after operations and places, in place; return the operations that layers are named after."""
     # drop names of tensors, the library's version, and the conversion's notes on merged layers
     root.set("name", "partition")

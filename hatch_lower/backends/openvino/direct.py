@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
@@ -117,7 +117,7 @@ def sizes_around(opset: Opset, table: Value, first: int, end: int) -> Sequence[V
 def write_windows(node: Node, opset: Opset, value: Value) -> Value:
     """Write windows along a dimension; the places in a window become an extra, last dimension."""
     # The frontend's own translation fails for some ranks.
-    given = arguments_of(node)
+    given = complete_arguments(node)
     shape, size = given["self"].meta["val"].shape, given["size"]
     rank, dim = len(shape), given["dimension"] % len(shape)
     places = [list(range(start, start + size)) for start in range(0, shape[dim] - size + 1, given["step"])]
@@ -126,10 +126,10 @@ def write_windows(node: Node, opset: Opset, value: Value) -> Value:
     return opset.transpose(found, opset.constant(order, dtype="int64"))
 
 
-def write_norm(node: Node, opset: Opset, value: Value) -> Value:
+def write_vector_norm(node: Node, opset: Opset, value: Value) -> Value:
     """Write the norm of vectors; without dimensions each number is a vector."""
     # the frontend's translation counts along one dimension only, requires dimensions, and loses a NaN
-    given = arguments_of(node)
+    given = complete_arguments(node)
     order, keeps, rank = given["ord"], given["keepdim"], given["self"].meta["val"].dim()
     dims = list(given["dim"] or range(rank)) if rank else []  # a list that is empty or left stands for all
     sizes = opset.absolute(value)
@@ -166,7 +166,7 @@ def write_quantize(node: Node, opset: Opset, value: Value) -> Value:
     """Quantize numbers as eager does, in a form that integer kernels match."""
     # Round before `fake_quantize`: halfway between two integers, `fake_quantize` alone rounds to an even number of
     # steps from the lowest, and eager to an even integer
-    given = arguments_of(node)
+    given = complete_arguments(node)
     zero_point, least, greatest = given["zero_point"], given["quant_min"], given["quant_max"]
     value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
     steps = opset.round(opset.multiply(value, number(opset, 1.0 / given["scale"])), "half_to_even")
@@ -182,7 +182,7 @@ def raise_of(node: Node) -> int:
     OpenVINO's kernels of convolutions take unsigned integers on all processors. OpenVINO converts signed integers: by
     other steps if there are not 256 steps, and to float32 if a processor has AMX and zero is not 0.
     """
-    given = arguments_of(node) if node.op == "call_function" and operator_name(node.target) == QUANTIZE else {}
+    given = complete_arguments(node) if node.op == "call_function" and operator_name(node.target) == QUANTIZE else {}
     if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTIZE,)) for user in node.users):
         return 0
     symmetric = given["zero_point"] == 0 and (given["quant_min"], given["quant_max"]) in ((-128, 127), (-127, 127))
@@ -191,7 +191,7 @@ def raise_of(node: Node) -> int:
 
 def takes_signs(node: Node) -> bool:
     """Return whether OpenVINO's kernels of an operation take integers with a sign on all processors."""
-    grouped = is_call(node, CONVOLUTIONS) and arguments_of(node)["groups"] > 1
+    grouped = is_call(node, CONVOLUTIONS) and complete_arguments(node)["groups"] > 1
     return is_call(node, PRODUCTS) or (grouped and node.meta["val"].dim() == 5)
 
 
@@ -200,7 +200,7 @@ def is_call(node: Node, names: Collection[str]) -> bool:
 
 
 def write_dequantize(node: Node, opset: Opset, value: Value) -> Value:
-    given = arguments_of(node)
+    given = complete_arguments(node)
     steps = opset.convert(value, "f32")
     zero_point = given["zero_point"] + raise_of(given["input"])
     # an operation without effect, which keeps integer kernels from matching
@@ -213,7 +213,7 @@ def write_dequantize_channels(
     node: Node, opset: Opset, value: Value, scales: Value, zero_points: Value = None
 ) -> Value:
     rank = node.meta["val"].dim()
-    axis = arguments_of(node)["axis"] % rank
+    axis = complete_arguments(node)["axis"] % rank
     shape = opset.constant([-1 if dim == axis else 1 for dim in range(rank)], dtype="int64")
     steps = opset.convert(value, "f32")
     if zero_points is not None:
@@ -223,7 +223,7 @@ def write_dequantize_channels(
 
 def write_choice(node: Node, opset: Opset, value: Value) -> Value:
     """Write the scale and the zero point that spread integers over the numbers of a tensor, and zero."""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     least, greatest, rank = given["quant_min"], given["quant_max"], given["input"].meta["val"].dim()
     axes = opset.constant(list(range(rank)), dtype="int64")
     bottom = opset.minimum(opset.reduce_min(value, axes), number(opset, 0))
@@ -237,7 +237,7 @@ def write_choice(node: Node, opset: Opset, value: Value) -> Value:
 
 
 def write_quantize_chosen(node: Node, opset: Opset, value: Value, scale: Value, zero_point: Value) -> Value:
-    given = arguments_of(node)
+    given = complete_arguments(node)
     inverse = opset.divide(number(opset, 1), scale)
     steps = opset.add(opset.round(opset.multiply(value, inverse), "half_to_even"), zero_point)
     return opset.convert(opset.clamp(steps, given["quant_min"], given["quant_max"]), INTEGERS[given["dtype"]])
@@ -262,7 +262,7 @@ def number(opset: Opset, value: float) -> Value:
 WRITTEN: Mapping[str, Callable[..., Value]] = {
     "aten.index.Tensor": write_points,  # a single index becomes another operator
     "aten.index_put.default": write_slices,
-    "aten.linalg_vector_norm.default": write_norm,
+    "aten.linalg_vector_norm.default": write_vector_norm,
     "aten.log1p.default": write_log1p,
     "aten.unfold.default": write_windows,
     "aten.upsample_bilinear2d.vec": write_bilinear,

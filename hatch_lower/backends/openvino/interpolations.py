@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch.fx import Node
 
-from hatch_lower.backends.engine_partitioner import arguments_of
-from hatch_lower.backends.interpolation import between, order_of_axes, places, regular_factors
+from hatch_lower.backends.engine_partitioner import complete_arguments
+from hatch_lower.backends.interpolation import between, nearest_places, order_of_axes, regular_factors
 from hatch_lower.exir.lowering.unlike_eager import ENGINES_OWN, rounds_places
 
 COARSE = 4096.0  # parts of 1 in the coarse part of a scale
@@ -31,25 +31,25 @@ def write_nearest(node: Node, opset: Opset, image: Value, *sizes: Value) -> Valu
     for axis in order_of_axes([(before, after) for before, after, _ in axes]):
         known, wanted, factor = axes[axis]
         if known is not None and isinstance(wanted, int):
-            chosen = opset.constant(places(known, wanted, factor), dtype="int64")
+            chosen = opset.constant(nearest_places(known, wanted, factor), dtype="int64")
         else:
-            chosen = write_places(opset, image, axis + 2, wanted, factor)
+            chosen = write_nearest_places(opset, image, axis + 2, wanted, factor)
         image = opset.gather(image, chosen, opset.constant(axis + 2, dtype="int64"))
     return image
 
 
 def axes_of(node: Node, sizes: Sequence[Value]) -> list[tuple[int | None, Any, float | None]]:
     """Return, for each axis, the size before if known, the size after (a number, a value or `None`) and the factor."""
-    given = arguments_of(node)
+    given = complete_arguments(node)
     before = [size if isinstance(size, int) else None for size in given["input"].meta["val"].shape[2:]]
     steps: Sequence[float | None] = given["scale_factors"] or [None] * len(before)
-    after: list[Any] = values_of(given["output_size"], sizes) or [
+    after: list[Any] = size_values(given["output_size"], sizes) or [
         None if size is None else int(size * float(factor or 1)) for size, factor in zip(before, steps, strict=True)
     ]
     return list(zip(before, after, steps, strict=True))
 
 
-def write_places(opset: Opset, image: Value, axis: int, after: Value, factor: float | None) -> Value:
+def write_nearest_places(opset: Opset, image: Value, axis: int, after: Value, factor: float | None) -> Value:
     """Write eager's places in an axis of an image; `after` is a number, a value, or follows from the factor."""
     before, steps, scale = write_steps(opset, image, axis, after, factor)
     found = opset.convert(opset.floor(opset.multiply(steps, scale)), "i64")
@@ -63,19 +63,19 @@ def write_steps(
     zero, one = (opset.constant(number, dtype="int64") for number in (0, 1))
     before = opset.gather(opset.shape_of(image), opset.constant(axis, dtype="int64"), zero)
     if after is None:
-        after = opset.convert(opset.multiply(opset.convert(before, "f32"), constant(opset, factor)), "i64")
+        after = opset.convert(opset.multiply(opset.convert(before, "f32"), openvino_constant(opset, factor)), "i64")
     elif isinstance(after, int):
         after = opset.constant(after, dtype="int64")
     steps = opset.convert(opset.range(zero, after, one, "i64"), "f32")
     if factor is None:
         scale = opset.divide(opset.convert(before, "f32"), opset.convert(after, "f32"))
     else:
-        scale = constant(opset, 1 / factor)
+        scale = openvino_constant(opset, 1 / factor)
     return before, steps, scale
 
 
 def write_bilinear(node: Node, opset: Opset, image: Value, *sizes: Value) -> Value:
-    given = arguments_of(node)
+    given = complete_arguments(node)
     if rounds_places(node, ENGINES_OWN):
         return write_between(node, opset, image, *sizes)
     options = {"mode": "linear_onnx", "place": "align_corners" if given["align_corners"] else "half_pixel"}
@@ -83,7 +83,7 @@ def write_bilinear(node: Node, opset: Opset, image: Value, *sizes: Value) -> Val
         return interpolate(opset, image, np.array(given["scale_factors"], np.float32), "scales", **options)
     parts = [
         opset.constant([size], dtype="int64") if isinstance(size, int) else opset.unsqueeze(size, opset.constant(0))
-        for size in values_of(given["output_size"], sizes)
+        for size in size_values(given["output_size"], sizes)
     ]
     return interpolate(opset, image, opset.concat(parts, 0), "sizes", **options)
 
@@ -96,14 +96,14 @@ def write_between(node: Node, opset: Opset, image: Value, *sizes: Value) -> Valu
         if isinstance(before, int) and isinstance(after, int):
             first, second, weights = between(before, after, factor)
             indices = [opset.constant(each, dtype="int64") for each in (first, second)]
-            weight = constant(opset, weights)
+            weight = openvino_constant(opset, weights)
         else:
             *indices, weight = write_pairs(opset, image, axis + 2, after, factor)
         inner = len(axes) - 1 - axis
         if inner:
             weight = opset.unsqueeze(weight, opset.constant(list(range(1, 1 + inner)), dtype="int64"))
         one, other = (opset.gather(image, each, opset.constant(axis + 2, dtype="int64")) for each in indices)
-        rest = opset.subtract(constant(opset, 1.0), weight)
+        rest = opset.subtract(openvino_constant(opset, 1.0), weight)
         image = opset.add(opset.multiply(one, rest), opset.multiply(other, weight))
     return image
 
@@ -117,10 +117,10 @@ def write_pairs(
     few digits, whose products are exact up to some thousand steps, so that only the last sum is rounded.
     """
     before, steps, scale = write_steps(opset, image, axis, after, factor)
-    half, zero, one = (constant(opset, number) for number in (0.5, 0.0, 1.0))
+    half, zero, one = (openvino_constant(opset, number) for number in (0.5, 0.0, 1.0))
     middles = opset.add(steps, half)
-    coarse = opset.floor(opset.multiply(scale, constant(opset, COARSE)))
-    coarse = opset.multiply(coarse, constant(opset, 1 / COARSE))
+    coarse = opset.floor(opset.multiply(scale, openvino_constant(opset, COARSE)))
+    coarse = opset.multiply(coarse, openvino_constant(opset, 1 / COARSE))
     exact = opset.subtract(opset.multiply(coarse, middles), half)
     found = opset.add(exact, opset.multiply(opset.subtract(scale, coarse), middles))
     found = opset.maximum(found, zero)
@@ -131,7 +131,7 @@ def write_pairs(
     return first, opset.minimum(opset.add(first, step), last), weight
 
 
-def values_of(given: Sequence[object] | None, values: Sequence[Value]) -> list[Any]:
+def size_values(given: Sequence[object] | None, values: Sequence[Value]) -> list[Any]:
     """Return sizes with values in the places of nodes."""
     known = iter(values)
     return [next(known) if isinstance(size, Node) else size for size in given or ()]
@@ -150,5 +150,5 @@ def interpolate(opset: Opset, image: Value, sizes: Value, kind: str, *, mode: st
     )
 
 
-def constant(opset: Opset, value: float | Sequence[float] | None) -> Value:
+def openvino_constant(opset: Opset, value: float | Sequence[float] | None) -> Value:
     return opset.constant(value, dtype="float32")

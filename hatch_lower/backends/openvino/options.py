@@ -12,7 +12,7 @@ BACKEND_ID = "openvino"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OpenvinoOptions:
     # OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`)
     device: str = "CPU"
     # how many threads a call uses; 0: as many as OpenVINO chooses
@@ -27,9 +27,9 @@ class Options:
         return json_specs({"device": self.device, "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, object]) -> Options:
+def parse_options(options: Mapping[str, object]) -> OpenvinoOptions:
     given = GivenOptions(BACKEND_ID, options)
-    parsed = Options(
+    parsed = OpenvinoOptions(
         device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),
         threads=given.read("threads", 0, is_number_from(0), "a number from 0 (OpenVINO chooses)"),
         exclude=given.excluded("aten.gelu.default"),

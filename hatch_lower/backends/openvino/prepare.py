@@ -15,16 +15,16 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
-from hatch_lower.backends.engine_partitioner import arguments_of
+from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
     COUNTING_BACK,
     QUANTIZE,
     ROUNDING,
     Lookup,
+    index_source,
     lookup,
     nodes_in,
-    source_of,
 )
 from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
@@ -101,7 +101,7 @@ class OpenvinoCopy(PartitionCopy):
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
         elif operator_name(target) in WRITTEN:
-            tensors = nodes_in(list(arguments_of(node).values()))
+            tensors = nodes_in(list(complete_arguments(node).values()))
             target, kwargs = Direct(f"n{index}", partial(WRITTEN[operator_name(target)], node)), {}
             args = tuple(self.values[tensor] for tensor in tensors)
         elif target is getitem and operator_name(producer_of(node).target) == CHOOSE:
@@ -109,7 +109,7 @@ class OpenvinoCopy(PartitionCopy):
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
-            given: Any = torch.fx.map_arg(arguments_of(node), self.values.__getitem__)
+            given: Any = torch.fx.map_arg(complete_arguments(node), self.values.__getitem__)
             (target, args), kwargs = COMPOSITES[target](given, node.meta["val"].dim()), {}
         elif target is aten.var.correction and kwargs.get("correction") is None:
             kwargs = {**kwargs, "correction": 1}  # the frontend takes `None` for 0
@@ -121,7 +121,7 @@ class OpenvinoCopy(PartitionCopy):
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
 
     def _note_indices(self, used: Lookup, counts_back: bool) -> None:
-        source = source_of(used.indices)
+        source = index_source(used.indices)
         if source in self.inputs and isinstance(used.size, int):
             self.indices.add((self.inputs[source], -used.size if counts_back else 0, used.size))
 
@@ -180,7 +180,7 @@ def dtype_of(node: Node) -> torch.dtype:
 Call = tuple[OpOverload, tuple[object, ...]]
 
 
-def convolution(given: Mapping[str, object], rank: int) -> Call:
+def convolution_call(given: Mapping[str, object], rank: int) -> Call:
     count = rank - 2
     sizes = (for_each(given[name], count) for name in ("stride", "padding", "dilation"))
     tensors = (given["input"], given["weight"], given["bias"])
@@ -204,7 +204,7 @@ def max_pool(given: Mapping[str, object], rank: int) -> Call:
     return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
 
 
-def softmax(given: Mapping[str, object], rank: int) -> Call:
+def softmax_call(given: Mapping[str, object], rank: int) -> Call:
     # the last argument: the dtype stays
     return aten._softmax.default, (given["self"], given["dim"], False)
 
@@ -214,13 +214,13 @@ def log_softmax(given: Mapping[str, object], rank: int) -> Call:
 
 
 COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
-    aten.conv1d.default: convolution,
-    aten.conv2d.default: convolution,
-    aten.conv3d.default: convolution,
+    aten.conv1d.default: convolution_call,
+    aten.conv2d.default: convolution_call,
+    aten.conv3d.default: convolution_call,
     aten.layer_norm.default: layer_norm,
     aten.log_softmax.int: log_softmax,
     aten.max_pool2d.default: max_pool,
-    aten.softmax.int: softmax,
+    aten.softmax.int: softmax_call,
 }
 
 COPIES = frozenset({aten.alias.default, aten.clone.default})

@@ -1,9 +1,9 @@
 """Run half of the `openvino` backend: reads a model, binds its constants, compiles once without fusions that change
 numbers, and runs the model.
 
-OpenVINO's CPU plugin computes an elementwise operation with a constant in the kernel of the operation before, if that has no
-other user. So an additional, unused result of the model keeps the two apart. Found with 2026.4, on AVX2 and AVX-512,
-for models of two operations:
+OpenVINO's CPU plugin computes an elementwise operation with a constant in the kernel of the operation before, if that
+has no other user. So an additional, unused result of the model keeps the two apart. Found with 2026.4, on AVX2 and
+AVX-512, for models of two operations:
 
 - A quotient of a constant and a computed number is inverted, behind a reduction, a product, a convolution, an
   interpolation and a normalization. `torch.rsqrt` is a quotient with the constant 1.
@@ -72,11 +72,11 @@ def keep_numbers(openvino: Any, model: Any) -> None:
             if is_one(numerator):
                 continue  # the reciprocal is exact, and fused right
             layer.get_rt_info()[EXACT] = True
-            if name_of(numerator) in fixed:
+            if node_name(numerator) in fixed:
                 apart.append(denominator)
         elif layer.get_type_name().startswith("Reduce") and any(differs_fused(user, fixed) for user in users(layer)):
             apart.append(layer.output(0))
-    model.add_results([openvino.op.Result(value) for value in apart if name_of(value) not in fixed])
+    model.add_results([openvino.op.Result(value) for value in apart if node_name(value) not in fixed])
 
 
 def names_of_fixed(layers: Sequence[Any]) -> set[str]:
@@ -84,7 +84,7 @@ def names_of_fixed(layers: Sequence[Any]) -> set[str]:
     fixed: set[str] = set()
     for layer in layers:
         sources = layer.input_values()
-        if layer.get_type_name() == "Constant" or (sources and all(name_of(source) in fixed for source in sources)):
+        if layer.get_type_name() == "Constant" or (sources and all(node_name(source) in fixed for source in sources)):
             fixed.add(layer.get_name())
     return fixed
 
@@ -106,12 +106,12 @@ def differs_fused(layer: Any, fixed: Set[str]) -> bool:
     if layer.get_type_name() in SHAPED:
         return False
     sources = layer.input_values()
-    if layer.get_type_name() == "Divide" and name_of(sources[1]) in fixed:
+    if layer.get_type_name() == "Divide" and node_name(sources[1]) in fixed:
         return True
-    return any(name_of(source) in fixed and has_several(source) for source in sources)
+    return any(node_name(source) in fixed and has_several(source) for source in sources)
 
 
-def name_of(value: Any) -> str:
+def node_name(value: Any) -> str:
     return str(value.get_node().get_name())  # no two layers of a process have the same
 
 
@@ -168,18 +168,18 @@ class OpenvinoDelegate(Delegate):
         check_device(blob, info.device)
         try:
             literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
-            text = read_text(blob)
+            text = read_model_text(blob)
             core = engine_of_integers() if QUANTIZED in text else engine()
             model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
-            bind_constants(openvino, model, values)
+            bind_parameters(openvino, model, values)
             keep_numbers(openvino, model)
             try:
                 compiled = core.compile_model(model, info.device, {**settings(info), **more})
             except RuntimeError as error:
                 if info.device == CPU:
                     raise
-                raise unavailable_error(blob, info.device, words_of(error)) from error
+                raise device_error(blob, info.device, words_of(error)) from error
         except LowerError:
             raise
         except Exception as error:
@@ -195,7 +195,7 @@ class OpenvinoDelegate(Delegate):
 
     def run(self, inputs: list[Array]) -> Sequence[object]:
         for position, least, size in self._info.indices:
-            check_indices(inputs[position], least, size)
+            check_index_range(inputs[position], least, size)
         try:
             request = self._requests.pop()
         except IndexError:
@@ -225,10 +225,10 @@ class OpenvinoDelegate(Delegate):
 def check_device(blob: DelegateBlob, device: str) -> None:
     """Raise an `UnavailableError` where the machine lacks a device that the recipe names."""
     if missing := missing_devices(device):
-        raise unavailable_error(blob, missing[0], f"OpenVINO has {', '.join(engine().available_devices)}")
+        raise device_error(blob, missing[0], f"OpenVINO has {', '.join(engine().available_devices)}")
 
 
-def unavailable_error(blob: DelegateBlob, device: str, found: str) -> UnavailableError:
+def device_error(blob: DelegateBlob, device: str, found: str) -> UnavailableError:
     return UnavailableError(
         f"OpenVINO does not run on the device `{device}` here",
         where=str(blob.path),
@@ -242,7 +242,7 @@ def words_of(error: Exception) -> str:
     return "\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line)
 
 
-def read_text(blob: DelegateBlob) -> bytes:
+def read_model_text(blob: DelegateBlob) -> bytes:
     # OpenVINO would guess another format, ONNX for instance, whose models name files of the machine
     text = blob.path.read_bytes()
     if not text.startswith(HEAD):
@@ -263,7 +263,7 @@ def to_tensor(openvino: Any, array: Array) -> Any:
     return openvino.Tensor(dense, shared_memory=True)
 
 
-def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
+def bind_parameters(openvino: Any, model: Any, values: Sequence[Any]) -> None:
     """Put constants over the given memory in the places of the model's last inputs."""
     parameters = model.get_parameters()
     for parameter, value in zip(parameters[len(parameters) - len(values) :], values, strict=True):
@@ -271,7 +271,7 @@ def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
         model.remove_parameter(parameter)
 
 
-def check_indices(indices: Array, least: int, size: int) -> None:
+def check_index_range(indices: Array, least: int, size: int) -> None:
     if not indices.size:
         return
     if indices.min() < least or indices.max() >= size:

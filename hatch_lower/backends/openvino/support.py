@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensor
-from hatch_lower.backends.openvino.calls import makes_integers, why_not_call, why_not_chosen
+from hatch_lower.backends.openvino.calls import makes_integers, why_not_chosen, why_not_openvino_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
     CHOICES,
@@ -29,14 +29,14 @@ from hatch_lower.backends.openvino.claims import (
     WEIGHTS,
     Claim,
     Lookup,
+    index_source,
     lookup,
     nodes_in,
     points_of,
-    source_of,
     tensor_inputs,
 )
-from hatch_lower.backends.openvino.options import Options
-from hatch_lower.exir.graph.nodes import Ranges, producer_of, tensors_of
+from hatch_lower.backends.openvino.options import OpenvinoOptions
+from hatch_lower.exir.graph.nodes import Ranges, producer_of, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
@@ -48,9 +48,9 @@ COMPUTED_AS = {
 }
 
 
-class Support:
+class OpenvinoSupport:
     # an operation is looked up once
-    def __init__(self, graph: Graph, options: Options, constants: Collection[Node], ranges: Ranges) -> None:
+    def __init__(self, graph: Graph, options: OpenvinoOptions, constants: Collection[Node], ranges: Ranges) -> None:
         self._options = options
         self._ranges = ranges
         self._constants = constants
@@ -92,7 +92,7 @@ class Support:
             return "it chooses among indices, and OpenVINO does not notice indices out of range"
         if used is None or self._fits(used.indices, used.size):
             return ""
-        source = source_of(used.indices)
+        source = index_source(used.indices)
         if source.op == "placeholder" or self.why_not(source):
             return ""
         return "OpenVINO would compute its indices, and does not notice indices out of range"
@@ -104,7 +104,7 @@ class Support:
             return not self._fit(points_of(node))
         if used is not None and not self._fits(used.indices, used.size) and not isinstance(used.size, int):
             return True
-        chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in tensors_of(node))
+        chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in result_tensors(node))
         return chosen and node in self._indices and not self._fits(node, 0)
 
     def _fit(self, points: Sequence[Lookup]) -> bool:
@@ -117,7 +117,7 @@ class Support:
         name = operator_name(index.target)
         if name == "aten.arange.start_step":
             start, end, step = (named_arguments(index).get(key, 1) for key in ("start", "end", "step"))
-            limit = greatest(end.meta["val"] if isinstance(end, Node) else end)
+            limit = greatest_size(end.meta["val"] if isinstance(end, Node) else end)
             ascends = all(isinstance(number, int) and number >= 0 for number in (start, step))
             return ascends and isinstance(size, int) and limit <= size
         return name in KEPT_WHOLE | CHOICES and all(self._fits(source, size) for source in tensor_inputs(index))
@@ -133,7 +133,7 @@ class Support:
         )
 
 
-def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Collection[Node] = ()) -> str:
+def why_not_operation(node: Node, options: OpenvinoOptions, ranges: Ranges, indices: Collection[Node] = ()) -> str:
     """Return why an operation, no `getitem`, is not taken; the results of `indices` are used as indices only."""
     if reason := why_not_target(node, options.exclude):
         return reason
@@ -147,14 +147,14 @@ def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Col
         return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
     passed = claim.moves and node in indices
     reason = why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed)
-    return reason or why_not_call(name, node, ranges)
+    return reason or why_not_openvino_call(name, node, ranges)
 
 
 def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
     # `passed`: int64 may pass through the call
     if claim.first_only and any(user.target is not getitem or user.args[1] != 0 for user in node.users):
         return "only the first result of this operator is taken, and other results are used"
-    values = list(tensors_of(node))
+    values = list(result_tensors(node))
     for value in values[:1] if claim.first_only else values:
         if reason := why_not_value(value, "its result"):
             return reason
@@ -172,7 +172,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
         for source in nodes_in(given):
             if reason := why_not_source(source):
                 return reason
-            for tensor in tensors_of(source):
+            for tensor in result_tensors(source):
                 if tensor.dtype in INDICES and (passed or name in claim.indices):
                     continue
                 if (tensor.dtype is torch.bool and name in CONDITIONS) or name in SCALES:
@@ -200,7 +200,7 @@ def why_not_source(source: Node) -> str:
         return f"`{source.name}` is a number that is known at run time only"
     if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
         return f"`{source.name}` is a size that is known at run time only"
-    return next(filter(None, (why_not_value(tensor, f"`{source.name}`") for tensor in tensors_of(source))), "")
+    return next(filter(None, (why_not_value(tensor, f"`{source.name}`") for tensor in result_tensors(source))), "")
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
@@ -251,7 +251,7 @@ def why_not_value(value: torch.Tensor, name: str) -> str:
     return why_not_tensor(value, name) or (f"{name} has no elements" if empty else "")
 
 
-def greatest(value: int | torch.SymInt) -> float:
+def greatest_size(value: int | torch.SymInt) -> float:
     if isinstance(value, int):
         return value
     return float(value.node.shape_env.bound_sympy(value.node.expr).upper)

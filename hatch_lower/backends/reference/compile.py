@@ -12,7 +12,7 @@ from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, Pa
 from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
 from hatch_lower.pipeline.emit.constants import constants_bytes
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -27,7 +27,7 @@ class ReferenceBackend(BackendDetails):
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         arguments = edge_program.call_spec.in_spec.child(0).num_children
         names = tuple(f"x{index}" for index in range(arguments))
-        emitted = emit_program("reference", {METHOD: LoweredMethod(METHOD, edge_program, names)})
+        emitted = emit_program("reference", {METHOD: MethodToEmit(METHOD, edge_program, names)})
         mapping = DelegateMappingBuilder()
         for path, handles in emitted.debug.methods[METHOD].instructions.items():
             mapping.insert_delegate_mapping_entry(handles=handles, identifier=path)

@@ -20,7 +20,7 @@ from hatch_lower.backends.testing.case import Case, NotClaimedError
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
-from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, make_request, tag_program
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, lower_methods, make_request, tag_program
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
@@ -30,11 +30,17 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import extract
 from hatch_lower.exir.lowering.lower import Wishes
 from hatch_lower.exir.lowering.partition import plan_partitions
-from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, overrides, preprocess_all
+from hatch_lower.exir.lowering.preprocess import (
+    PreprocessRequest,
+    lowers_jointly,
+    overrides,
+    partition_key,
+    preprocess_all,
+)
 from hatch_lower.exir.program._program import LoweredProgram
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.runtime.exchange import array_of, tensor_of
+from hatch_lower.runtime.exchange import array_of, tensor_from_array
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance
@@ -65,7 +71,7 @@ class Facts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TestedBackend:
     """The backend under test, its options as in a recipe, and `Facts`."""
 
     backend_id: str
@@ -107,13 +113,13 @@ class Exports:
 class Bench:
     """A backend under test, and the results of its programs so far."""
 
-    def __init__(self, subject: Subject, folder: Path, exports: Exports) -> None:
+    def __init__(self, subject: TestedBackend, folder: Path, exports: Exports) -> None:
         self.subject = subject
         self.folder = folder
         self.exports = exports
         self.backend: type[BackendDetails] = find_backend(subject.backend_id)
         self._edge: dict[str, ExportedProgram] = {}
-        self._lowered: dict[str, Lowered | Exception] = {}
+        self._lowered: dict[str, DelegatedMethod | Exception] = {}
         self._fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
         self._count = 0
         self.worked: dict[str, bool] = {}  # name of a program to whether its first run gave eager's result
@@ -125,7 +131,7 @@ class Bench:
 
     def edge(self, case: Case) -> ExportedProgram:
         if case.name not in self._edge:
-            with quiet():
+            with warnings_ignored():
                 self._edge[case.name] = self.exports.edge(case, self.partitioner())
         return self._edge[case.name]
 
@@ -136,14 +142,14 @@ class Bench:
     def prepare(self, cases: Sequence[Case]) -> None:
         # Lower in a single call of the backend, which may compile in parallel. The results are found in the cache
         # later. Errors occur again later, and are then reported by name.
-        waiting: list[Request] = []
+        waiting: list[PreprocessRequest] = []
         for case in cases:
             with suppress(Exception):
                 waiting += self.requests(self.edge(case))
-        with suppress(Exception), quiet():
+        with suppress(Exception), warnings_ignored():
             preprocess_all(waiting, self.store)
 
-    def lowered(self, case: Case) -> Lowered:
+    def lowered(self, case: Case) -> DelegatedMethod:
         if case.name not in self._lowered:
             try:
                 self._lowered[case.name] = self.lower(self.edge(case))
@@ -154,12 +160,12 @@ class Bench:
             raise lowered
         return lowered
 
-    def lower(self, program: ExportedProgram) -> Lowered:
-        with quiet():
+    def lower(self, program: ExportedProgram) -> DelegatedMethod:
+        with warnings_ignored():
             return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=self.store)[METHOD]
 
-    def requests(self, program: ExportedProgram, partitioner: Partitioner | None = None) -> list[Request]:
-        with quiet():
+    def requests(self, program: ExportedProgram, partitioner: Partitioner | None = None) -> list[PreprocessRequest]:
+        with warnings_ignored():
             tagged = tag_program(program, partitioner or self.partitioner(), True)
             plan = plan_partitions(
                 tagged.tagged_exported_program, tagged.partition_tags, lambda backend_id, state: False
@@ -169,22 +175,22 @@ class Bench:
                 for partition in plan.all_partitions()
             ]
 
-    def keyed(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
+    def keyed(self, requests: Sequence[PreprocessRequest]) -> list[tuple[str, PreprocessRequest]]:
         # the keys leave out the backend's code, which is fixed in this process even if its files change
-        with quiet():
+        with warnings_ignored():
             return [(self._key(request), request) for request in requests]
 
-    def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
+    def results(self, requests: Sequence[PreprocessRequest]) -> list[tuple[str, str]]:
         """Lower partitions without a cache; return the key of each, and the digest of its result."""
         keyed = self.keyed(requests)  # before a backend may mutate the inputs
         # a partition's key does not cover other partitions that the backend would lower jointly with it
         calls = [[request] for request in requests] if lowers_jointly(self.backend) else [requests]
-        with quiet():
+        with warnings_ignored():
             responses = [response for call in calls for response in preprocess_all(call, None)]
         return [(key, result_digest(response.result)) for (key, _), response in zip(keyed, responses, strict=True)]
 
-    def _key(self, request: Request) -> str:
-        components = key_of(request, self._fingerprints).components()
+    def _key(self, request: PreprocessRequest) -> str:
+        components = partition_key(request, self._fingerprints).components()
         return digest_of({**components, "fingerprint": dict(components["fingerprint"]) | {"code": ""}})
 
     def partitions(self, case: Case) -> list[LoweredBackendModule]:
@@ -199,9 +205,9 @@ class Bench:
             return self.lowered(case).partitions > 0
         return False
 
-    def save(self, lowered: Lowered) -> Path:
+    def save(self, lowered: DelegatedMethod) -> Path:
         self._count += 1
-        with quiet():
+        with warnings_ignored():
             return save_program(LoweredProgram({METHOD: lowered.program}, {}, {}), self.folder / f"saved{self._count}")
 
     def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
@@ -214,7 +220,7 @@ class Bench:
 
 
 def export(case: Case) -> ExportedProgram:
-    with quiet(), torch.no_grad():
+    with warnings_ignored(), torch.no_grad():
         return torch.export.export(case.module(), case.arguments()[0], dynamic_shapes=case.dynamic, strict=False)
 
 
@@ -244,7 +250,7 @@ def result_digest(result: PreprocessResult) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def warnings_ignored() -> Iterator[None]:
     # torch's export emits warnings about torch itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -330,6 +336,6 @@ def of_tensors(kind: type[Delegate]) -> type[Any]:
 
         def run(self, inputs: list[Any]) -> Sequence[object]:
             results = self.inner.run([array_of(value) if isinstance(value, Tensor) else value for value in inputs])
-            return [tensor_of(value) if isinstance(value, np.ndarray) else value for value in results]
+            return [tensor_from_array(value) if isinstance(value, np.ndarray) else value for value in results]
 
     return OfTensors

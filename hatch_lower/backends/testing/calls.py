@@ -13,7 +13,13 @@ from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench, probe, refuse_null, sample, watched
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
-from hatch_lower.backends.testing.comparison import Call, difference_of, eager_calls, first_difference, works
+from hatch_lower.backends.testing.comparison import (
+    EagerCall,
+    difference_from_eager,
+    eager_calls,
+    first_difference,
+    works,
+)
 from hatch_lower.errors import InputError
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
@@ -47,9 +53,9 @@ def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
             raise Fault(f"{what} reaches the delegate")
     if bench.subject.computes:
         loaded(*right)
-        expected = {signature_of(module) for module in bench.partitions(case)}
+        expected = {module_signature(module) for module in bench.partitions(case)}
         for inputs in handed:
-            given = tuple(described(value) for value in inputs)
+            given = tuple(describe_value(value) for value in inputs)
             if given not in expected:
                 raise Fault(f"the delegate is given ({', '.join(given)})")
     return f"{len(wrong)} wrong calls of `{case.name}`"
@@ -91,14 +97,14 @@ def wrong_arguments(right: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:
+def module_signature(module: LoweredBackendModule) -> tuple[str, ...]:
     program = module.original_module
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    return tuple(described(node.meta["val"]) for node in nodes)
+    return tuple(describe_value(node.meta["val"]) for node in nodes)
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     if not isinstance(value, Tensor):
         return "a number"
     shape, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
@@ -122,7 +128,7 @@ def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:
             turn = (number - 1) % len(calls)
             if turn == 0:
                 loaded.reset()  # eager's state was fresh then, too
-            if difference := difference_of(bench, loaded, calls[turn]):
+            if difference := difference_from_eager(bench, loaded, calls[turn]):
                 raise Fault(f"`{case.name}`, call {number}: {difference}")
         loaded.clone()(*calls[-1].copied())
         if difference := first_difference(result, expected, bench.subject.tolerance):
@@ -141,11 +147,11 @@ def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
         runs = [(instance, eager_calls(case.module(), case.arguments())) for instance in (first, second, first.clone())]
         for number in range(len(runs[0][1])):
             for place, (loaded, calls) in enumerate(runs):
-                if difference := difference_of(bench, loaded, calls[number]):
+                if difference := difference_from_eager(bench, loaded, calls[number]):
                     name = ("the first", "the second", "the cloned")[place]
                     raise Fault(f"`{case.name}`, {name} instance beside others: {difference}")
         first.reset()
-        if difference := difference_of(bench, first, runs[0][1][0]):
+        if difference := difference_from_eager(bench, first, runs[0][1][0]):
             raise Fault(f"`{case.name}`, after `reset`: {difference}")
     return f"3 instances of {len(chosen)} programs"
 
@@ -159,11 +165,11 @@ def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
     wrong: list[str] = []
     ready = threading.Barrier(len(calls) * 2)
 
-    def work(call: Call) -> None:
+    def work(call: EagerCall) -> None:
         ready.wait()
         for _ in range(ROUNDS):
             try:
-                difference = difference_of(bench, loaded, call)
+                difference = difference_from_eager(bench, loaded, call)
             except Exception as error:
                 difference = f"{type(error).__name__}: {error}"
             if difference:

@@ -48,7 +48,7 @@ class Data:
         return torch.randint(limit, shape, generator=self._generator)
 
 
-class Program(torch.nn.Module):
+class KitModule(torch.nn.Module):
     """A module of the kit; its attributes are the arguments of `module`."""
 
     if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Program(torch.nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-Make = Callable[[Data], Program]
+Make = Callable[[Data], KitModule]
 Calls = Callable[[Data], tuple[tuple[object, ...], ...]]
 
 
-def module(forward: Callable[..., object], /, **state: Any) -> Program:
+def module(forward: Callable[..., object], /, **state: Any) -> KitModule:
     """Return a module with the given `forward(self, …)`; a tensor whose name begins with `buffer` becomes a buffer."""
-    program: Program = type("Program", (Program,), {"forward": forward})()
+    program: KitModule = type("Program", (KitModule,), {"forward": forward})()
     for name, value in state.items():
         if name.startswith("buffer"):
             program.register_buffer(name, value)
@@ -71,7 +71,7 @@ def module(forward: Callable[..., object], /, **state: Any) -> Program:
     return program.eval()
 
 
-def plain(forward: Callable[..., object]) -> Make:
+def plain_maker(forward: Callable[..., object]) -> Make:
     return lambda data: module(forward)
 
 
@@ -107,7 +107,7 @@ class Case:
     # in the form of `torch.export.export`
     dynamic: Any = None
 
-    def module(self) -> Program:
+    def module(self) -> KitModule:
         return self.make(Data(self.name))
 
     def arguments(self) -> tuple[tuple[Any, ...], ...]:

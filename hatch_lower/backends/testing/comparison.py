@@ -13,7 +13,7 @@ from torch import Tensor
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.errors import BackendError, LowerError
-from hatch_lower.exir.backend.backend_api import Lowered
+from hatch_lower.exir.backend.backend_api import DelegatedMethod
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
@@ -34,7 +34,7 @@ def run_case(bench: Bench, case: Case) -> str:
         if bench.subject.computes:
             compare_calls(bench, case, loaded)
     except BackendError as error:  # refusing is for the time when the wheel is built
-        raise Fault(f"the lowered program does not load or run: {words(error)}") from error
+        raise Fault(f"the lowered program does not load or run: {error_words(error)}") from error
     if is_first:
         bench.worked[case.name] = True
     return taken(bench, case, lowered)
@@ -63,21 +63,21 @@ def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
             raise Fault(f"call {number} leaves its arguments different from eager's: {difference}")
 
 
-def taken(bench: Bench, case: Case, lowered: Lowered) -> str:
+def taken(bench: Bench, case: Case, lowered: DelegatedMethod) -> str:
     total = count_operations(bench.edge(case).graph_module)
     part = "all" if lowered.delegated >= total else f"{lowered.delegated} of {total}"
     note = "" if bench.subject.computes else "; lowered, packaged and loaded, but not run"
     return f"{part} operations in {lowered.partitions} partition{'s' * (lowered.partitions > 1)}{note}"
 
 
-def words(error: BaseException) -> str:
+def error_words(error: BaseException) -> str:
     text = f"{error.what}{f' ({error.found})' * bool(error.found)}" if isinstance(error, LowerError) else f"{error}"
     line = " ".join(text.split())
     return line if isinstance(error, LowerError) else f"{type(error).__name__}: {line:.300}"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EagerCall:
     """A call of a module in eager mode."""
 
     arguments: tuple[object, ...]  # before the call
@@ -88,14 +88,14 @@ class Call:
         return copy.deepcopy(self.arguments)
 
 
-def eager_calls(module: torch.nn.Module, calls: tuple[tuple[object, ...], ...]) -> list[Call]:
+def eager_calls(module: torch.nn.Module, calls: tuple[tuple[object, ...], ...]) -> list[EagerCall]:
     # the module keeps its state between calls
     made = []
     for arguments in calls:
         given = copy.deepcopy(arguments)
         with torch.no_grad():
             result = copy.deepcopy(module(*given))  # a later call may change memory that the result shares
-        made.append(Call(arguments, result, given))
+        made.append(EagerCall(arguments, result, given))
     return made
 
 
@@ -109,7 +109,7 @@ def subnormals_flushed() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def difference_of(bench: Bench, loaded: LoadedModel, call: Call) -> str:
+def difference_from_eager(bench: Bench, loaded: LoadedModel, call: EagerCall) -> str:
     return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)
 
 

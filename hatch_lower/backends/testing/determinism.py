@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hatch_lower.backends.testing.bench import Bench, Exports, Subject, probe, sample
+from hatch_lower.backends.testing.bench import Bench, Exports, TestedBackend, probe, sample
 from hatch_lower.backends.testing.case import Case, Fault
-from hatch_lower.backends.testing.comparison import difference_of, eager_calls
+from hatch_lower.backends.testing.comparison import difference_from_eager, eager_calls
 from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.exir.graph.canonical import structure_digest
-from hatch_lower.exir.lowering.preprocess import Request
+from hatch_lower.exir.lowering.preprocess import PreprocessRequest
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
 SEEDS = ("1", "2")
 LIMIT = 900  # seconds after which another process is given up
 
 
-def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]]:
+def partition_digests(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]]:
     """Return the digests of each partition and of its result, lowered now, by program."""
     digests = {}
     for case in cases:
@@ -42,8 +42,8 @@ def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]
 
 def check_twice(bench: Bench, cases: Sequence[Case]) -> str:
     chosen = sample(bench, cases)
-    first, second = digests_of(bench, chosen), digests_of(bench, chosen)
-    compare(first, second, "the second time")
+    first, second = partition_digests(bench, chosen), partition_digests(bench, chosen)
+    compare_digests(first, second, "the second time")
     return f"{len(chosen)} programs"
 
 
@@ -57,16 +57,16 @@ def check_elsewhere(bench: Bench, cases: Sequence[Case]) -> str:
         "options": dict(subject.options),
         "programs": [case.name for case in chosen],
     }
-    here = digests_of(bench, chosen)
+    here = partition_digests(bench, chosen)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
-        running = [start(seed, folder) for seed in SEEDS]
+        running = [start_child(seed, folder) for seed in SEEDS]
         answers = [ask(process, question) for process in running]
     for seed, answer in zip(SEEDS, answers, strict=True):
-        compare(here, answer, f"in a process with PYTHONHASHSEED={seed} in another directory")
+        compare_digests(here, answer, f"in a process with PYTHONHASHSEED={seed} in another directory")
     return f"{len(chosen)} programs in {len(SEEDS)} processes"
 
 
-def start(seed: str, folder: str) -> subprocess.Popen[str]:
+def start_child(seed: str, folder: str) -> subprocess.Popen[str]:
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "TMPDIR": folder}
     command = [sys.executable, "-m", __spec__.name]
@@ -87,7 +87,7 @@ def ask(process: subprocess.Popen[str], question: Mapping[str, object]) -> dict[
     return digests
 
 
-def compare(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
+def compare_digests(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
     for name, partitions in here.items():
         if [digest for digest, _ in partitions] != [digest for digest, _ in there[name]]:
             raise Fault(f"other partitions {where}: `{name}`")
@@ -100,8 +100,8 @@ def main() -> None:
     importlib.import_module(question["module"])  # a backend without an entry point is known once defined
     wanted = set(question["programs"])
     with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
-        bench = Bench(Subject(question["backend"], question["options"]), Path(folder), Exports())
-        digests = digests_of(bench, [case for case in all_cases() if case.name in wanted])
+        bench = Bench(TestedBackend(question["backend"], question["options"]), Path(folder), Exports())
+        digests = partition_digests(bench, [case for case in all_cases() if case.name in wanted])
     sys.stdout.write(f"\n{json.dumps(digests)}\n")
 
 
@@ -139,7 +139,7 @@ def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
     return f"{len(changed)} variables are read" if changed else ""
 
 
-def refuse_other_result(bench: Bench, request: Request, known: Sequence[tuple[str, str]], what: str) -> None:
+def refuse_other_result(bench: Bench, request: PreprocessRequest, known: Sequence[tuple[str, str]], what: str) -> None:
     ((key, digest),) = known
     if bench.results([request]) != known and bench.keyed([request])[0][0] == key:
         raise Fault(f"{what} changes the result and not the key: name it in `fingerprint` (before: {digest[:8]})")
@@ -150,7 +150,7 @@ def run_once(bench: Bench, case: Case) -> str:
     if not bench.subject.computes:
         return ""
     (call, *_) = eager_calls(case.module(), case.arguments()[:1])
-    return difference_of(bench, loaded, call)
+    return difference_from_eager(bench, loaded, call)
 
 
 def own_code(bench: Bench) -> Callable[[str], bool]:

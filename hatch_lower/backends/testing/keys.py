@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.testing.bench import Bench, export, probe, quiet, sample
+from hatch_lower.backends.testing.bench import Bench, export, probe, sample, warnings_ignored
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
@@ -17,7 +17,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.lower import Wishes
-from hatch_lower.exir.lowering.preprocess import Request
+from hatch_lower.exir.lowering.preprocess import PreprocessRequest
 
 UNKNOWN = "hatch_lower_no_such_option"
 
@@ -29,7 +29,7 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
     if not targets:
         raise NotClaimedError("the backend takes no program with constants")
     program = export(case)  # not shared with other checks, as its tensors are changed
-    with quiet():
+    with warnings_ignored():
         wishes = Wishes.of(program, [bench.partitioner()])
         edge = to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
     known = dict(bench.results(bench.requests(edge)))
@@ -55,7 +55,7 @@ def refuse_other_results(bench: Bench, known: Mapping[str, str], edge: ExportedP
 
 def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: ExportedProgram, target: str) -> None:
     arguments = case.arguments()[0]
-    with quiet(), torch.no_grad():
+    with warnings_ignored(), torch.no_grad():
         expected = program.module()(*arguments)
     result = bench.load(bench.save(bench.lower(edge)))(*arguments)
     if difference := first_difference(result, expected, bench.subject.tolerance):
@@ -103,9 +103,9 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
     return ", ".join(f"`{name}`" for name in variations)
 
 
-def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, object]) -> dict[str, Request]:
+def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, object]) -> dict[str, PreprocessRequest]:
     partitioner = bench.partitioner(options)
-    with quiet():
+    with warnings_ignored():
         programs = [bench.exports.edge(case, partitioner) for case in cases]
     return {key: request for program in programs for key, request in bench.keyed(bench.requests(program, partitioner))}
 

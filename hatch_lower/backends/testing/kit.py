@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_lower.backends.testing.bench import Bench, Exports, Facts, Subject
+from hatch_lower.backends.testing.bench import Bench, Exports, Facts, TestedBackend
 from hatch_lower.backends.testing.calls import (
     check_delegate_refuses,
     check_instances,
@@ -22,10 +22,10 @@ from hatch_lower.backends.testing.calls import (
     check_threads,
 )
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
-from hatch_lower.backends.testing.comparison import run_case, words
+from hatch_lower.backends.testing.comparison import error_words, run_case
 from hatch_lower.backends.testing.determinism import check_elsewhere, check_environment, check_twice
 from hatch_lower.backends.testing.keys import check_constants, check_options, check_unknown_option
-from hatch_lower.backends.testing.memory import check_bound, check_mapped, check_memory
+from hatch_lower.backends.testing.memory import check_bound, check_freed_memory, check_mapped
 from hatch_lower.backends.testing.partitions import check_graph_is_left, check_handles, check_linear
 from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.errors import BackendError, InputError
@@ -52,7 +52,7 @@ CHECKS: Mapping[str, Check] = {
     "checks/weights are bound and not copied": check_bound,
     "checks/weights stay mapped": check_mapped,
     "checks/later calls are as the first": check_later_calls,
-    "checks/calls give their memory back": check_memory,
+    "checks/calls give their memory back": check_freed_memory,
     "checks/nothing around it is used": check_environment,
     "checks/clones and others beside it": check_instances,
     "checks/calls from threads": check_threads,
@@ -78,7 +78,7 @@ def trial_names(only: str | Sequence[str] = "*") -> list[str]:
 
 
 class Kit:
-    def __init__(self, subject: Subject, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
+    def __init__(self, subject: TestedBackend, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
         self.names = trial_names(only)
         find_backend(subject.backend_id)  # before there is a folder
         self._folder = tempfile.TemporaryDirectory(prefix="hatch-lower-kit-")
@@ -108,7 +108,7 @@ class Kit:
         except (BackendError, Fault, NotClaimedError):
             raise
         except Exception as error:  # any exception of a backend
-            raise Fault(words(error)) from error
+            raise Fault(error_words(error)) from error
 
 
 def backend_tests(
@@ -135,7 +135,7 @@ def backend_tests(
     Raises:
         InputError: if a pattern of `only` matches no name.
     """
-    subject = Subject(backend_id, dict(options or {}), **facts)
+    subject = TestedBackend(backend_id, dict(options or {}), **facts)
     names = trial_names(only)
 
     @cache
@@ -160,6 +160,6 @@ def judge(kit: Kit, trial: str) -> None:
     except NotClaimedError as error:
         pytest.skip(f"not claimed: {error}")
     except BackendError as error:
-        pytest.skip(f"refused: {words(error)}")
+        pytest.skip(f"refused: {error_words(error)}")
     except Fault as error:
         pytest.fail(str(error), pytrace=False)

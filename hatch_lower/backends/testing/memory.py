@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hatch_lower.backends.testing.bench import Bench, export, probe, quiet, refuse_null, watched
+from hatch_lower.backends.testing.bench import Bench, export, probe, refuse_null, warnings_ignored, watched
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.keys import change, changed
@@ -48,7 +48,7 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
     arguments = case.arguments()[0]
     loaded(*arguments)
     program = export(case)
-    with changed(program, [name.partition(":")[2] or name for name in names]), quiet(), torch.no_grad():
+    with changed(program, [name.partition(":")[2] or name for name in names]), warnings_ignored(), torch.no_grad():
         expected = program.module()(*arguments)
     for tensor in {each.data_ptr(): each.detach() for each in bound}.values():  # a tied constant is passed twice
         change(tensor)
@@ -86,7 +86,7 @@ def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
     return f"{taken:.1f} times the size of the weights"
 
 
-def check_memory(bench: Bench, cases: Sequence[Case]) -> str:
+def check_freed_memory(bench: Bench, cases: Sequence[Case]) -> str:
     """Call a program on large tensors many times, and load it many times; measure the process's memory afterwards."""
     refuse_unmeasured(bench)
     case = large_values()

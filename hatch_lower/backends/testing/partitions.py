@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.backends.testing.bench import Bench, quiet
-from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, Program, module
+from hatch_lower.backends.testing.bench import Bench, warnings_ignored
+from hatch_lower.backends.testing.case import Case, Data, Fault, KitModule, NotClaimedError, module
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import structure_digest
-from hatch_lower.exir.graph.nodes import tensors_of
+from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program
 from hatch_lower.exir.graph.tensors import tensor_digests
@@ -34,7 +34,7 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
     for case in chosen:
         first, second = copy_program(bench.edge(case)), copy_program(bench.edge(case))
         before = description(first)
-        with quiet():
+        with warnings_ignored():
             first_result = bench.partitioner().partition(first)
             second_result = bench.partitioner().partition(second)
         if first_result.tagged_exported_program is not first or description(first) != before:
@@ -70,7 +70,7 @@ def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
     return f"{counts[0]}, {counts[1]} and {counts[2]} steps for 1, 2 and 4 times a program"
 
 
-def long(self: Program, x: Tensor, count: int) -> Tensor:
+def long(self: KitModule, x: Tensor, count: int) -> Tensor:
     # operators that many backends take, with operators between that few take
     for _ in range(count):
         x = torch.relu(x * self.scale + x) + 1
@@ -80,14 +80,14 @@ def long(self: Program, x: Tensor, count: int) -> Tensor:
 
 
 def steps_for(bench: Bench, count: int) -> int:
-    def make(data: Data) -> Program:
+    def make(data: Data) -> KitModule:
         weights = {"scale": torch.nn.Parameter(data.draw(4)), "weight": torch.nn.Parameter(data.draw(4, 4))}
         return module(lambda self, x: long(self, x, count), **weights)
 
     case = Case(f"long/{count}", make, lambda data: ((data.draw(4, 4),),))
     program = copy_program(bench.edge(case))
     partitioner = bench.partitioner()
-    with quiet(), counted() as steps:
+    with warnings_ignored(), counted() as steps:
         partitioner.partition(program)
     return steps[0]
 
@@ -137,7 +137,7 @@ def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int])
         handle = node.meta.get("debug_handle")
         if node.op == "call_function" and handle:
             nodes.setdefault(handle, node)
-            if list(tensors_of(node)):  # size arithmetic may have no instruction in a delegate
+            if list(result_tensors(node)):  # size arithmetic may have no instruction in a delegate
                 needed.add(handle)
     lost = sorted(needed - told)
     if lost:

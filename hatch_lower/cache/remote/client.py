@@ -4,8 +4,8 @@ An entry is an action result of Bazel's protocol (`ac/<key>`) that names the env
 (`cas/<sha256>`). The client checks size, digest, key and signature before any use; a failed check is a miss.
 
 A format of our own would be simpler, but servers parse the entries: bazel-remote refuses any other format, reports an
-entry as missing when a blob of the entry is missing, and keeps the blobs as long as the entry. The schema here has only
-the fields that bazel-remote needs; a reader of protobuf skips unknown fields, some of which servers add.
+entry as missing when a blob of the entry is missing, and keeps the blobs as long as the entry. The schema here has
+only the fields that bazel-remote needs; a reader of protobuf skips unknown fields, some of which servers add.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 from hatch_lower.cache.entry import DIGEST, Keep, Record, is_own_key, make_record
 from hatch_lower.cache.remote.envelope import (
     OTHER_COMPONENTS,
-    RefusedError,
+    RefusedEntryError,
     SharedEntry,
     Signature,
     is_native,
     is_native_file,
-    is_signed,
+    is_signed_entry,
     read_envelope,
-    reason_to_refuse,
+    reason_to_refuse_unsigned,
     shared_entry,
     unsigned_text,
     write_envelope,
@@ -41,8 +41,8 @@ from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.transport import (
     FilesTransport,
     HttpTransport,
-    Limits,
     TransferError,
+    TransferLimits,
     Transport,
     UnreachableError,
 )
@@ -122,7 +122,7 @@ EMPTY = sha256_bytes(b"")
 WRONG_CONTENTS = "the server sent an object whose contents do not match the name"
 
 
-def within(seconds: float, work: Callable[[], Result]) -> Result:
+def run_within(seconds: float, work: Callable[[], Result]) -> Result:
     # Sockets limit the silence of a peer but not the time of an answer: a server may send a header byte by byte. Name
     # servers and the libraries of object stores have no limits that could be set. So a thread does the work, and is
     # abandoned at the end of the time.
@@ -145,10 +145,10 @@ class RemoteClient:
 
     # `warn` is called once for each kind of refused entry, and once when the remote is given up
 
-    def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: Limits | None = None) -> None:
+    def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: TransferLimits | None = None) -> None:
         self._policy = policy
         self._warn = warn
-        self._limits = limits or Limits()
+        self._limits = limits or TransferLimits()
         self._transport = self._new_transport()
         self._lock = threading.RLock()
         self._failures = 0
@@ -184,11 +184,11 @@ class RemoteClient:
 
             def write(file: Path, name: str = name, size: int = size) -> bool:
                 if size > shutil.disk_usage(file.parent).free:
-                    raise RefusedError("a blob of the entry is larger than the free space of the disk")
+                    raise RefusedEntryError("a blob of the entry is larger than the free space of the disk")
                 if not self._blob(name, size, file):
                     return False
                 if not signed and not self._policy.unsigned and is_native_file(file):
-                    raise RefusedError(unsigned_text(signature, "holds native code"))
+                    raise RefusedEntryError(unsigned_text(signature, "holds native code"))
                 return True
 
             if not keep(name, write):
@@ -198,19 +198,19 @@ class RemoteClient:
     def _check(self, key: str, entry: SharedEntry, signature: Signature | None) -> bool:
         """Return whether a trusted key signed an entry; refuse an entry of another key, or without a due signature."""
         if entry.key != key:
-            raise RefusedError("the entry belongs to another key")
+            raise RefusedEntryError("the entry belongs to another key")
         if not is_own_key(key, entry.components):
-            raise RefusedError(OTHER_COMPONENTS)
-        if is_signed(entry, signature, self._policy.known_keys()):
+            raise RefusedEntryError(OTHER_COMPONENTS)
+        if is_signed_entry(entry, signature, self._policy.known_keys()):
             return True
         if self._policy.unsigned:
             return False
         if self._policy.trusted.keys:
-            raise RefusedError(unsigned_text(signature, "is not trusted"))
+            raise RefusedEntryError(unsigned_text(signature, "is not trusted"))
         if entry.native or is_native(entry.value):
-            raise RefusedError(unsigned_text(signature, "holds native code"))
-        if reason := reason_to_refuse(entry.value):
-            raise RefusedError(unsigned_text(signature, reason))
+            raise RefusedEntryError(unsigned_text(signature, "holds native code"))
+        if reason := reason_to_refuse_unsigned(entry.value):
+            raise RefusedEntryError(unsigned_text(signature, reason))
         return False
 
     def _blob(self, name: str, size: int, file: Path) -> bool:
@@ -278,7 +278,7 @@ class RemoteClient:
         begin = time.monotonic()
         seconds = min(self._limits.seconds(size), left)
         try:
-            return within(seconds, work)
+            return run_within(seconds, work)
         finally:
             taken = time.monotonic() - begin
             self._spent += taken
@@ -289,7 +289,7 @@ class RemoteClient:
         try:
             return work()
         # the build goes on without the remote, for any failure of the remote
-        except RefusedError as error:
+        except RefusedEntryError as error:
             self._say(f"an entry of the remote cache {self._policy.place()} is not used: {error}")
         except UnreachableError as error:
             self._give_up(str(error))

@@ -2,10 +2,10 @@
 
 The signature covers the canonical JSON of the parsed value, so the verified contents are the contents in use.
 
-A build compares a program that was assembled from partitions with the eager model. No comparison covers the result of a
-whole model, the inputs of an export, or the libraries that a file needs: a writer of the server could forge these. So
-an entry without a trusted signature is used only if the entry is the result of a partition, holds no native code, and
-requires only packages that the backends of this environment require.
+A build compares a program that was assembled from partitions with the eager model. No comparison covers the result of
+a whole model, the inputs of an export, or the libraries that a file needs: a writer of the server could forge these.
+So an entry without a trusted signature is used only if the entry is the result of a partition, holds no native code,
+and requires only packages that the backends of this environment require.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEAD_BYTES = 8
 OTHER_COMPONENTS = "the entry has the components of another key"
 
 
-class RefusedError(Exception):
+class RefusedEntryError(Exception):
     """A received entry must not be used; the text is the reason."""
 
 
@@ -124,14 +124,14 @@ def is_native(value: object) -> bool:
     return isinstance(value, list) and any(is_native(member) for member in value)
 
 
-def is_signed(entry: SharedEntry, signature: Signature | None, known: VerifyingKeys) -> bool:
+def is_signed_entry(entry: SharedEntry, signature: Signature | None, known: VerifyingKeys) -> bool:
     """Return whether a known key signed an entry; refuse an entry with a wrong signature under a known key."""
     if signature is None or not known.knows(signature.key_id):
         return False
     if not can_sign():
-        raise RefusedError("the signature cannot be checked: install `hatch-lower[remote]`")
+        raise RefusedEntryError("the signature cannot be checked: install `hatch-lower[remote]`")
     if not known.verify(signature.key_id, signature.value, entry.text()):
-        raise RefusedError(f"the signature by the key {signature.key_id} is wrong")
+        raise RefusedEntryError(f"the signature by the key {signature.key_id} is wrong")
     return True
 
 
@@ -147,7 +147,7 @@ def is_native_file(file: Path) -> bool:
         return stream.read(HEAD_BYTES).startswith(NATIVE_HEADS)
 
 
-def reason_to_refuse(value: Any) -> str:
+def reason_to_refuse_unsigned(value: Any) -> str:
     joint = isinstance(value, Mapping) and value.keys() == {"results"} and isinstance(value["results"], list)
     return next(filter(None, map(reason_to_refuse_one, value["results"] if joint else [value])), "")
 

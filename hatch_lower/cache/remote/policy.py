@@ -1,7 +1,8 @@
 """The choice of the remote cache, and the policy for credentials: no pull request can send a token away.
 
-Everybody who can propose a change can change `pyproject.toml`, but only the owner of the build sets the environment. So
-the project may name a cache to read from. Credentials and entries go only to a cache that the environment names, too.
+Everybody who can propose a change can change `pyproject.toml`, but only the owner of the build sets the environment.
+So the project may name a cache to read from. Credentials and entries go only to a cache that the environment names,
+too.
 """
 
 from __future__ import annotations

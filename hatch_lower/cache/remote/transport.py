@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from hatch_lower.frozen import Frozen
-from hatch_lower.urls import UrlError, open_folder, web_fault
+from hatch_lower.urls import UrlError, open_remote_folder, web_fault
 
 if TYPE_CHECKING:
     import fsspec
@@ -33,7 +33,7 @@ class UnreachableError(TransferError):
     """The remote fails for good: asking again is useless."""
 
 
-class Limits(Frozen):
+class TransferLimits(Frozen):
     """Limits of time and space for a remote cache."""
 
     connect: float = 5.0  # seconds until a connection is open
@@ -64,7 +64,7 @@ class Transport(Protocol):
 class HttpTransport:
     """A server of Bazel's HTTP cache protocol, over a connection that is kept open."""
 
-    def __init__(self, url: str, authorization: str, limits: Limits) -> None:
+    def __init__(self, url: str, authorization: str, limits: TransferLimits) -> None:
         self._url = url
         self._fault = web_fault(url)
         self._path = "" if self._fault else urlsplit(url).path.rstrip("/")
@@ -130,10 +130,10 @@ class HttpTransport:
     def _expect(self, response: urllib3.BaseHTTPResponse, statuses: tuple[int, ...]) -> None:
         if response.status in statuses:
             return
-        detail = f"{response.status} {printable(response.reason or '')}".strip()
+        detail = f"{response.status} {printable_reason(response.reason or '')}".strip()
         if 300 <= response.status < 400:
             target = urlsplit(response.headers.get("Location", "")).netloc
-            detail += f" (a redirect to `{printable(target)}`, which is not followed)"
+            detail += f" (a redirect to `{printable_reason(target)}`, which is not followed)"
         self._discard(response)
         raise TransferError(f"the answer was {detail}")
 
@@ -158,17 +158,17 @@ def http_errors() -> Iterator[None]:
     try:
         yield
     except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError, exceptions.SSLError) as error:
-        raise UnreachableError(f"no connection: {printable(str(error.__cause__ or error))}") from error
+        raise UnreachableError(f"no connection: {printable_reason(str(error.__cause__ or error))}") from error
     except exceptions.ReadTimeoutError as error:
         raise TransferError("no byte came for too long") from error
     except (exceptions.HTTPError, ValueError) as error:
-        raise TransferError(printable(str(error)) or type(error).__name__) from error
+        raise TransferError(printable_reason(str(error)) or type(error).__name__) from error
 
 
 class FilesTransport:
     """Objects below a URL: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`."""
 
-    def __init__(self, url: str, options: Mapping[str, object], limits: Limits) -> None:
+    def __init__(self, url: str, options: Mapping[str, object], limits: TransferLimits) -> None:
         self._url = url
         self._options = dict(options)
         if url.startswith("s3:"):
@@ -219,9 +219,9 @@ class FilesTransport:
     def _open(self) -> tuple[fsspec.AbstractFileSystem, str]:
         if self._opened is None:
             try:
-                system, root = open_folder(self._url, self._options)
+                system, root = open_remote_folder(self._url, self._options)
             except UrlError as error:
-                raise UnreachableError(f"no connection is opened: {printable(str(error))}") from error
+                raise UnreachableError(f"no connection is opened: {printable_reason(str(error))}") from error
             self._opened = system, root.rstrip("/")
         return self._opened
 
@@ -232,7 +232,7 @@ class FilesTransport:
         except (TransferError, ImportError):
             raise
         except Exception as error:  # each kind of file system raises different exceptions
-            raise TransferError(printable(f"{type(error).__name__}: {error}")) from error
+            raise TransferError(printable_reason(f"{type(error).__name__}: {error}")) from error
 
 
 def put(system: fsspec.AbstractFileSystem, source: bytes | Path, path: str) -> None:
@@ -242,5 +242,5 @@ def put(system: fsspec.AbstractFileSystem, source: bytes | Path, path: str) -> N
         system.put_file(str(source), path)
 
 
-def printable(text: str) -> str:
+def printable_reason(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:160])

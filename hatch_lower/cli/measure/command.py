@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hatch_lower.cli.measure.figures import thread_variables
-from hatch_lower.driver.child_guards import undisturbed
+from hatch_lower.driver.child_guards import uninterrupted
 from hatch_lower.driver.process import ended_within, is_over, signal_group
 from hatch_lower.errors import ProcessError, error_from_json
 
@@ -46,8 +46,8 @@ def run_command(
                     tell(lines[-1])
         ended_within(process, math.inf)  # the command has closed its outputs, usually by ending
     finally:
-        with undisturbed():
-            end(process)
+        with uninterrupted():
+            end_command(process)
     return process.returncode, lines
 
 
@@ -97,7 +97,7 @@ def run_limited(
         return process.returncode if in_time else None, output.read().decode("utf-8", "replace")
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end_command(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a process group as Ctrl-C does, so that a build removes temporary files; then kill the rest."""
     if not is_over(process):
         signal_group(process, signal.SIGINT)
@@ -110,14 +110,14 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def last_lines(lines: Sequence[str]) -> str:
+def last_output_lines(lines: Sequence[str]) -> str:
     return "\n".join(lines[-LAST_LINES:])
 
 
 CHILD_ERROR_LINES = 20
 
 
-class RefusedError(Exception):
+class RecipeRefusedError(Exception):
     """A recipe needs another machine, or a missing package; the text has the reason."""
 
 
@@ -168,7 +168,7 @@ class Host(AbstractContextManager["Host"]):
         if "ended" in answer:
             raise ProcessError("the measuring process has crashed", where=title, found=self._ending(answer["ended"]))
         if "refused" in answer:
-            raise RefusedError(answer["refused"])
+            raise RecipeRefusedError(answer["refused"])
         if "error" in answer:
             error = error_from_json(answer["error"])
             error.where = error.where or title

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cli.measure.figures import Found, Subject, thread_variables
+from hatch_lower.cli.measure.figures import ChildFigures, FigureSubject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.format.plan import read_plan
@@ -57,11 +57,13 @@ def find_counter(environment: Mapping[str, str]) -> Counter | str:
         return "perf is not installed"
     with work_folder() as work:
         output = work / PERF_OUTPUT
-        status, said = run([program, "stat", "-x,", "-e", EVENT, "-o", str(output), "true"], environment, PROBE_SECONDS)
+        status, said = run_counted(
+            [program, "stat", "-x,", "-e", EVENT, "-o", str(output), "true"], environment, PROBE_SECONDS
+        )
         number = perf_number(output) if status == 0 else perf_refusal(said)
     if isinstance(number, str):
         return f"perf: {number}"
-    _, usage = run([program, "stat", "-h"], environment, PROBE_SECONDS)
+    _, usage = run_counted([program, "stat", "-h"], environment, PROBE_SECONDS)
     if "fifo:" not in usage:
         return "perf is too old: `perf stat` has no option `--control=fifo:…`"
     return Counter(program, fixed_addresses(environment))
@@ -89,12 +91,12 @@ def perf_refusal(said: str) -> str:
 
 def fixed_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
     program = shutil.which("setarch", path=environment.get("PATH"))
-    if program is None or run([program, "-R", "true"], environment, PROBE_SECONDS)[0] != 0:
+    if program is None or run_counted([program, "-R", "true"], environment, PROBE_SECONDS)[0] != 0:
         return ()  # containers forbid fixed addresses by default
     return (program, "-R")
 
 
-def count(
+def count_instructions(
     counter: Counter,
     folder: PackagedFolder,
     model: str,
@@ -102,18 +104,18 @@ def count(
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
     imports: Sequence[str] = (),
-) -> Found:
+) -> ChildFigures:
     """Count the instructions of a load of a recipe, and of a call of each method.
 
     A part whose process exceeds the limit has no count. `imports` are modules that the project's settings name.
     """
-    subjects = {LOAD: Subject(model, recipe)}
+    subjects = {LOAD: FigureSubject(model, recipe)}
     try:
         file = folder.manifest.models[model].recipes[recipe].plan
         methods = read_plan(folder.read(file), str(folder.path / file.path)).methods
     except LowerError as error:
-        return Found({}, {subjects[LOAD]: error.what})
-    subjects |= {f"{CALL}{method}": Subject(model, recipe, method) for method in methods}
+        return ChildFigures({}, {subjects[LOAD]: error.what})
+    subjects |= {f"{CALL}{method}": FigureSubject(model, recipe, method) for method in methods}
     request = {"installed": folder.installed, "model": model, "recipe": recipe, "imports": list(imports)}
     # the load comes last: the earlier processes have written the bytecode of its imports
     parts = [*(part for part in subjects if part != LOAD), NOTHING, LOAD]
@@ -126,13 +128,13 @@ def count(
         else:
             numbers[part] = number
     if NOTHING not in numbers:
-        return Found({}, {subject: reasons.get(part, reasons[NOTHING]) for part, subject in subjects.items()})
+        return ChildFigures({}, {subject: reasons.get(part, reasons[NOTHING]) for part, subject in subjects.items()})
     base = numbers.pop(NOTHING)
     figures = {
         subjects[part]: {"load-instructions" if part == LOAD else "call-instructions": max(0, number - base)}
         for part, number in numbers.items()
     }
-    return Found(figures, {subjects[part]: reason for part, reason in reasons.items() if part != NOTHING})
+    return ChildFigures(figures, {subjects[part]: reason for part, reason in reasons.items() if part != NOTHING})
 
 
 def count_part(
@@ -148,7 +150,7 @@ def count_part(
         options = ["stat", "-x,", "-e", EVENT, "-o", str(work / PERF_OUTPUT), "--delay=-1", control, "--"]
         command = [*counter.prefix, counter.program, *options]
         command += [sys.executable, "-m", "hatch_lower.cli.measure.counted_child"]
-        status, said = run(command, {**environment, **FIXED}, limit_seconds, work)
+        status, said = run_counted(command, {**environment, **FIXED}, limit_seconds, work)
         answer: dict[str, Any] = {"ranges": 0, "reason": ""}
         with suppress(FileNotFoundError):
             answer = json.loads((work / ANSWER).read_text(encoding="utf-8"))
@@ -173,7 +175,7 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def run(
+def run_counted(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, work: Path | None = None
 ) -> tuple[int | None, str]:
     """Return a command's status (`None` after the limit, 126 if the command cannot be started) and its output."""

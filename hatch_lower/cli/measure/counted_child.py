@@ -21,7 +21,7 @@ from hatch_lower.driver.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.check import call_arguments, input_leaves
+from hatch_lower.runtime.check import input_leaves, make_call_arguments
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
@@ -43,14 +43,14 @@ def main() -> NoReturn:
     torch.set_num_threads(1)
     ranges, reason = 0, ""
     try:
-        ranges = Run(request, Path(FOLDER), Perf()).count()
+        ranges = CountedRun(request, Path(FOLDER), Perf()).count()
     except Exception as error:  # a delegate may raise any exception
-        reason = reason_of(error)
+        reason = error_reason(error)
     Path(ANSWER).write_text(json.dumps({"ranges": ranges, "reason": reason}), encoding="utf-8")
     os._exit(0)
 
 
-def reason_of(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     if isinstance(error, LowerError):
         return ": ".join(filter(None, (error.what, error.found)))
     return f"{type(error).__name__}: {error}"
@@ -76,7 +76,7 @@ class Perf:
             raise RuntimeError(msg)
 
 
-class Run:
+class CountedRun:
     def __init__(self, request: Mapping[str, Any], folder: Path, perf: Perf) -> None:
         self._part: str = request["part"]
         self._perf = perf
@@ -137,7 +137,7 @@ class MethodCall(Frozen):
             self.prepared()()
 
     def _bound(self) -> Callable[[], object]:
-        args, kwargs = call_arguments(self.method, self.leaves, ARRAYS)
+        args, kwargs = make_call_arguments(self.method, self.leaves, ARRAYS)
         return functools.partial(self.loaded.methods[self.name], *args, **kwargs)
 
 

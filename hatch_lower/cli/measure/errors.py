@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.cli.measure.command import run_limited
-from hatch_lower.cli.measure.figures import Found, Subject, thread_variables
+from hatch_lower.cli.measure.figures import ChildFigures, FigureSubject, thread_variables
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.driver.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
@@ -34,16 +34,16 @@ HINT = "`hatch-lower check` runs the same inputs, with output on the terminal"
 
 def measure_errors(
     folders: Mapping[str, PackagedFolder], title: str, seconds: float, imports: Sequence[str] = ()
-) -> Found:
+) -> ChildFigures:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
     An error that is not a number is infinite. Messages call the folders `title`. The time limit is `seconds`. `imports`
     are the modules that the project's settings name; a program from a folder imports no modules itself.
     """
     skipped = {
-        Subject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
+        FigureSubject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
     }
-    folders = {name: folder for name, folder in folders.items() if Subject(name) not in skipped}
+    folders = {name: folder for name, folder in folders.items() if FigureSubject(name) not in skipped}
     places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
     models = {name: (places[name], folder.installed) for name, folder in folders.items()}
     request = {"models": models, "imports": list(imports)}
@@ -54,38 +54,38 @@ def measure_errors(
             where = "/".join(part for part in (title, row["model"], row["recipe"], row["method"]) if part)
             raise ProgramError("a method cannot be compared with eager", where=where, found=row["detail"], hint=HINT)
     if ending:
-        subject = next(unfinished(folders, read), None)
+        subject = next(unfinished_methods(folders, read), None)
         raise ProcessError(
             "the process that compares methods with eager did not end well",
             where=f"{title}, {'after the last method' if subject is None else f'`{subject}`, at load or call'}",
             found=f"{ending}{said and f'; output: {said}'}",
             hint=HINT,
         )
-    figures: dict[Subject, dict[str, float]] = {}
+    figures: dict[FigureSubject, dict[str, float]] = {}
     for row in read:
-        subject = Subject(row["model"], row["recipe"], row["method"])
+        subject = FigureSubject(row["model"], row["recipe"], row["method"])
         if row["largest_error"] is None:
             skipped[subject] = row["detail"]
         else:
             # finite differences are within the tolerance, so the other difference is not finite
             largest = math.inf if row["status"] == "differs" else row["largest_error"]
-            figures[subject] = {"error": rounded(largest)}
-    return Found(figures, skipped)
+            figures[subject] = {"error": rounded_error(largest)}
+    return ChildFigures(figures, skipped)
 
 
-def rounded(value: float) -> float:
+def rounded_error(value: float) -> float:
     return float(f"{value:.{DIGITS - 1}e}")
 
 
-def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[Subject]:
+def unfinished_methods(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[FigureSubject]:
     """Yield the methods without a row, in the order of the child."""
-    done = {Subject(row["model"], row["recipe"], row["method"]) for row in rows if row["status"] != "stale"}
+    done = {FigureSubject(row["model"], row["recipe"], row["method"]) for row in rows if row["status"] != "stale"}
     for name in sorted(folders):
         model = folders[name].manifest.models[name]
         for recipe in model.order:
             for method in sorted(model.recipes[recipe].methods):
-                subject = Subject(name, recipe, method)
-                if done.isdisjoint((Subject(name), Subject(name, recipe), subject)):
+                subject = FigureSubject(name, recipe, method)
+                if done.isdisjoint((FigureSubject(name), FigureSubject(name, recipe), subject)):
                     yield subject
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     end_with_parent()
     use_one_core()
-    for row in rows_of(json.loads(sys.argv[1])):
+    for row in error_rows(json.loads(sys.argv[1])):
         lines.write(f"{json.dumps(row)}\n")
         lines.flush()
 
@@ -131,8 +131,8 @@ def use_one_core() -> None:
         os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # parallel processes use different cores
 
 
-def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    from hatch_lower.runtime.check import check_model
+def error_rows(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    from hatch_lower.runtime.check import check_packaged_model
     from hatch_lower.runtime.numbers import Tolerance
     from hatch_lower.runtime.selection import import_modules
 
@@ -143,7 +143,7 @@ def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for name, (path, installed) in sorted(request["models"].items()):
             opened = open_folder(Path(path))
             folder = PackagedFolder(opened.path, opened.manifest, None, installed)
-            for row in check_model(folder, name, tolerance=tolerance):
+            for row in check_packaged_model(folder, name, tolerance=tolerance):
                 yield {name: getattr(row, name) for name in ROW}
     except LowerError as error:
         yield {"error": error.to_json()}

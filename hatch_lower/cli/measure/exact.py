@@ -12,13 +12,13 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
-from hatch_lower.cli.measure.figures import Subject
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.figures import FigureSubject
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.config.requirements import read_requirement
-from hatch_lower.driver.contents import Contents
+from hatch_lower.driver.contents import WheelModels
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import DelegateEntry
-from hatch_lower.format.graph import DelegateCall, walk
+from hatch_lower.format.graph import DelegateCall, walk_instructions
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import Weights, is_aligned, spans_outside
@@ -32,32 +32,32 @@ MAGIC = b"\x7fELF"
 FILE_LIMIT = 1 << 30  # bytes of a library that is read into memory
 
 
-def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
+def exact_figures(side: BenchSide) -> dict[FigureSubject, dict[str, float]]:
     """Return every known exact figure of a side except `error`, and the figures of its build."""
     figures = {
         subject: found
         for contents in side.contents
         for name in contents.models
-        for subject, found in model_figures(contents, name, side.build.get(Subject(name), {}))
+        for subject, found in model_figures(contents, name, side.build.get(FigureSubject(name), {}))
     }
     if side.wheel is not None:
-        figures[Subject()] = {"wheel-bytes": side.wheel.stat().st_size}
+        figures[FigureSubject()] = {"wheel-bytes": side.wheel.stat().st_size}
     return figures
 
 
 def model_figures(
-    contents: Contents, name: str, build: Mapping[str, float]
-) -> Iterator[tuple[Subject, dict[str, float]]]:
+    contents: WheelModels, name: str, build: Mapping[str, float]
+) -> Iterator[tuple[FigureSubject, dict[str, float]]]:
     model = contents.manifest.models[name]
-    yield Subject(name), {"constants-bytes": 0 if model.constants is None else model.constants.size, **build}
+    yield FigureSubject(name), {"constants-bytes": 0 if model.constants is None else model.constants.size, **build}
     for recipe in model.order:
         for subject, found in recipe_figures(contents, model.recipes[recipe], contents.weights(name)):
-            yield Subject(name, recipe, subject.method), found
+            yield FigureSubject(name, recipe, subject.method), found
 
 
 def recipe_figures(
-    contents: Contents, recipe: RecipeEntry, weights: Weights | None
-) -> Iterator[tuple[Subject, dict[str, float]]]:
+    contents: WheelModels, recipe: RecipeEntry, weights: Weights | None
+) -> Iterator[tuple[FigureSubject, dict[str, float]]]:
     plan = contents.plan(recipe)
     files = {file.path: file for file in recipe.delegates}
     if unlisted := {delegate.file for delegate in plan.delegates} - files.keys():
@@ -73,31 +73,31 @@ def recipe_figures(
         "program-bytes": recipe.plan.size + recipe.debug.size,
         "delegate-bytes": sum(file.size for file in files.values()),
         "native-bytes": sum(files[path].size for path in native),
-        "requirements": len({distribution_of(text) for text in recipe.requirements}),
+        "requirements": len({required_distribution(text) for text in recipe.requirements}),
     }
     copied = copied_constants(contents, plan, data, weights)
     if copied is not None:
         figures["copied-constants"] = copied
-    yield Subject(), figures
+    yield FigureSubject(), figures
     kernels = kernels_of(plan, native)
     for name, method in recipe.methods.items():
         of_method: dict[str, float] = {"operations": method.nodes, "partitions": method.partitions}
         if method.nodes:
             of_method["delegated"] = method.delegated / method.nodes
-        calls = [each for _, each in walk(plan.methods[name].graph) if isinstance(each, DelegateCall)]
+        calls = [each for _, each in walk_instructions(plan.methods[name].graph) if isinstance(each, DelegateCall)]
         called = {plan.delegates[call.delegate].file for call in calls} & native.keys()
         if called and called <= kernels.keys():
             of_method["kernels"] = sum(kernels[file] for file in called)
-        yield Subject(method=name), of_method
+        yield FigureSubject(method=name), of_method
 
 
-def distribution_of(requirement: str) -> str:
+def required_distribution(requirement: str) -> str:
     known = read_requirement(requirement)
     return requirement if known is None else canonicalize_name(known.name)
 
 
 def copied_constants(
-    contents: Contents, plan: Plan, data: Mapping[str, memoryview], weights: Weights | None
+    contents: WheelModels, plan: Plan, data: Mapping[str, memoryview], weights: Weights | None
 ) -> int | None:
     """Return the number of constants that a load copies into memory instead of mapping the file; `None` if unknown.
 
@@ -113,7 +113,7 @@ def copied_constants(
     """
     if not set(plan.backends) <= {*BINDS_IN_PLACE, "reference"}:
         return None
-    state = state_of(plan)
+    state = mutable_storages(plan)
     count = len(state)
     if weights is not None:
         outside = spans_outside(plan.storages, weights, contents.place)
@@ -121,18 +121,18 @@ def copied_constants(
     for delegate in plan.delegates:
         if delegate.backend == "reference":
             inner = inner_plan(contents, delegate, data[delegate.file])
-            own = state_of(inner)
+            own = mutable_storages(inner)
             held = {each.key for at, each in enumerate(inner.storages) if each.length and at not in own}
             count += len(own) + len(held)
     return count
 
 
-def state_of(plan: Plan) -> set[int]:
+def mutable_storages(plan: Plan) -> set[int]:
     indices = {constant.storage for constant in plan.constants.values() if constant.mutable}
     return {index for index in indices if plan.storages[index].length}
 
 
-def inner_plan(contents: Contents, delegate: DelegateEntry, blob: memoryview) -> Plan:
+def inner_plan(contents: WheelModels, delegate: DelegateEntry, blob: memoryview) -> Plan:
     where = f"{contents.place}/{delegate.file}"
     end = LENGTH_BYTES + int.from_bytes(blob[:LENGTH_BYTES], "little")
     text, _ = split_blob(bytes(blob[:end]), where)

@@ -24,7 +24,7 @@ Tier: TypeAlias = Literal["exact", "build", "counted", "timed"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Subject:
+class FigureSubject:
     """The subject of a figure: a method with sizes and threads, or as many of the fields as the figure depends on."""
 
     model: str = ""  # empty: the whole wheel
@@ -41,13 +41,13 @@ class Subject:
     def way(self) -> str:
         return ", ".join(part for part in (self.size, f"threads={self.threads}" if self.threads else "") if part)
 
-    def called(self, sizes: Mapping[str, int], threads: int) -> Subject:
+    def called(self, sizes: Mapping[str, int], threads: int) -> FigureSubject:
         return replace(self, size=", ".join(f"{name}={value}" for name, value in sizes.items()), threads=threads)
 
-    def parts(self) -> tuple[Subject, Subject, Subject, Subject]:
+    def parts(self) -> tuple[FigureSubject, FigureSubject, FigureSubject, FigureSubject]:
         """Return the method, its recipe, its model and the wheel, without sizes and threads."""
-        method = Subject(self.model, self.recipe, self.method)
-        return method, Subject(self.model, self.recipe), Subject(self.model), Subject()
+        method = FigureSubject(self.model, self.recipe, self.method)
+        return method, FigureSubject(self.model, self.recipe), FigureSubject(self.model), FigureSubject()
 
 
 class Metric(Frozen):
@@ -91,14 +91,14 @@ METRICS: Mapping[str, Metric] = {
     "warm-build-seconds": Metric("timed", "s", "warm build", ratio=TIME),  # wheel
 }
 
-Figures: TypeAlias = Mapping[Subject, Mapping[str, float]]  # metric's name to value; unknown figures are absent
+Figures: TypeAlias = Mapping[FigureSubject, Mapping[str, float]]  # metric's name to value; unknown figures are absent
 
 
-class Found(Frozen):
+class ChildFigures(Frozen):
     """The result of a child process."""
 
     figures: Figures
-    reasons: Mapping[Subject, str]  # why a figure is missing
+    reasons: Mapping[FigureSubject, str]  # why a figure is missing
 
 
 def thread_variables(count: int) -> dict[str, str]:

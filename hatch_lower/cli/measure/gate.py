@@ -8,29 +8,29 @@ from dataclasses import field
 from functools import cache
 
 from hatch_lower.cli.measure.command import Host, Tell
-from hatch_lower.cli.measure.counted import count, find_counter
+from hatch_lower.cli.measure.counted import count_instructions, find_counter
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier, interval_of
+from hatch_lower.cli.measure.figures import METRICS, Figures, FigureSubject, Tier, interval_of
 from hatch_lower.cli.measure.limits import (
     Limit,
-    Names,
-    Row,
+    LimitNames,
+    VerdictRow,
+    are_limits_settled,
     check_names,
     dimensions_of,
     exact_row,
-    is_settled,
     limits_for,
     timed_row,
     ways,
 )
-from hatch_lower.cli.measure.side import Side, comparable, have_other_inputs, run_digests
+from hatch_lower.cli.measure.side import BenchSide, comparable, have_other_inputs, run_digests
 from hatch_lower.cli.measure.timed import (
     SHORTEST,
     Eager,
     Measured,
-    Observations,
-    Work,
+    MetricRounds,
+    TimedWork,
     measure,
     measure_builds,
 )
@@ -45,8 +45,8 @@ OTHER_INPUTS = "both sides are timed with those of A, and errors and instruction
 
 
 class Task(Frozen):
-    first: Side
-    second: Side | None = None
+    first: BenchSide
+    second: BenchSide | None = None
     table: BenchTable = field(default_factory=BenchTable)
     table_path: str = HOOK_PATH  # dotted, of the hook's table
     eager: Mapping[str, Eager] = field(default_factory=dict)  # model to its module, where the project is at hand
@@ -56,20 +56,20 @@ class Task(Frozen):
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def sides(self) -> Mapping[str, Side]:
+    def sides(self) -> Mapping[str, BenchSide]:
         return {"A": self.first} | ({} if self.second is None else {"B": self.second})
 
     @property
     def seconds(self) -> float:
         return self.table.budget if self.budget is None else self.budget
 
-    def limits(self, subject: Subject, metric: str) -> list[Limit]:
+    def limits(self, subject: FigureSubject, metric: str) -> list[Limit]:
         return [limit for limit in limits_for(self.table, subject) if limit.metric == metric]
 
-    def is_settled(self, subject: Subject, metric: str, found: Observations) -> bool:
-        return is_settled(metric, found, self.limits(subject, metric))
+    def is_settled(self, subject: FigureSubject, metric: str, found: MetricRounds) -> bool:
+        return are_limits_settled(metric, found, self.limits(subject, metric))
 
-    def is_equal(self, subject: Subject) -> bool:
+    def is_equal(self, subject: FigureSubject) -> bool:
         return self.second is not None and run_digests(self.first, subject) == run_digests(self.second, subject)
 
     def measures(self, tier: Tier) -> bool:
@@ -77,7 +77,7 @@ class Task(Frozen):
 
 
 class Result(Frozen):
-    rows: tuple[Row, ...]
+    rows: tuple[VerdictRow, ...]
     notes: tuple[str, ...]  # figures that were not measured or compared, and why
     figures: Mapping[str, Figures]  # side to its exact figures
     measured: Measured  # every value of the timed tier
@@ -99,12 +99,12 @@ class Result(Frozen):
         return bool(self.unjudged) or any(row.is_undecided for row in self.rows)
 
 
-def run(task: Task, tell: Tell) -> Result:
+def measure_sides(task: Task, tell: Tell) -> Result:
     """Measure a side alone, or beside another side."""
     refused: list[str] = []
     methods, notes = comparable(task.first, task.second or task.first)
     plans = {subject: plan_of(task.first, subject) for subject in methods}
-    check_names(task.table, names_of(task.first), task.table_path)
+    check_names(task.table, limit_names(task.first), task.table_path)
     differing = [
         model for model in sorted({each.model for each in methods}) if have_other_inputs(task.sides.values(), model)
     ]
@@ -127,7 +127,7 @@ def run(task: Task, tell: Tell) -> Result:
     return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
 
 
-def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict[str, Figures]:
+def exact_tier(task: Task, methods: Sequence[FigureSubject], notes: list[str]) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
     errors: Figures = {}
     for name, side in task.sides.items():
@@ -143,7 +143,7 @@ def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict
 
 
 def add_counts(
-    task: Task, methods: Sequence[Subject], figures: dict[str, Figures], notes: list[str], tell: Tell
+    task: Task, methods: Sequence[FigureSubject], figures: dict[str, Figures], notes: list[str], tell: Tell
 ) -> None:
     recipes = sorted({(each.model, each.recipe) for each in methods if not task.is_equal(each)})
     if not recipes:
@@ -156,15 +156,15 @@ def add_counts(
         for model, recipe in recipes:
             tell(f"counting instructions of {model}/{recipe}, {name}")
             imports = task.imports.get(recipe, ())
-            counts = count(counter, side.folders[model], model, recipe, task.environment, imports=imports)
+            counts = count_instructions(counter, side.folders[model], model, recipe, task.environment, imports=imports)
             notes += [f"no instructions of {subject}, {name}: {reason}" for subject, reason in counts.reasons.items()]
             for subject, found in counts.figures.items():
                 figures[name] = {**figures[name], subject: {**figures[name].get(subject, {}), **found}}
 
 
 def exact_rows(
-    task: Task, methods: Sequence[Subject], figures: Mapping[str, Figures], differing: Sequence[str]
-) -> Iterator[Row]:
+    task: Task, methods: Sequence[FigureSubject], figures: Mapping[str, Figures], differing: Sequence[str]
+) -> Iterator[VerdictRow]:
     """Yield a row for each exact figure of subjects that both sides have."""
     kept = {part for subject in methods for part in subject.parts()}
     first, second = figures["A"], figures.get("B", {})
@@ -179,9 +179,9 @@ def exact_rows(
             yield exact_row(subject, metric, value, other, task.limits(subject, metric))
 
 
-def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) -> Iterator[Work]:
+def works_of(task: Task, plans: Mapping[FigureSubject, MethodPlan], notes: list[str]) -> Iterator[TimedWork]:
     """Yield the work of the timed tier, without recipes that are equal byte by byte."""
-    calls: dict[tuple[str, str, int], list[tuple[Subject, Mapping[str, int]]]] = {}
+    calls: dict[tuple[str, str, int], list[tuple[FigureSubject, Mapping[str, int]]]] = {}
     for subject, plan in plans.items():
         if not is_timed(task, subject):
             notes.append(f"{subject.model}/{subject.recipe} is equal byte by byte, and not timed")
@@ -192,7 +192,7 @@ def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) 
     for (model, recipe, threads), ways_ in calls.items():
         folders = {name: side.folders[model].path for name, side in task.sides.items()}
         imports = task.imports.get(recipe, ())
-        yield Work(model, recipe, threads, tuple(ways_), folders, task.eager.get(model), imports)
+        yield TimedWork(model, recipe, threads, tuple(ways_), folders, task.eager.get(model), imports)
 
 
 def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
@@ -203,22 +203,22 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
     return measure_builds(task.sides, task.environment, task.seconds, task.is_settled, tell)
 
 
-def plan_of(side: Side, subject: Subject) -> MethodPlan:
+def plan_of(side: BenchSide, subject: FigureSubject) -> MethodPlan:
     contents = side.contents_of(subject.model)
     plan = contents.plan(contents.manifest.models[subject.model].recipes[subject.recipe])
     return plan.methods[subject.method]
 
 
-def names_of(side: Side) -> dict[str, Names]:
+def limit_names(side: BenchSide) -> dict[str, LimitNames]:
     found = {}
     for model, folder in side.folders.items():
         recipes = folder.manifest.models[model].recipes
-        rows = [Subject(model, recipe, method) for recipe, entry in recipes.items() for method in entry.methods]
-        found[model] = Names(tuple(recipes), {row.method: dimensions_of(plan_of(side, row)) for row in rows})
+        rows = [FigureSubject(model, recipe, method) for recipe, entry in recipes.items() for method in entry.methods]
+        found[model] = LimitNames(tuple(recipes), {row.method: dimensions_of(plan_of(side, row)) for row in rows})
     return found
 
 
-def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row]) -> Iterator[str]:
+def unjudged_limits(task: Task, methods: Sequence[FigureSubject], rows: Sequence[VerdictRow]) -> Iterator[str]:
     """Yield a line for each configured limit without a figure to compare."""
     judged = {limit.setting for row in rows for limit in row.judged}
     for subject in sorted({part for method in methods for part in method.parts()}):
@@ -228,7 +228,7 @@ def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row])
             yield f"{limit.setting} = {limit.value}: no figure to compare"
 
 
-def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
+def concerns(task: Task, methods: Sequence[FigureSubject], limit: Limit) -> bool:
     if not task.measures(METRICS[limit.metric].tier):
         return False
     if limit.kind in OWN:
@@ -237,6 +237,6 @@ def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
     return task.second is not None and not all(task.is_equal(subject) for subject in methods)
 
 
-def is_timed(task: Task, subject: Subject) -> bool:
+def is_timed(task: Task, subject: FigureSubject) -> bool:
     """Return whether calls and loads of a method are measured: if the sides differ."""
     return not task.is_equal(subject)

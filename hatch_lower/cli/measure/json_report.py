@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cli.measure.figures import METRICS, Figures, Subject, Tier
-from hatch_lower.cli.measure.limits import Row
+from hatch_lower.cli.measure.figures import METRICS, Figures, FigureSubject, Tier
+from hatch_lower.cli.measure.limits import VerdictRow
 from hatch_lower.cli.measure.repository import find_repository
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.cli.measure.timed import Measured
 from hatch_lower.errors import LowerError
 
@@ -30,7 +30,11 @@ NO_TIME = "1970-01-01T00:00:00+00:00"
 
 
 def report_text(
-    sides: Mapping[str, Side], figures: Mapping[str, Figures], measured: Measured, rows: Sequence[Row], project: Path
+    sides: Mapping[str, BenchSide],
+    figures: Mapping[str, Figures],
+    measured: Measured,
+    rows: Sequence[VerdictRow],
+    project: Path,
 ) -> str:
     """Return the document; `project` is a folder of the git repository, if there is a repository."""
     series = sorted(
@@ -44,7 +48,7 @@ def report_text(
     document = {
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
-        "benchmarks": [entry_of(*each, figures) for each in series],
+        "benchmarks": [benchmark_entry(*each, figures) for each in series],
         "datetime": datetime.now(UTC).isoformat() if series else NO_TIME,
         "version": FORMAT,
         "hatch_lower": {
@@ -61,15 +65,15 @@ def report_text(
             ],
         },
     }
-    return json.dumps(plain(document), sort_keys=True, indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain_json(document), sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
-def plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return a value for JSON; infinity becomes text."""
     if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain_json(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [plain_json(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -83,7 +87,7 @@ def figure_rows(sides: Mapping[str, Figures], left_out: Collection[Tier]) -> Ite
         yield {**asdict(subject), "figures": kept}
 
 
-def verdict_json(row: Row) -> dict[str, object]:
+def verdict_json(row: VerdictRow) -> dict[str, object]:
     limits = [
         {"limit": each.limit.name, "setting": each.limit.setting, "bound": each.bound, "broken": each.is_certain}
         for each in row.breaches
@@ -92,12 +96,12 @@ def verdict_json(row: Row) -> dict[str, object]:
     return {**asdict(row.subject), "metric": row.metric, "outcome": row.outcome, **ratios, "limits": limits}
 
 
-def group_of(subject: Subject, metric: str) -> str:
+def group_of(subject: FigureSubject, metric: str) -> str:
     return str(subject) if metric == "call-seconds" else f"{subject} {METRICS[metric].words}"
 
 
-def entry_of(
-    group: str, side: str, subject: Subject, metric: str, rounds: Sequence[float], figures: Mapping[str, Figures]
+def benchmark_entry(
+    group: str, side: str, subject: FigureSubject, metric: str, rounds: Sequence[float], figures: Mapping[str, Figures]
 ) -> dict[str, object]:
     name = group if side == "A" else f"{group} ({side})"
     return {
@@ -112,7 +116,7 @@ def entry_of(
     }
 
 
-def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
+def exact_of(figures: Figures, subject: FigureSubject) -> dict[str, float]:
     """Return the exact figures of a method, its recipe, its model and the wheel."""
     found = {metric: value for each in reversed(subject.parts()) for metric, value in figures.get(each, {}).items()}
     return {metric: value for metric, value in found.items() if METRICS[metric].tier == "exact"}

@@ -11,8 +11,8 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
-from hatch_lower.cli.measure.figures import FEWEST, METRICS, Interval, Subject, interval_of
-from hatch_lower.cli.measure.timed import Observations, has_enough
+from hatch_lower.cli.measure.figures import FEWEST, METRICS, FigureSubject, Interval, interval_of
+from hatch_lower.cli.measure.timed import MetricRounds, has_enough
 from hatch_lower.config.settings import unknown_limits, unknown_tables
 from hatch_lower.config.tables import BenchTable, MethodLimits, ModelLimits, quote_key, toml_key
 from hatch_lower.errors import ConfigError, nearest, size_text
@@ -80,14 +80,14 @@ class Limit(Frozen):
         return judged >= bound if self.kind == "least" else judged <= bound
 
 
-class Names(Frozen):
+class LimitNames(Frozen):
     """The names that limits of a model may use."""
 
     recipes: Collection[str]
     methods: Mapping[str, Collection[Symbol]]  # with their `dimensions_of`
 
 
-def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
+def limits_for(table: BenchTable, subject: FigureSubject) -> tuple[Limit, ...]:
     """Return the configured limits of a subject, and the defaults."""
     tables = tables_for(table, subject)
     return tuple(
@@ -99,7 +99,7 @@ def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
     )
 
 
-def ways(table: BenchTable, subject: Subject, dimensions: Collection[str]) -> list[tuple[dict[str, int], int]]:
+def ways(table: BenchTable, subject: FigureSubject, dimensions: Collection[str]) -> list[tuple[dict[str, int], int]]:
     """Return sizes and numbers of threads for the calls of a method; no sizes: the sizes of the example inputs."""
     tables = tables_for(table, subject)
     sizes, _ = resolve(tables, "sizes")
@@ -112,7 +112,7 @@ def ways(table: BenchTable, subject: Subject, dimensions: Collection[str]) -> li
     return [(size, count) for size in kept or [{}] for count in dict.fromkeys(threads or (1,))]
 
 
-def tables_for(table: BenchTable, subject: Subject) -> Tables:
+def tables_for(table: BenchTable, subject: FigureSubject) -> Tables:
     model = table.models.get(subject.model, ModelLimits())
     of_model = f"bench.models.{quote_key(subject.model)}"
     found = [
@@ -150,7 +150,7 @@ def dimensions_of(method: MethodPlan) -> tuple[Symbol, ...]:
     return tuple(method.symbols[key] for key in sorted(used))
 
 
-def check_names(table: BenchTable, models: Mapping[str, Names], path: str) -> None:
+def check_names(table: BenchTable, models: Mapping[str, LimitNames], path: str) -> None:
     """Refuse tables of models, recipes and methods that do not exist, and sizes that no method takes.
 
     `path` is the dotted name of the hook's table, for a message that lists all errors.
@@ -172,7 +172,7 @@ def check_names(table: BenchTable, models: Mapping[str, Names], path: str) -> No
         )
 
 
-def unknown_dimensions(table: BenchTable, models: Mapping[str, Names], path: str) -> Iterator[str]:
+def unknown_dimensions(table: BenchTable, models: Mapping[str, LimitNames], path: str) -> Iterator[str]:
     for here, each, methods in tables_with_methods(table, models):
         known = {symbol.name for symbols in methods for symbol in symbols}
         for i, size in enumerate(each.sizes or ()):
@@ -183,7 +183,7 @@ def unknown_dimensions(table: BenchTable, models: Mapping[str, Names], path: str
 
 
 def tables_with_methods(
-    table: BenchTable, models: Mapping[str, Names]
+    table: BenchTable, models: Mapping[str, LimitNames]
 ) -> Iterator[tuple[str, MethodLimits, list[Collection[Symbol]]]]:
     """Yield each table with its dotted name and the dynamic dimensions of its methods."""
     yield "bench", table, [symbols for each in models.values() for symbols in each.methods.values()]
@@ -202,11 +202,11 @@ def tables_with_methods(
                 yield f"{here}.methods.{quote_key(method)}", calls, [methods[method]]
 
 
-def sizes_out_of_range(table: BenchTable, models: Mapping[str, Names], path: str) -> Iterator[str]:
+def sizes_out_of_range(table: BenchTable, models: Mapping[str, LimitNames], path: str) -> Iterator[str]:
     for name, model in models.items():
         for method, symbols in model.methods.items():
             for recipe in model.recipes:
-                sizes, setting = resolve(tables_for(table, Subject(name, recipe, method)), "sizes")
+                sizes, setting = resolve(tables_for(table, FigureSubject(name, recipe, method)), "sizes")
                 for i, size in enumerate(sizes or ()):
                     for symbol in symbols:
                         value = size.get(symbol.name, symbol.min)
@@ -230,8 +230,8 @@ class Breach(Frozen):
     is_certain: bool
 
 
-class Row(Frozen):
-    subject: Subject
+class VerdictRow(Frozen):
+    subject: FigureSubject
     metric: str
     first: float
     second: float | None
@@ -251,7 +251,9 @@ class Row(Frozen):
         return any(not breach.is_certain for breach in self.breaches)
 
 
-def exact_row(subject: Subject, metric: str, first: float, second: float | None, limits: Sequence[Limit]) -> Row:
+def exact_row(
+    subject: FigureSubject, metric: str, first: float, second: float | None, limits: Sequence[Limit]
+) -> VerdictRow:
     breaches, used = [], []
     for limit in limits:
         bound, judged = limit.bound(second), limit.judged(first, second)
@@ -262,7 +264,7 @@ def exact_row(subject: Subject, metric: str, first: float, second: float | None,
             breaches.append(Breach(limit, bound, certain(judged), is_certain=True))
     ratio = certain(first / second) if second else None
     outcome = exact_outcome(metric, first, second)
-    return Row(subject, metric, first, second, None, ratio, None, outcome, tuple(breaches), tuple(used))
+    return VerdictRow(subject, metric, first, second, None, ratio, None, outcome, tuple(breaches), tuple(used))
 
 
 def certain(value: float) -> Interval:
@@ -280,7 +282,7 @@ def exact_outcome(metric: str, first: float, second: float | None) -> Outcome:
     return "better" if (first < second) == (known.better == "less") else "worse"
 
 
-def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequence[Limit]) -> Row:
+def timed_row(subject: FigureSubject, metric: str, found: MetricRounds, limits: Sequence[Limit]) -> VerdictRow:
     means = {side: interval_of(values) for side, values in found.values.items()}
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None
@@ -288,7 +290,7 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
     first, breaches = means["A"].value, []
     outcome: Outcome = ""
     if ratio is None:  # all limits of times and of memory are ratios to B
-        return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, (), ())
+        return VerdictRow(subject, metric, first, second, eager, ratio, eager_ratio, outcome, (), ())
     bounds = [bound_of(limit, metric, second) for limit in limits]
     for limit, bound in zip(limits, bounds, strict=True):
         if not has_enough(found) or ratio.low <= bound < ratio.high:
@@ -298,7 +300,9 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
     if limits or has_enough(found):
         undecided = any(not each.is_certain for each in breaches)
         outcome = "not decided" if undecided else timed_outcome(ratio, metric, bounds)
-    return Row(subject, metric, first, second, eager, ratio, eager_ratio, outcome, tuple(breaches), tuple(limits))
+    return VerdictRow(
+        subject, metric, first, second, eager, ratio, eager_ratio, outcome, tuple(breaches), tuple(limits)
+    )
 
 
 def bound_of(limit: Limit, metric: str, second: float | None) -> float:
@@ -320,18 +324,18 @@ def timed_outcome(ratio: Interval, metric: str, bounds: Sequence[float]) -> Outc
     return "same" if ratio.high <= same else ""
 
 
-def is_settled(metric: str, found: Observations, limits: Sequence[Limit]) -> bool:
+def are_limits_settled(metric: str, found: MetricRounds, limits: Sequence[Limit]) -> bool:
     """Return whether every limit is certainly kept or broken, so that more pairs change nothing."""
-    return not limits or (has_enough(found) and not timed_row(Subject(), metric, found, limits).is_undecided)
+    return not limits or (has_enough(found) and not timed_row(FigureSubject(), metric, found, limits).is_undecided)
 
 
-def breach_text(row: Row, breach: Breach) -> str:
+def breach_text(row: VerdictRow, breach: Breach) -> str:
     """Return the sentence of a broken or undecided limit."""
     word = "beyond its limit" if breach.is_certain else "not decided"
     return f"{word}: {METRICS[row.metric].words} of {row.subject} is {found_text(row, breach)}"
 
 
-def found_text(row: Row, breach: Breach) -> str:
+def found_text(row: VerdictRow, breach: Breach) -> str:
     """Return `1.21 (1.18 to 1.24) times B's, where max-call-ratio = 1.05 (bench.models.digits)`."""
     found = breach.found
     is_open = math.isinf(found.high) and found.low < found.high
@@ -342,7 +346,7 @@ def found_text(row: Row, breach: Breach) -> str:
         case "loss against B":
             text = f"{100 * found.value:.4g} percentage points less than B's"
         case _:
-            text = "infinite" if math.isinf(found.value) else value_text(row.metric, found.value)
+            text = "infinite" if math.isinf(found.value) else figure_text(row.metric, found.value)
     setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
     if is_open:
         text += f", from {found.too_few} of {FEWEST} pairs: raise `--budget`"
@@ -353,7 +357,7 @@ def limit_text(breach: Breach) -> str:
     return f"{breach.limit.name} = {breach.limit.value}"
 
 
-def value_text(metric: str, value: float | None) -> str:
+def figure_text(metric: str, value: float | None) -> str:
     if value is None:
         return ""
     if math.isinf(value):  # an error with a difference that is not finite

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower.format.arguments import LiteralInput, TensorInput
 from hatch_lower.format.constants import holds_state
-from hatch_lower.format.expression import evaluate
+from hatch_lower.format.expression import evaluate_size
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.check import as_dtype, literal_value, read_tensors
+from hatch_lower.runtime.check import as_dtype, literal_value, read_check_tensors
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.selection import DelegateKinds, import_modules, refusal_reason
@@ -28,7 +28,7 @@ SEED = 0
 GUESS = 2  # size of a dynamic dimension without a packaged example, within its range
 
 
-def refusal(path: Path, model: str, recipe: str) -> str | None:
+def recipe_refusal(path: Path, model: str, recipe: str) -> str | None:
     entry = open_folder(path).manifest.models[model].recipes[recipe]
     return refusal_reason(entry, DelegateKinds(), str(path / MANIFEST))
 
@@ -52,10 +52,12 @@ def open_model(path: str, model: str, recipe: str) -> Opened:
     entry = folder.manifest.models[model]
     files = entry.recipes[recipe]
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    return Opened(folder, plan.methods, read_tensors(folder, entry, ARRAYS), any(map(holds_state, plan.delegates)))
+    return Opened(
+        folder, plan.methods, read_check_tensors(folder, entry, ARRAYS), any(map(holds_state, plan.delegates))
+    )
 
 
-def load(opened: Opened, request: Mapping[str, Any], timing: Timing | None = None) -> Any:
+def load_opened(opened: Opened, request: Mapping[str, Any], timing: Timing | None = None) -> Any:
     import_modules(request["imports"], str(opened.folder.path / MANIFEST), installed=True)
     return load_model(opened.folder, request["model"], request["recipe"], DelegateKinds(timing=timing), verify=False)
 
@@ -85,20 +87,20 @@ def input_values(
     values: list[object] = []
     for index, entry in enumerate(method.inputs):
         if isinstance(entry, TensorInput):
-            shape = [evaluate(size, sizes) for size in entry.shape]
-            stride = [evaluate(step, sizes) for step in entry.stride]
+            shape = [evaluate_size(size, sizes) for size in entry.shape]
+            stride = [evaluate_size(step, sizes) for step in entry.stride]
             example = stored.get(index)
             if example is None or list(example.shape) != shape:
                 example = random_tensor(getattr(torch, entry.dtype), shape, example, generator)
-            values.append(laid_out(example, stride))
+            values.append(tensor_laid_out(example, stride))
         elif isinstance(entry, LiteralInput):
             values.append(literal_value(entry.value))
         else:
-            values.append(evaluate(entry.expr, sizes))
+            values.append(evaluate_size(entry.expr, sizes))
     return values
 
 
-def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+def tensor_laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
     """Return a tensor's values with other strides; a dimension of stride 0 takes its first value."""
     import torch
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.measure.command import Tell, last_lines, run_command
-from hatch_lower.cli.measure.figures import Figures, Subject
+from hatch_lower.cli.measure.command import Tell, last_output_lines, run_command
+from hatch_lower.cli.measure.figures import Figures, FigureSubject
 from hatch_lower.cli.measure.repository import (
     Commit,
     Repository,
@@ -31,7 +31,7 @@ from hatch_lower.cli.measure.repository import (
     without_guidance,
     worktree,
 )
-from hatch_lower.cli.measure.side import Side, open_wheel
+from hatch_lower.cli.measure.side import BenchSide, open_wheel_side
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.driver.explain import read_history
 from hatch_lower.driver.inputs.present import files_matching
@@ -58,28 +58,28 @@ def editable_project(distribution: str) -> Path | None:
 
 
 @contextmanager
-def built_project(root: Path, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
+def built_project(root: Path, environment: Mapping[str, str], tell: Tell) -> Iterator[BenchSide]:
     """Build a project in its folder, and open its wheel."""
     root = root.resolve()
     open_project(root)  # raises if the settings are wrong
-    title = f"working tree{state_of(root, environment)}"
+    title = f"working tree{project_state(root, environment)}"
     with built(root, title, environment, tell) as side:
         yield side
 
 
 @contextmanager
-def built(root: Path, title: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
+def built(root: Path, title: str, environment: Mapping[str, str], tell: Tell) -> Iterator[BenchSide]:
     store = open_store(environment, lambda _: None)  # the build itself reports problems of the cache
     history = history_path(store.directory, root)
     before = state_of_file(history)
     with work_folder() as target:
         wheel = build_wheel(root, target, title, environment, tell)
         unchanged = before is not None and state_of_file(history) == before
-        with open_wheel(wheel, title) as side:
+        with open_wheel_side(wheel, title) as side:
             yield replace(side, source=root, build=read_facts(store, root, side.folders, unchanged=unchanged))
 
 
-def state_of(root: Path, environment: Mapping[str, str]) -> str:
+def project_state(root: Path, environment: Mapping[str, str]) -> str:
     """Return ` (COMMIT)` or ` (changed)` for a working tree; empty without a readable repository."""
     try:
         repository = find_repository(root, environment)
@@ -96,7 +96,7 @@ def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, 
         raise ProcessError(
             f"{title} cannot be built",
             where=f"`python -m hatchling build --target wheel` ended with status {status}",
-            found=last_lines(lines),
+            found=last_output_lines(lines),
             hint="install all requirements of `[build-system] requires` into this environment, and fix the error",
         )
     return only_wheel(target, title)
@@ -109,9 +109,12 @@ def read_facts(store: Store, root: Path, models: Iterable[str], *, unchanged: bo
         return {}
     built = {name: history.models[name] for name in models if name in history.models}
     if unchanged:  # only a build without exports leaves the history unchanged
-        return {Subject(name): {"level": 1, "compilations": 0} for name in built}
+        return {FigureSubject(name): {"level": 1, "compilations": 0} for name in built}
     return {
-        Subject(name): {"level": model.level, "compilations": sum(row.partitions - row.reused for row in model.rows)}
+        FigureSubject(name): {
+            "level": model.level,
+            "compilations": sum(row.partitions - row.reused for row in model.rows),
+        }
         for name, model in built.items()
     }
 
@@ -125,20 +128,21 @@ def state_of_file(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def built_revision(root: Path, revision: str, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
+def built_revision(root: Path, revision: str, environment: Mapping[str, str], tell: Tell) -> Iterator[BenchSide]:
     """Build a project at a git revision, and open its wheel; `source` is its folder in a temporary worktree."""
     root = root.resolve()
     check_present(root / PROJECT_FILE)
     repository = find_repository(root, environment)
     commit = find_commit(repository, revision)
-    title = title_of(revision, commit)
+    title = project_title(revision, commit)
     directory = open_store(environment, lambda _: None).directory
     with work_folder() as work, worktree(repository, commit, work / repository.top.name) as checkout:
         place = root.relative_to(repository.top)
         source = checkout / place
         empty = fill_submodules(repository, commit.sha, checkout, title)
         if empty:
-            tell(f"{title}: without the submodule{'s' if len(empty) > 1 else ''} {listed(empty)}, not checked out here")
+            plural = "s" if len(empty) > 1 else ""
+            tell(f"{title}: without the submodule{plural} {listed_files(empty)}, not checked out here")
         if not (source / PROJECT_FILE).is_file():
             raise ConfigError(
                 "the revision does not have the project",
@@ -167,17 +171,19 @@ def with_causes(error: ProcessError, commit: Commit, empty: Sequence[str]) -> Pr
     """Return the error of a build, with the parts of the project that a revision lacks."""
     hints = []
     if empty:
-        hints.append(f"what is in {listed(empty)} is missing: `git submodule update --init --recursive` brings it")
+        hints.append(
+            f"what is in {listed_files(empty)} is missing: `git submodule update --init --recursive` brings it"
+        )
     if "Git LFS pointer" in error.found:
         hints.append(f"`git lfs fetch origin {commit.sha}` brings the files of this revision")
     return ProcessError(error.what, where=error.where, found=error.found, hint="; ".join(hints) or error.hint)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed_files(names: Sequence[str]) -> str:
     return ", ".join([*(f"`{name}`" for name in names[:SHOWN]), *(["…"] if len(names) > SHOWN else [])])
 
 
-def title_of(revision: str, commit: Commit) -> str:
+def project_title(revision: str, commit: Commit) -> str:
     return str(commit) if commit.sha.startswith(revision.lower()) else f"{revision} ({commit})"
 
 
@@ -194,7 +200,7 @@ def copy_ignored(repository: Repository, root: Path, source: Path, title: str, t
     files = [path for path in files if not os.path.lexists(source / path)]
     if not files:
         return
-    names = listed([path.as_posix() for path in files])
+    names = listed_files([path.as_posix() for path in files])
     tell(f"{title}: with {names} of the working tree: git ignores these files of `inputs` or `assets`")
     needed, free = sum((root / path).stat().st_size for path in files), shutil.disk_usage(source).free
     try:

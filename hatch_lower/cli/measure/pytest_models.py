@@ -21,7 +21,7 @@ import pytest
 from hatch_lower.errors import ConfigError, LowerError
 
 if TYPE_CHECKING:
-    from hatch_lower.cli.measure.tested import Case, ExampleInputs, Loaded, LoweredModels
+    from hatch_lower.cli.measure.tested import ExampleInputs, Loaded, MethodCase, TestedModels
 
 MARKER = "lowered_limits"
 FIXTURE = "lowered_model"
@@ -39,7 +39,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER_HELP)
-    config.stash[RUN] = Run(config)
+    config.stash[RUN] = PytestModels(config)
     if config.getoption("hatch_lower_bench") and not any(map(config.pluginmanager.hasplugin, TIMERS)):
         raise pytest.UsageError(
             "--hatch-lower-bench times calls with pytest-benchmark, which this run does not have; "
@@ -53,7 +53,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if not uses_fixture(metafunc) or is_chosen(metafunc):
+    if not uses_fixture(metafunc) or names_methods(metafunc):
         return
     cases = metafunc.config.stash[RUN].cases()
     metafunc.parametrize(FIXTURE, list(cases), indirect=True, ids=[case.test_id for case in cases.values()])
@@ -70,7 +70,7 @@ def uses_fixture(metafunc: pytest.Metafunc) -> bool:
     return False
 
 
-def is_chosen(metafunc: pytest.Metafunc) -> bool:
+def names_methods(metafunc: pytest.Metafunc) -> bool:
     """Return whether a test names its methods."""
     names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args]
     return any(FIXTURE in (each.replace(",", " ").split() if isinstance(each, str) else each) for each in names)
@@ -80,7 +80,7 @@ def is_chosen(metafunc: pytest.Metafunc) -> bool:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
     if config.getoption("hatch_lower_bench"):
-        items += session.genitems(LoweredMethods.from_parent(session, path=config.rootpath / NODE))
+        items += session.genitems(MethodTests.from_parent(session, path=config.rootpath / NODE))
     if run.is_part:  # an error of a marker fails its test
         return
     try:
@@ -101,7 +101,7 @@ def check_marker(item: pytest.Item) -> dict[str, float]:
     for mark in reversed(list(item.iter_markers(MARKER))):
         limits |= check_limits(mark.args, mark.kwargs, where)
     names = getattr(item, "fixturenames", ())
-    if isinstance(item, LoweredMethod):
+    if isinstance(item, MethodTest):
         return limits
     if FIXTURE not in names:
         raise ConfigError(f"no figure to judge: the test does not use the fixture `{FIXTURE}`", where=where)
@@ -115,7 +115,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     run = item.config.stash[RUN]
     with failures_in_words():
         limits = check_marker(item)
-        case = item.case if isinstance(item, LoweredMethod) else run.find(item)
+        case = item.case if isinstance(item, MethodTest) else run.find(item)
         broken = run.models().broken_limits(case, limits)
     if broken:
         pytest.fail("\n".join(broken), pytrace=False)
@@ -139,16 +139,16 @@ def example_inputs(request: pytest.FixtureRequest, lowered_model: Callable[..., 
         return found.inputs(case)
 
 
-class Run:
+class PytestModels:
     """The lowered models of a run of pytest, opened at first use."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._stack = ExitStack()
-        self._models: LoweredModels | None = None
+        self._models: TestedModels | None = None
         self._refusal: LowerError | None = None
 
-    def models(self) -> LoweredModels:
+    def models(self) -> TestedModels:
         """Return the models, and build the wheel at first use."""
         from hatch_lower.cli.measure.tested import open_models
 
@@ -172,7 +172,7 @@ class Run:
         """Whether this is a worker of pytest-xdist, where a usage error does not end the run."""
         return hasattr(self._config, "workerinput")
 
-    def cases(self) -> Mapping[str, Case]:
+    def cases(self) -> Mapping[str, MethodCase]:
         """Return the methods to test; empty after an error, which ends the run after collection."""
         if self._refusal is None:
             try:
@@ -187,7 +187,7 @@ class Run:
         if self._refusal is not None:
             raise self._refusal
 
-    def find(self, item: pytest.Item) -> Case:
+    def find(self, item: pytest.Item) -> MethodCase:
         parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if FIXTURE not in parameters:
             pytest.fail(f"`{FIXTURE}` must be an argument of the test, or of a fixture of the test", pytrace=False)
@@ -199,7 +199,7 @@ class Run:
         self._stack.close()
 
 
-RUN = pytest.StashKey[Run]()
+RUN = pytest.StashKey[PytestModels]()
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def failures_in_words() -> Iterator[None]:
 
 
 @contextmanager
-def loaded(models: LoweredModels, case: Case) -> Iterator[Loaded]:
+def loaded(models: TestedModels, case: MethodCase) -> Iterator[Loaded]:
     """Load a method's recipe; skip the test if the recipe cannot run here."""
     with failures_in_words():
         if reason := models.refusal(case):
@@ -221,7 +221,7 @@ def loaded(models: LoweredModels, case: Case) -> Iterator[Loaded]:
             yield found
 
 
-class LoweredMethods(pytest.Module):
+class MethodTests(pytest.Module):
     """The tests of `pytest --hatch-lower-bench`: a test for each lowered method, below a file that does not exist."""
 
     def _getobj(self) -> ModuleType:
@@ -229,11 +229,11 @@ class LoweredMethods(pytest.Module):
 
     def collect(self) -> Iterator[pytest.Item]:
         for name, case in self.config.stash[RUN].cases().items():
-            yield LoweredMethod.from_parent(self, name=name, case=case)
+            yield MethodTest.from_parent(self, name=name, case=case)
 
 
-class LoweredMethod(pytest.Function):
-    def __init__(self, case: Case, **options: Any) -> None:
+class MethodTest(pytest.Function):
+    def __init__(self, case: MethodCase, **options: Any) -> None:
         def timed(benchmark: Any) -> None:
             models = self.config.stash[RUN].models()
             with loaded(models, case) as found:

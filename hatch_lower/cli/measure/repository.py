@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.cli.measure.temporary import PREFIX
-from hatch_lower.driver.child_guards import undisturbed
+from hatch_lower.driver.child_guards import uninterrupted
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 from hatch_lower.frozen import Frozen
 
@@ -139,7 +139,7 @@ def worktree(repository: Repository, commit: Commit, folder: Path) -> Iterator[P
             raise checkout_error(repository, commit.sha, done.stderr)
         yield folder
     finally:
-        with undisturbed():
+        with uninterrupted():
             shutil.rmtree(folder, ignore_errors=True)  # git refuses to remove worktrees with submodules
             forget(repository, folder)
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 
-from hatch_lower.cli.measure.figures import Figures, Subject
+from hatch_lower.cli.measure.figures import Figures, FigureSubject
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.driver.contents import Contents, Place, find_contents, places_in, unpack
+from hatch_lower.driver.contents import Place, WheelModels, find_contents, places_in, unpack_models
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import LENGTH_BYTES
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
@@ -20,9 +20,9 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import PackagedFolder
 
 
-class Side(Frozen):
+class BenchSide(Frozen):
     title: str  # `digits-1.0.0-py3-none-any.whl`, or another name for people
-    contents: tuple[Contents, ...]  # as in `diff`
+    contents: tuple[WheelModels, ...]  # as in `diff`
     folders: Mapping[str, PackagedFolder]  # model to its folder; a wheel is unpacked
     wheel: Path | None = None
     source: Path | None = None  # the folder of the project, if known
@@ -34,35 +34,35 @@ class Side(Frozen):
         manifests = (each.manifest for each in self.contents)
         return tuple(sorted({f"{each.distribution} {each.version}" for each in manifests}))
 
-    def contents_of(self, model: str) -> Contents:
+    def contents_of(self, model: str) -> WheelModels:
         (found,) = (each for each in self.contents if model in each.models)
         return found
 
 
 @contextmanager
-def open_side(target: str | Path) -> Iterator[Side]:
+def open_side(target: str | Path) -> Iterator[BenchSide]:
     """Open the installed model or distribution of a name, or the wheel or the folder at a path."""
     if isinstance(target, str):
         contents = find_contents(target)
         manifest = contents[0].manifest
         title = f"{manifest.distribution} {manifest.version} (installed)"
-        yield side_of(title, contents, places_in(contents, installed=True))
+        yield side_of_places(title, contents, places_in(contents, installed=True))
     elif not target.is_dir():
-        with open_wheel(target, target.name) as side:
+        with open_wheel_side(target, target.name) as side:
             yield side
     else:
         contents = find_contents(target)
-        yield side_of(str(target), contents, places_in(contents, installed=False))
+        yield side_of_places(str(target), contents, places_in(contents, installed=False))
 
 
 @contextmanager
-def open_wheel(wheel: Path, title: str) -> Iterator[Side]:
+def open_wheel_side(wheel: Path, title: str) -> Iterator[BenchSide]:
     with work_folder() as work:
-        places = unpack(wheel, work)
-        yield replace(side_of(title, find_contents(wheel), places), wheel=wheel)
+        places = unpack_models(wheel, work)
+        yield replace(side_of_places(title, find_contents(wheel), places), wheel=wheel)
 
 
-def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -> Side:
+def side_of_places(title: str, contents: Sequence[WheelModels], places: Sequence[Place]) -> BenchSide:
     folders: dict[str, PackagedFolder] = {}
     owners: dict[str, str] = {}
     for place, folder, models in places:
@@ -75,17 +75,17 @@ def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -
                     hint="name a folder of a single model, or its wheel",
                 )
             folders[model], owners[model] = folder, place
-    return Side(title, tuple(contents), folders)
+    return BenchSide(title, tuple(contents), folders)
 
 
-def comparable(first: Side, second: Side) -> tuple[list[Subject], list[str]]:
+def comparable(first: BenchSide, second: BenchSide) -> tuple[list[FigureSubject], list[str]]:
     """Return the methods of both sides, and a line for each difference of models, recipes and methods.
 
     A model of only one side is reported without its recipes, a recipe without its methods. A method with another
     signature is another method.
     """
-    mine, theirs = entries_of(first), entries_of(second)
-    common: list[Subject] = []
+    mine, theirs = model_entries(first), model_entries(second)
+    common: list[FigureSubject] = []
     lines = only_in_one(mine, theirs, "model")
     for model in sorted(mine.keys() & theirs.keys()):
         (contents, entry), (others, other) = mine[model], theirs[model]
@@ -97,7 +97,7 @@ def comparable(first: Side, second: Side) -> tuple[list[Subject], list[str]]:
             lines += only_in_one(here, there, place)
             for method in sorted(here.keys() & there.keys()):
                 if here[method] == there[method]:
-                    common.append(Subject(model, recipe, method))
+                    common.append(FigureSubject(model, recipe, method))
                 else:
                     lines.append(f"{place} `{method}` is `{here[method]}` in A, `{there[method]}` in B")
     if not common:
@@ -110,7 +110,7 @@ def comparable(first: Side, second: Side) -> tuple[list[Subject], list[str]]:
     return common, lines
 
 
-def entries_of(side: Side) -> dict[str, tuple[Contents, ModelEntry]]:
+def model_entries(side: BenchSide) -> dict[str, tuple[WheelModels, ModelEntry]]:
     return {name: (each, each.manifest.models[name]) for each in side.contents for name in each.models}
 
 
@@ -119,11 +119,11 @@ def only_in_one(first: Mapping[str, object], second: Mapping[str, object], noun:
     return lines + [f"{noun} `{name}` is only in B" for name in sorted(second.keys() - first.keys())]
 
 
-def signatures_of(contents: Contents, recipe: RecipeEntry) -> dict[str, str]:
+def signatures_of(contents: WheelModels, recipe: RecipeEntry) -> dict[str, str]:
     return {name: signature_text(name, method) for name, method in contents.plan(recipe).methods.items()}
 
 
-def run_digests(side: Side, subject: Subject) -> list[object]:
+def run_digests(side: BenchSide, subject: FigureSubject) -> list[object]:
     """Return values that are equal if both sides run the same program."""
     model = side.folders[subject.model].manifest.models[subject.model]
     recipe = model.recipes[subject.recipe]
@@ -132,12 +132,12 @@ def run_digests(side: Side, subject: Subject) -> list[object]:
     return [*sorted(file.sha256 for file in files if file is not None), recipe.imports, recipe.target]
 
 
-def have_other_inputs(sides: Iterable[Side], model: str) -> bool:
+def have_other_inputs(sides: Iterable[BenchSide], model: str) -> bool:
     """Return whether the sides have different check inputs of a model."""
     return len({inputs_digest(side, model) for side in sides} - {""}) > 1
 
 
-def inputs_digest(side: Side, model: str) -> str:
+def inputs_digest(side: BenchSide, model: str) -> str:
     """Return a digest of a model's packaged check inputs, without outputs; empty without check inputs."""
     contents = side.contents_of(model)
     entry = contents.manifest.models[model].check

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hatch_lower.cache.locks import held_folder, remove_abandoned
-from hatch_lower.driver.child_guards import ending_on_signals, undisturbed
+from hatch_lower.driver.child_guards import ending_on_signals, uninterrupted
 from hatch_lower.errors import ProgramError
 
 PREFIX = "hatch-lower-bench-"
@@ -35,7 +35,7 @@ def work_folder() -> Iterator[Path]:
         try:
             yield held.enter_context(held_folder(PREFIX)).resolve()
         finally:
-            with undisturbed():
+            with uninterrupted():
                 held.close()
 
 
@@ -54,7 +54,7 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
                 (path / FILLED).touch()
         yield path
     finally:
-        with undisturbed(), suppress(BlockingIOError):  # another process has the lock
+        with uninterrupted(), suppress(BlockingIOError):  # another process has the lock
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
-from hatch_lower.cli.measure.figures import Figures, Found, Subject
-from hatch_lower.cli.measure.gate import names_of, plan_of
+from hatch_lower.cli.measure.figures import ChildFigures, Figures, FigureSubject
+from hatch_lower.cli.measure.gate import limit_names, plan_of
 from hatch_lower.cli.measure.json_report import exact_of
 from hatch_lower.cli.measure.limits import (
     LIMITS,
@@ -28,13 +28,13 @@ from hatch_lower.cli.measure.limits import (
     ways,
 )
 from hatch_lower.cli.measure.project import PROJECT_FILE, built_project
-from hatch_lower.cli.measure.side import Side, comparable, side_of
+from hatch_lower.cli.measure.side import BenchSide, comparable, side_of_places
 from hatch_lower.cli.measure.temporary import shared_folder
 from hatch_lower.cli.measure.timed import SHORTEST
-from hatch_lower.cli.wheels import newest, wheels_in
+from hatch_lower.cli.wheels import find_wheels, newest
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import BenchTable
-from hatch_lower.driver.contents import find_contents, unpack
+from hatch_lower.driver.contents import find_contents, unpack_models
 from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import find_project, open_project
@@ -50,10 +50,10 @@ MARKER = "lowered_limits"
 JUDGED = {name: judged.metrics[0] for name, judged in LIMITS.items() if judged.kind in ("greatest", "least")}
 
 
-class Case(Frozen):
+class MethodCase(Frozen):
     """A method with sizes of its dynamic dimensions and a number of threads."""
 
-    subject: Subject
+    subject: FigureSubject
     sizes: Mapping[str, int]
 
     @property
@@ -64,7 +64,7 @@ class Case(Frozen):
     @property
     def group(self) -> str:
         """The group of comparable calls: the same call of every recipe."""
-        return Case(replace(self.subject, recipe=""), self.sizes).name
+        return MethodCase(replace(self.subject, recipe=""), self.sizes).name
 
     @property
     def test_id(self) -> str:
@@ -85,9 +85,9 @@ class Loaded(Frozen):
     opened: Opened
     model: LoadedModel
 
-    def inputs(self, case: Case) -> ExampleInputs:
+    def inputs(self, case: MethodCase) -> ExampleInputs:
         from hatch_lower.cli.measure.opened import input_values
-        from hatch_lower.runtime.check import call_arguments
+        from hatch_lower.runtime.check import make_call_arguments
         from hatch_lower.runtime.torch_arrays import ARRAYS
 
         name = case.subject.method
@@ -96,16 +96,16 @@ class Loaded(Frozen):
 
         def renew() -> tuple[tuple[object, ...], dict[str, object]]:
             self.model.reset()
-            args, kwargs = call_arguments(method, leaves, ARRAYS)
+            args, kwargs = make_call_arguments(method, leaves, ARRAYS)
             return tuple(args), kwargs
 
         return ExampleInputs(*renew(), self.opened.changes(name), renew)
 
 
-class LoweredModels:
+class TestedModels:
     """The methods of a wheel; the project's limits name these methods only."""
 
-    def __init__(self, side: Side, project: Project | None) -> None:
+    def __init__(self, side: BenchSide, project: Project | None) -> None:
         table, path = (BenchTable(), HOOK_PATH) if project is None else (project.settings.bench, project.table)
         self._side = side
         self._table = table
@@ -113,27 +113,27 @@ class LoweredModels:
         self._last: tuple[tuple[str, str, int], Loaded] | None = None
         methods, _ = comparable(side, side)
         plans = {subject: plan_of(side, subject) for subject in methods}
-        check_names(table, names_of(side), path)
+        check_names(table, limit_names(side), path)
         cases = [
-            Case(subject.called(sizes, threads), sizes)
+            MethodCase(subject.called(sizes, threads), sizes)
             for subject, plan in plans.items()
             for sizes, threads in ways(table, subject, [symbol.name for symbol in dimensions_of(plan)])
         ]
         self.cases = {case.name: case for case in cases}
 
-    def find(self, name: str) -> Case:
+    def find(self, name: str) -> MethodCase:
         if name not in self.cases:
             raise ConfigError("there is no such lowered method", where=name, found=nearest(name, self.cases))
         return self.cases[name]
 
-    def refusal(self, case: Case) -> str | None:
-        from hatch_lower.cli.measure.opened import refusal
+    def refusal(self, case: MethodCase) -> str | None:
+        from hatch_lower.cli.measure.opened import recipe_refusal
 
         folder = self._side.folders[case.subject.model].path
-        return refusal(folder, case.subject.model, case.subject.recipe)
+        return recipe_refusal(folder, case.subject.model, case.subject.recipe)
 
     @contextmanager
-    def loaded(self, case: Case) -> Iterator[Loaded]:
+    def loaded(self, case: MethodCase) -> Iterator[Loaded]:
         """Load a method's recipe with its packaged state, and set the number of threads of the calls."""
         import torch
 
@@ -146,8 +146,8 @@ class LoweredModels:
         finally:
             torch.set_num_threads(before)
 
-    def _load(self, subject: Subject) -> Loaded:
-        from hatch_lower.cli.measure.opened import load, open_model
+    def _load(self, subject: FigureSubject) -> Loaded:
+        from hatch_lower.cli.measure.opened import load_opened, open_model
 
         key = subject.model, subject.recipe, subject.threads
         if self._last is None or self._last[0] != key:
@@ -156,10 +156,10 @@ class LoweredModels:
             opened = open_model(str(folder), subject.model, subject.recipe)
             imports = self._imports.get(subject.recipe, ())
             request = {"model": subject.model, "recipe": subject.recipe, "imports": imports}
-            self._last = key, Loaded(opened, load(opened, request))
+            self._last = key, Loaded(opened, load_opened(opened, request))
         return self._last[1]
 
-    def broken_limits(self, case: Case, marked: Mapping[str, float]) -> list[str]:
+    def broken_limits(self, case: MethodCase, marked: Mapping[str, float]) -> list[str]:
         """Return a sentence for each broken limit of a method; a marker's limits override the table's."""
         limits = {limit.name: limit for limit in limits_for(self._table, case.subject) if limit.name in JUDGED}
         limits |= {
@@ -178,7 +178,7 @@ class LoweredModels:
         ]
         return [breach_text(row, breach) for row in rows for breach in row.breaches]
 
-    def facts(self, case: Case) -> dict[str, float]:
+    def facts(self, case: MethodCase) -> dict[str, float]:
         return exact_of(self._figures, case.subject)
 
     @functools.cached_property
@@ -186,23 +186,23 @@ class LoweredModels:
         return exact_figures(self._side)
 
     @functools.cached_property
-    def _errors(self) -> Found:
+    def _errors(self) -> ChildFigures:
         imports = sorted({module for modules in self._imports.values() for module in modules})
         return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
 
 
-def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> LoweredModels:
+def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> TestedModels:
     """Build a project, or take a wheel, and open its models until the stack closes.
 
     Without an explicit project (`is_asked`), a wheel needs no project. Processes with the same `run` share a build.
     """
     project = required_project(root) if is_asked or wheel is None else find_project(root)
-    if wheel is not None and wheel.is_dir() and (wheels := wheels_in(wheel)):
+    if wheel is not None and wheel.is_dir() and (wheels := find_wheels(wheel)):
         wheel = newest(wheels)
 
     def fill(folder: Path) -> None:
         try:
-            unpack(built_wheel(root, folder) if wheel is None else wheel, new_folder(folder / "models"))
+            unpack_models(built_wheel(root, folder) if wheel is None else wheel, new_folder(folder / "models"))
         except LowerError as error:
             (folder / "error.json").write_text(json.dumps(error.to_json()))  # other processes read the error
 
@@ -213,7 +213,7 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
     contents = find_contents(taken)
     folders = [open_folder(folder / "models" / str(position)) for position in range(len(contents))]
     places = [(each.place, opened, each.models) for each, opened in zip(contents, folders, strict=True)]
-    return LoweredModels(side_of(taken.name, contents, places), project)
+    return TestedModels(side_of_places(taken.name, contents, places), project)
 
 
 def required_project(root: Path) -> Project:

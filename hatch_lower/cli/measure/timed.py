@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cli.measure.command import Host, RefusedError, Tell
-from hatch_lower.cli.measure.figures import FEWEST, Subject
+from hatch_lower.cli.measure.command import Host, RecipeRefusedError, Tell
+from hatch_lower.cli.measure.figures import FEWEST, FigureSubject
 from hatch_lower.cli.measure.project import build_wheel
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.frozen import Frozen
 
@@ -32,20 +32,20 @@ class Eager(Frozen):
     export: str
 
 
-class Work(Frozen):
+class TimedWork(Frozen):
     """The work of a pair of processes: calls of a recipe of a model, with a number of threads."""
 
     model: str
     recipe: str
     threads: int
-    calls: tuple[tuple[Subject, Mapping[str, int]], ...]  # with the sizes of dynamic dimensions
+    calls: tuple[tuple[FigureSubject, Mapping[str, int]], ...]  # with the sizes of dynamic dimensions
     folders: Mapping[str, Path]  # `A`, and if present `B`, to the `_lowered` folder
     eager: Eager | None
     imports: tuple[str, ...] = ()  # modules from the project's settings
 
 
 @dataclass(slots=True)
-class Observations:
+class MetricRounds:
     """The measurements of a metric of a subject."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)  # side to every value
@@ -60,7 +60,7 @@ class Observations:
             for side, each in times.items():
                 self.rounds.setdefault(side, []).extend(each)
         pair = {
-            side: statistics.geometric_mean(undisturbed(times[side]) for times in processes)
+            side: statistics.geometric_mean(fastest_mean(times[side]) for times in processes)
             for side in processes[0]
             if all(side in times for times in processes)
         }
@@ -72,7 +72,7 @@ class Observations:
             self.eager_ratios.append(pair["A"] / pair["eager"])
 
 
-def undisturbed(rounds: Sequence[float]) -> float:
+def fastest_mean(rounds: Sequence[float]) -> float:
     """Return the mean of the fastest quarter.
 
     Other work of the machine makes rounds slower, never faster. On two busy cores the ratio of two such means varies a
@@ -82,12 +82,12 @@ def undisturbed(rounds: Sequence[float]) -> float:
     return statistics.fmean(kept)
 
 
-Measured = dict[tuple[Subject, str], Observations]
-IsDecided = Callable[[Subject, str, Observations], bool]
+Measured = dict[tuple[FigureSubject, str], MetricRounds]
+IsDecided = Callable[[FigureSubject, str, MetricRounds], bool]
 
 
 def measure(
-    works: Sequence[Work],
+    works: Sequence[TimedWork],
     hosts: Callable[[int], Host],
     budget: float,
     is_decided: IsDecided,
@@ -101,7 +101,7 @@ def measure(
     recipes that cannot run here, `note` the omitted measurements.
     """
     end = time.monotonic() + budget
-    run = Run(hosts, is_decided, max(budget, SHORTEST), note)
+    run = TimedRun(hosts, is_decided, max(budget, SHORTEST), note)
     tasks: list[CallTask | LoadTask] = [CallTask(run, work) for work in works]
     tasks += [LoadTask(run, work) for work in load_works(works)]
     for turn in itertools.count():
@@ -112,7 +112,7 @@ def measure(
             tell(f"pair {turn + 1}: {task.title}")
             try:
                 task.measure(turn)
-            except RefusedError as reason:
+            except RecipeRefusedError as reason:
                 refuse(f"{task.title}: {reason}")
                 tasks.remove(task)
         if not open_tasks:
@@ -120,31 +120,31 @@ def measure(
     return run.measured
 
 
-class Run(Frozen):
+class TimedRun(Frozen):
     hosts: Callable[[int], Host]  # the measuring process for a number of threads
     is_decided: IsDecided
     limit: float  # seconds of a request
     note: Callable[[str], None]
     measured: Measured = field(default_factory=dict)
 
-    def is_open(self, subject: Subject, metric: str) -> bool:
+    def is_open(self, subject: FigureSubject, metric: str) -> bool:
         found = self.measured.get((subject, metric))
         return found is None or not self.is_decided(subject, metric, found)
 
-    def add(self, subject: Subject, metric: str, processes: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        self.measured.setdefault((subject, metric), Observations()).add(processes)
+    def add(self, subject: FigureSubject, metric: str, processes: Sequence[Mapping[str, Sequence[float]]]) -> None:
+        self.measured.setdefault((subject, metric), MetricRounds()).add(processes)
 
 
 class CallTask(Frozen):
-    run: Run
-    work: Work
+    run: TimedRun
+    work: TimedWork
 
     @property
     def title(self) -> str:
         threads = f"{self.work.threads} thread{'s' if self.work.threads > 1 else ''}"
         return f"calls of {self.work.model}/{self.work.recipe}, {threads}"
 
-    def pending(self) -> list[tuple[Subject, Mapping[str, int]]]:
+    def pending(self) -> list[tuple[FigureSubject, Mapping[str, int]]]:
         return [(subject, sizes) for subject, sizes in self.work.calls if self.run.is_open(subject, "call-seconds")]
 
     def is_open(self) -> bool:
@@ -154,7 +154,7 @@ class CallTask(Frozen):
         calls = self.pending()
         request: dict[str, object] = {
             "kind": "calls",
-            **common(self.work),
+            **common_request(self.work),
             "sides": {side: str(folder) for side, folder in self.work.folders.items()},
             "eager": self.work.eager and {"paths": list(self.work.eager.paths), "export": self.work.eager.export},
             "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
@@ -169,7 +169,7 @@ class CallTask(Frozen):
             self.run.add(subject, "call-seconds", processes)
 
 
-def common(work: Work) -> dict[str, object]:
+def common_request(work: TimedWork) -> dict[str, object]:
     return {
         "model": work.model,
         "recipe": work.recipe,
@@ -183,16 +183,16 @@ def common(work: Work) -> dict[str, object]:
 class LoadTask(Frozen):
     """Loads of a recipe, each side in its own process."""
 
-    run: Run
-    work: Work
+    run: TimedRun
+    work: TimedWork
 
     @property
     def title(self) -> str:
         return f"loads of {self.work.model}/{self.work.recipe}"
 
     @property
-    def subject(self) -> Subject:
-        return Subject(self.work.model, self.work.recipe)
+    def subject(self) -> FigureSubject:
+        return FigureSubject(self.work.model, self.work.recipe)
 
     def is_open(self) -> bool:
         return any(self.run.is_open(self.subject, metric) for metric in LOAD_METRICS)
@@ -210,12 +210,12 @@ class LoadTask(Frozen):
             self.run.add(self.subject, metric, [values])
         for method in methods:
             values = {side: [answer["methods"][method] for answer in answers] for side, answers in found.items()}
-            self.run.add(Subject(self.work.model, self.work.recipe, method), "first-call-seconds", [values])
+            self.run.add(FigureSubject(self.work.model, self.work.recipe, method), "first-call-seconds", [values])
 
     def _ask(self, side: str, methods: Sequence[str]) -> Mapping[str, Any]:
         request = {
             "kind": "load",
-            **common(self.work),
+            **common_request(self.work),
             "threads": LOAD_THREADS,
             "sides": {"A": str(self.work.folders[side])},
             "methods": methods,
@@ -223,35 +223,35 @@ class LoadTask(Frozen):
         return self.run.hosts(LOAD_THREADS).ask(request, f"{self.title}, {side}", self.run.limit)
 
 
-def load_works(works: Iterable[Work]) -> list[Work]:
+def load_works(works: Iterable[TimedWork]) -> list[TimedWork]:
     # a single work for each recipe, for any numbers of threads
-    first: dict[tuple[str, str], Work] = {}
+    first: dict[tuple[str, str], TimedWork] = {}
     for work in works:
         first.setdefault((work.model, work.recipe), work)
     return list(first.values())
 
 
-def has_enough(observations: Observations) -> bool:
+def has_enough(observations: MetricRounds) -> bool:
     return len(observations.values["A"]) >= FEWEST
 
 
 def measure_builds(
-    sides: Mapping[str, Side], environment: Mapping[str, str], budget: float, is_decided: IsDecided, tell: Tell
+    sides: Mapping[str, BenchSide], environment: Mapping[str, str], budget: float, is_decided: IsDecided, tell: Tell
 ) -> Measured:
     """Build all sides in turn, at least once, until `is_decided` or the budget is used up."""
-    measured: Measured = {(Subject(), metric): Observations() for metric in BUILD_METRICS}
+    measured: Measured = {(FigureSubject(), metric): MetricRounds() for metric in BUILD_METRICS}
     end = time.monotonic() + budget
     order = list(sides)
     while True:
         times = {name: build_twice(sides[name], environment, tell) for name in order}
         for at, metric in enumerate(BUILD_METRICS):
-            measured[Subject(), metric].add([{name: [seconds[at]] for name, seconds in times.items()}])
+            measured[FigureSubject(), metric].add([{name: [seconds[at]] for name, seconds in times.items()}])
         order.reverse()
         if time.monotonic() > end or all(is_decided(*key, found) for key, found in measured.items()):
             return measured
 
 
-def build_twice(side: Side, environment: Mapping[str, str], tell: Tell) -> list[float]:
+def build_twice(side: BenchSide, environment: Mapping[str, str], tell: Tell) -> list[float]:
     """Return the seconds of a build with an empty cache, and of a second build."""
     assert side.source is not None
     seconds = []

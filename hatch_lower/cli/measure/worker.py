@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hatch_lower.cli.measure.opened import check_tensors, input_values, load, open_model, refusal
+from hatch_lower.cli.measure.opened import check_tensors, input_values, load_opened, open_model, recipe_refusal
 from hatch_lower.cli.measure.profile.measure import measure_profile
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.check import call_arguments
+from hatch_lower.runtime.check import make_call_arguments
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
@@ -108,7 +108,7 @@ def answer(request: Request) -> Mapping[str, object]:
     torch.set_num_threads(request["threads"])
     try:
         for path in request["sides"].values():
-            if reason := refusal(Path(path), request["model"], request["recipe"]):
+            if reason := recipe_refusal(Path(path), request["model"], request["recipe"]):
                 return {"refused": reason}
         return KINDS[request["kind"]](request)
     except LowerError as error:
@@ -125,7 +125,7 @@ def measure_load(request: Request) -> Mapping[str, object]:
     values = {name: input_values(name, opened.methods[name], tensors, {}) for name in request["methods"]}
     before = proportional_memory()
     begin = time.perf_counter()
-    loaded = load(opened, request)
+    loaded = load_opened(opened, request)
     seconds = time.perf_counter() - begin
     first = {}
     for name, leaves in values.items():
@@ -145,7 +145,7 @@ def measure_calls(request: Request) -> Mapping[str, object]:
     model, recipe = request["model"], request["recipe"]
     opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
     tensors = check_tensors(request)
-    loaded = {side: load(opened[side], request) for side in request["order"]}
+    loaded = {side: load_opened(opened[side], request) for side in request["order"]}
     refusal = ""
     if (eager := request["eager"]) is not None:
         sys.path[:0] = eager["paths"]
@@ -173,13 +173,13 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
     If a call `changes` its inputs or the model's state, each call gets copies of the first inputs, made before timing.
     """
     function = owner.methods[name]
-    args, kwargs = call_arguments(method, leaves, ARRAYS)
+    args, kwargs = make_call_arguments(method, leaves, ARRAYS)
 
     def once_each(count: int) -> float:
         total = 0.0
         for _ in range(count):
             owner.reset()
-            given, named = call_arguments(method, leaves, ARRAYS)
+            given, named = make_call_arguments(method, leaves, ARRAYS)
             begin = time.perf_counter()
             function(*given, **named)
             total += time.perf_counter() - begin

@@ -20,7 +20,7 @@ from hatch_lower.cli.page.operations import (
     operations_of,
     outside_reports,
 )
-from hatch_lower.driver.contents import SBOM, Contents, LoweredModel, metadata_text
+from hatch_lower.driver.contents import SBOM, OpenedModel, WheelModels, metadata_text
 from hatch_lower.driver.diff.tensors import NAMES, read_tensor_file
 from hatch_lower.driver.opened_wheel import open_wheel
 from hatch_lower.errors import ProgramError
@@ -50,10 +50,10 @@ def texts_of(
     named: Mapping[str, Iterable[int]], digests: Mapping[str, str], looks: Sequence[tuple[str, Look]]
 ) -> dict[str, SourceText]:
     """Return the texts of source files by path; `named` has the lines of operations."""
-    return {path: text_of(path, set(lines), digests.get(path), looks) for path, lines in sorted(named.items())}
+    return {path: source_text(path, set(lines), digests.get(path), looks) for path, lines in sorted(named.items())}
 
 
-def text_of(path: str, lines: set[int], digest: str | None, looks: Sequence[tuple[str, Look]]) -> SourceText:
+def source_text(path: str, lines: set[int], digest: str | None, looks: Sequence[tuple[str, Look]]) -> SourceText:
     found: tuple[str, bytes] | None = None
     if is_source(path):
         for place, look in looks:
@@ -61,11 +61,11 @@ def text_of(path: str, lines: set[int], digest: str | None, looks: Sequence[tupl
             if data is None:
                 continue
             if digest is None or hashlib.sha256(data).hexdigest() == digest:
-                return SourceText("unknown" if digest is None else "same", place, parts_of(data, lines))
+                return SourceText("unknown" if digest is None else "same", place, source_parts(data, lines))
             found = found or (place, data)
     if found is None:
         return SourceText("missing", "", ())
-    return SourceText("changed", found[0], parts_of(found[1], lines))
+    return SourceText("changed", found[0], source_parts(found[1], lines))
 
 
 def is_source(path: str) -> bool:
@@ -76,7 +76,7 @@ def is_source(path: str) -> bool:
         return False
 
 
-def parts_of(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
+def source_parts(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
     listed = data.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     if len(listed) <= WHOLE:
         return ((1, "\n".join(listed)),)
@@ -89,10 +89,10 @@ def parts_of(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
     return tuple((first, "\n".join(texts)) for first, texts in parts)
 
 
-def looks_for(target: str | Path, folders: Sequence[Contents], given: Path | None) -> Iterator[tuple[str, Look]]:
+def looks_for(target: str | Path, folders: Sequence[WheelModels], given: Path | None) -> Iterator[tuple[str, Look]]:
     """Yield the places of source files: a given folder, the wheel or distribution, installed packages."""
     if given is not None:
-        yield "the given folder", below(given)
+        yield "the given folder", read_below(given)
     if isinstance(target, Path) and not target.is_dir():
         yield "the wheel", in_wheel(target)
     for name in sorted({contents.manifest.distribution for contents in folders} if isinstance(target, str) else ()):
@@ -102,14 +102,14 @@ def looks_for(target: str | Path, folders: Sequence[Contents], given: Path | Non
             continue
         root = editable_folder(owner)
         if root is not None:
-            yield "the project", below(Path(root))
-            yield "the project", below(Path(root, "src"))
-        yield "the installed distribution", below(Path(str(owner.locate_file(""))))
+            yield "the project", read_below(Path(root))
+            yield "the project", read_below(Path(root, "src"))
+        yield "the installed distribution", read_below(Path(str(owner.locate_file(""))))
     for key in ("purelib", "platlib"):
-        yield "the packages installed here", below(Path(sysconfig.get_path(key)))
+        yield "the packages installed here", read_below(Path(sysconfig.get_path(key)))
 
 
-def below(folder: Path) -> Look:
+def read_below(folder: Path) -> Look:
     def look(path: str) -> bytes | None:
         file = folder / path
         try:
@@ -160,7 +160,7 @@ class Named:
             self.lines.setdefault(path, set()).add(int(line))
 
 
-def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras) -> Facts:
+def report_data(target: str | Path, folders: Sequence[WheelModels], extras: Extras) -> Facts:
     """Return the document, without a time or a path of this machine."""
     strings, named = {"": 0}, Named()
     models = [model_data(contents.model(name), strings, named) for contents in folders for name in contents.models]
@@ -182,7 +182,7 @@ def report_data(target: str | Path, folders: Sequence[Contents], extras: Extras)
     }
 
 
-def model_data(model: LoweredModel, strings: Strings, named: Named) -> Facts:
+def model_data(model: OpenedModel, strings: Strings, named: Named) -> Facts:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     weights = model.contents.weights(model.name)
     storages = {storage.key: storage for plan in plans for storage in plan.storages}
@@ -200,7 +200,7 @@ def model_data(model: LoweredModel, strings: Strings, named: Named) -> Facts:
     }
 
 
-def recipe_data(model: LoweredModel, name: str, strings: Strings, named: Named) -> Facts:
+def recipe_data(model: OpenedModel, name: str, strings: Strings, named: Named) -> Facts:
     recipe, sizes = model.recipes[name], {file.path: file.size for file in model.recipes[name].entry.delegates}
     named.digests.update(model.contents.debug(recipe.entry).files)
     methods = {}
@@ -245,7 +245,7 @@ def graph_data(operations: Operations, strings: Strings) -> Facts:
     }
 
 
-def check_data(model: LoweredModel) -> list[Facts]:
+def check_data(model: OpenedModel) -> list[Facts]:
     """Return names, dtypes and shapes of the packaged example inputs and of eager's outputs."""
     entry = model.entry.check
     file = None if entry is None else read_tensor_file(model.contents.map(entry))

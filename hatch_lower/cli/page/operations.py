@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from hatch_lower.driver.contents import Contents, LoweredRecipe
+from hatch_lower.driver.contents import OpenedRecipe, WheelModels
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.debug_map import NO_REASON, Detail, MethodDebug, Origin, input_number
-from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall, arguments_of, walk
+from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall, list_arguments, walk_instructions
 from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
@@ -44,7 +44,7 @@ def method_facts(name: str, method: MethodPlan) -> Facts:
 
 
 def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Facts]:
-    calls = Counter(each.delegate for _, each in walk(method.graph) if isinstance(each, DelegateCall))
+    calls = Counter(each.delegate for _, each in walk_instructions(method.graph) if isinstance(each, DelegateCall))
     return [
         {
             "backend": delegate.backend,
@@ -81,7 +81,7 @@ UNKNOWN = Detail("")  # for wheels from before debug maps had details
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ShownOperation:
     origin: Origin
     call: str  # path of the plan's instruction: `3`, or `4.true.0` in a nested graph
     engine: str  # the backend of the called delegate; empty for an operation outside of delegates
@@ -92,23 +92,23 @@ class Operation:
 
 class Operations(Frozen):
     inputs: tuple[str, ...]  # `image: float32[batch, 64]`
-    nodes: tuple[Operation, ...]
+    nodes: tuple[ShownOperation, ...]
     flows: bool  # whether the edges in delegates are known
 
 
-def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
+def operations_of(recipe: OpenedRecipe, method: str) -> Operations:
     """Return the graph of a method. Instructions stand for operations that the wheel does not list."""
     plan, debug = recipe.plan.methods[method], recipe.method_debug(method)
     # a portable recipe names no backend that could have taken an operation
     portable = () if recipe.entry.backends else (NO_REASON,)
     reasons = {node.handle: node.reason for node in debug.undelegated if node.reason not in portable}
-    calls = [(path, each, engine_of(recipe.plan, each)) for path, each in walk(plan.graph)]
+    calls = [(path, each, engine_of(recipe.plan, each)) for path, each in walk_instructions(plan.graph)]
     # an operation of both an instruction and its delegate belongs to the delegate
     owners = {handle: path for path, _, engine in calls if engine for handle in debug.instructions.get(path, ())}
     places: dict[int, int] = {}  # handle to position
     inlets: dict[str, int] = {}  # path of an instruction to the position of its first operation
     outlets: dict[str, int] = {}
-    nodes: list[Operation] = []
+    nodes: list[ShownOperation] = []
     for path, instruction, engine in calls:
         handles = [handle for handle in debug.instructions.get(path, ()) if handle in debug.handles]
         new = [handle for handle in handles if handle not in places and owners.get(handle, path) == path]
@@ -119,9 +119,9 @@ def operations_of(recipe: LoweredRecipe, method: str) -> Operations:
             places[handle] = len(nodes)
             reason = "" if engine else reasons.get(handle, "")
             detail = debug.details.get(handle, UNKNOWN)
-            nodes.append(Operation(debug.handles[handle], path, engine, reason, (), detail))
+            nodes.append(ShownOperation(debug.handles[handle], path, engine, reason, (), detail))
         if not handles:
-            nodes.append(Operation(Origin(operator_name(instruction)), path, engine, "", ()))
+            nodes.append(ShownOperation(Origin(instruction_operator(instruction)), path, engine, "", ()))
         elif not new:
             inlets[path] = places.get(handles[0], len(nodes) - 1)
         outlets[path] = len(nodes) - 1 if new or not handles else inlets[path]
@@ -139,7 +139,7 @@ def is_plumbing(instruction: Instruction) -> bool:
     return isinstance(instruction, PythonCall) and (instruction.op == "getitem" or instruction.op.startswith("item_"))
 
 
-def operator_name(instruction: Instruction) -> str:
+def instruction_operator(instruction: Instruction) -> str:
     return instruction.op if isinstance(instruction, OpCall | PythonCall) else instruction.kind
 
 
@@ -156,7 +156,7 @@ def slot_edges(plan: MethodPlan, inlets: Mapping[str, int], outlets: Mapping[str
     makers: dict[int, set[int]] = {slot: {input_number(at)} for at, slot in enumerate(plan.graph.inputs)}
     edges: dict[int, tuple[int, ...]] = {}
     for number, instruction in enumerate(plan.graph.instructions):
-        values = references_to_values(arguments_of(instruction))
+        values = references_to_values(list_arguments(instruction))
         before = {maker for value in values for maker in makers.get(value.slot, ())}
         path = str(number)
         makers[instruction.out] = {outlets[path]} if path in outlets else before
@@ -177,7 +177,7 @@ class NamedGraph(NamedTuple):
     operations: Operations
 
 
-def graphs_of(folders: Sequence[Contents]) -> Iterator[NamedGraph]:
+def named_graphs(folders: Sequence[WheelModels]) -> Iterator[NamedGraph]:
     for contents in folders:
         for name in contents.models:
             lowered = contents.model(name)
@@ -203,9 +203,9 @@ def model_explorer_graph(graph: NamedGraph) -> Facts:
             "id": str(at),
             "label": node.origin.op.removeprefix("aten.").removesuffix(".default"),
             "namespace": "/".join(namespace_of(node)),
-            "attrs": [pair(*row) for row in rows_of(node)],
+            "attrs": [pair(*row) for row in operation_rows(node)],
             "incomingEdges": [
-                {"sourceNodeId": source_of(maker), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+                {"sourceNodeId": maker_text(maker), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
                 for place, maker in enumerate(node.reads)
             ],
             "style": {"backgroundColor": colour_of(node.engine)},
@@ -217,17 +217,17 @@ def model_explorer_graph(graph: NamedGraph) -> Facts:
     return {"id": graph.name, "nodes": [*inputs, *nodes], "groupNodeAttributes": groups}
 
 
-def namespace_of(node: Operation) -> list[str]:
+def namespace_of(node: ShownOperation) -> list[str]:
     """Return the groups around an operation: its partition, then its modules."""
     modules = node.origin.module.replace("/", "\u2215").split(".") if node.origin.module else []
     return [partition_of(node), *modules] if node.engine else modules
 
 
-def partition_of(node: Operation) -> str:
+def partition_of(node: ShownOperation) -> str:
     return f"partition {node.call}: {node.engine}"
 
 
-def rows_of(node: Operation) -> Iterator[tuple[str, str]]:
+def operation_rows(node: ShownOperation) -> Iterator[tuple[str, str]]:
     yield "operation", node.origin.op
     yield "module", node.origin.module or "the model itself"
     yield "source", node.origin.source or "not known"
@@ -244,7 +244,7 @@ def pair(key: str, value: str) -> Facts:
     return {"key": key, "value": value}
 
 
-def source_of(maker: int) -> str:
+def maker_text(maker: int) -> str:
     return str(maker) if maker >= 0 else f"input {input_number(maker)}"
 
 
@@ -278,7 +278,7 @@ def dot_lines(graph: NamedGraph) -> Iterator[str]:
             yield "  }"
     for at, node in enumerate(operations.nodes):
         for maker in node.reads:
-            yield f"  {quoted(source_of(maker))} -> {quoted(str(at))};"
+            yield f"  {quoted(maker_text(maker))} -> {quoted(str(at))};"
     yield "}"
 
 

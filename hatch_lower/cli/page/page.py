@@ -48,11 +48,11 @@ def data_text(data: Facts) -> str:
 def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
     """Return a Content-Security-Policy that allows these texts only, and no connection."""
     allowed = {"script-src": scripts, "style-src": styles}
-    listed = [f"{kind} {' '.join(map(source_of, texts))}" for kind, texts in allowed.items()]
+    listed = [f"{kind} {' '.join(map(script_digest, texts))}" for kind, texts in allowed.items()]
     return "; ".join(["default-src 'none'", *listed, "img-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
-def source_of(text: str) -> str:
+def script_digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -17,16 +17,16 @@ TEXTS = ("source", "module", "op", "engine")
 def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """Return the profile in a file, whose model and recipes are among `methods` (by name)."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: refuse(path, name))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: refuse_profile(path, name))
     except (OSError, RecursionError, ValueError) as error:
-        refuse(path, f"{type(error).__name__}: {error}")
+        refuse_profile(path, f"{type(error).__name__}: {error}")
     if not isinstance(document, dict) or type(document.get("schema")) is not int:
-        refuse(path, "no JSON object with the key `schema`")
+        refuse_profile(path, "no JSON object with the key `schema`")
     if document["schema"] != PROFILE_SCHEMA:
-        refuse(path, f"schema {document['schema']}; this hatch-lower reads schema {PROFILE_SCHEMA}")
+        refuse_profile(path, f"schema {document['schema']}; this hatch-lower reads schema {PROFILE_SCHEMA}")
     model, method, recipes = (document.get(key) for key in ("model", "method", "recipes"))
     if not isinstance(recipes, dict) or not all(isinstance(recipe, dict) for recipe in recipes.values()):
-        refuse(path, "no object `recipes` with an object for each recipe")
+        refuse_profile(path, "no object `recipes` with an object for each recipe")
     known = methods.get(model) if isinstance(model, str) else None
     if known is None or method not in known:
         raise ProgramError(
@@ -42,28 +42,30 @@ def read_profile(path: Path, methods: Mapping[str, Mapping[str, object]]) -> dic
 def read_recipe(path: Path, name: str, recipe: Mapping[str, object]) -> dict[str, object]:
     rows = recipe.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        refuse(path, f"no list `rows` of objects for the recipe `{name}`")
+        refuse_profile(path, f"no list `rows` of objects for the recipe `{name}`")
     return {
         "seconds": seconds_of(path, recipe),
-        "rows": [{**{key: text_of(path, row, key) for key in TEXTS}, "seconds": seconds_of(path, row)} for row in rows],
+        "rows": [
+            {**{key: profile_text(path, row, key) for key in TEXTS}, "seconds": seconds_of(path, row)} for row in rows
+        ],
     }
 
 
-def text_of(path: Path, row: Mapping[str, object], key: str) -> str:
+def profile_text(path: Path, row: Mapping[str, object], key: str) -> str:
     value = row.get(key) or ""
     if not isinstance(value, str):
-        refuse(path, f"{value!r:.40} instead of a text for `{key}`")
+        refuse_profile(path, f"{value!r:.40} instead of a text for `{key}`")
     return value
 
 
 def seconds_of(path: Path, row: Mapping[str, object]) -> float:
     value = row.get("seconds")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        refuse(path, f"{value!r:.40} instead of a number of seconds")
+        refuse_profile(path, f"{value!r:.40} instead of a number of seconds")
     return float(value)
 
 
-def refuse(path: Path, found: str) -> NoReturn:
+def refuse_profile(path: Path, found: str) -> NoReturn:
     raise ProgramError(
         "the profile cannot be read",
         where=path.name,

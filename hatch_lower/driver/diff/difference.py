@@ -120,10 +120,10 @@ class Known(Frozen):
 
 
 def json_text(value: object) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False, sort_keys=True))
+    return shortened_value(json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
-def shortened(text: str) -> str:
+def shortened_value(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 33]} … {text[-30:]}"
 
 
@@ -188,7 +188,7 @@ def compare_documents(member: str, first: object, second: object, known: Known) 
     ]
 
 
-def is_equal(first: object, second: object) -> bool:
+def is_equal_json(first: object, second: object) -> bool:
     return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
@@ -199,7 +199,7 @@ def compare_values(pointer: str, first: object, second: object) -> Iterator[Fiel
             yield from compare_values(inner, first.get(key, MISSING), second.get(key, MISSING))
     elif isinstance(first, list) and isinstance(second, list):
         yield from compare_lists(pointer, first, second)
-    elif MISSING in (first, second) or not is_equal(first, second):
+    elif MISSING in (first, second) or not is_equal_json(first, second):
         yield Field(pointer, first, second)
 
 
@@ -238,29 +238,29 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DocumentChange:
     place: Path  # names from the root: `("models", "digits", "size")`
     first: object
     second: object
     lines: tuple[str, ...] = ()
 
 
-def document_changes(place: Path, first: object, second: object) -> Iterator[Change]:
+def document_changes(place: Path, first: object, second: object) -> Iterator[DocumentChange]:
     """Yield the differences of two values. Named items are compared by name; a value with a digest is a leaf."""
     first, second = (list(side) if isinstance(side, tuple) else side for side in (first, second))
     if first == second:
         return
-    old, new = ({} if side == [] else by_name(side) for side in (first, second))
+    old, new = ({} if side == [] else items_by_name(side) for side in (first, second))
     if old is None or new is None or not {**old, **new} or "sha256" in {**old, **new}:
-        yield Change(place, first, second)
+        yield DocumentChange(place, first, second)
         return
     for name in {**old, **new}:
         yield from document_changes((*place, name), old.get(name), new.get(name))
     if isinstance(first, list) and old.keys() == new.keys() and list(old) != list(new):
-        yield Change(place, list(old), list(new))
+        yield DocumentChange(place, list(old), list(new))
 
 
-def by_name(value: object) -> dict[str, object] | None:
+def items_by_name(value: object) -> dict[str, object] | None:
     """Return a mapping, a list of named items, or a list of rows that begin with a name, by name; else `None`."""
     if isinstance(value, Mapping):
         return dict(value)

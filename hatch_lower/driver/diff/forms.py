@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from difflib import Match, SequenceMatcher
 from typing import Any
 
-from hatch_lower.driver.diff.words import change_text, literal_text, operator_text, range_text, value_change, value_text
+from hatch_lower.driver.diff.words import (
+    change_text,
+    literal_words,
+    operator_text,
+    range_text,
+    value_change,
+    value_words,
+)
 from hatch_lower.frozen import Frozen
 
 MOST_EDITS = 1000  # beyond this number of items without a counterpart the sequences count as different
@@ -62,7 +69,7 @@ Names = Mapping[str, Sequence[str]]  # operator to the names of its arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class GraphOperator:
     """A node that computes, or that holds a constant or a nested graph."""
 
     position: int
@@ -77,7 +84,7 @@ class Operator:
         return f"{text} ({'was ' if was else ''}{self.source})" if self.source else text
 
 
-def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> list[Operator]:
+def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> list[GraphOperator]:
     operators = []
     for position, row in enumerate(rows):
         source = sources[position] if position < len(sources) else ""
@@ -86,19 +93,21 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
                 continue
             case ["attribute", ["graph", _] as content]:
                 # nested graphs are always aligned, and compared separately
-                operators.append(Operator(position, "a nested graph", source, "graph", content=content))
+                operators.append(GraphOperator(position, "a nested graph", source, "graph", content=content))
             case ["attribute", content]:
                 token = json.dumps(row)
-                operators.append(Operator(position, "a constant in the code", source, token, content=content))
+                operators.append(GraphOperator(position, "a constant in the code", source, token, content=content))
             case [_, target, listed, named, value]:
                 known = names.get(target, ())
                 given = {known[at] if at < len(known) else f"argument {at}": part for at, part in enumerate(listed[1])}
                 token = json.dumps([target, without_edges(listed), without_edges(named)], sort_keys=True)
-                operators.append(Operator(position, operator_text(target), source, token, {**given, **named}, value))
+                operators.append(
+                    GraphOperator(position, operator_text(target), source, token, {**given, **named}, value)
+                )
     return operators
 
 
-class Comparison:
+class OperatorComparison:
     """Two graphs with aligned operators; the operators of a pair may differ in edges only."""
 
     def __init__(
@@ -146,10 +155,10 @@ class Comparison:
             if before.value != after.value:
                 yield after.line(f"{after.name} gives {value_change(before.value, after.value)}")
 
-    def _nested_lines(self, before: Operator, after: Operator) -> Iterator[str]:
+    def _nested_lines(self, before: GraphOperator, after: GraphOperator) -> Iterator[str]:
         if before.content == after.content:
             return
-        nested = Comparison(before.content[1], after.content[1], names=self._names)
+        nested = OperatorComparison(before.content[1], after.content[1], names=self._names)
         operators, checks = nested.operator_lines()
         lines = operators or checks or list(nested.edge_lines(nested.placeholders())) or list(nested.value_lines())
         yield from (f"in a nested graph: {line}" for line in lines)
@@ -165,7 +174,7 @@ class Comparison:
         return f"another graph: operators {len(self._before):,} → {len(self._after):,}{''.join(changed)}"
 
 
-def gap_lines(removed: Sequence[Operator], added: Sequence[Operator]) -> Iterator[tuple[str, str]]:
+def gap_lines(removed: Sequence[GraphOperator], added: Sequence[GraphOperator]) -> Iterator[tuple[str, str]]:
     same = align([operator.name for operator in removed], [operator.name for operator in added]) or []
     for left, right in same:
         after = added[right]
@@ -180,13 +189,13 @@ def gap_lines(removed: Sequence[Operator], added: Sequence[Operator]) -> Iterato
             yield from ((new.name, new.line(f"{new.name} added")) for new in behind)
 
 
-def argument_changes(before: Operator, after: Operator) -> Iterator[str]:
+def argument_changes(before: GraphOperator, after: GraphOperator) -> Iterator[str]:
     if before.content is not None:
         yield "with other contents"
     old, new = before.arguments, after.arguments
     for name in {**old, **new}:
         if without_edges(old.get(name, ABSENT)) != without_edges(new.get(name, ABSENT)):
-            left, right = (literal_text(side[name]) if name in side else ABSENT for side in (old, new))
+            left, right = (literal_words(side[name]) if name in side else ABSENT for side in (old, new))
             yield f"{name} {change_text(left, right)}"
 
 
@@ -242,7 +251,9 @@ def differences(before: Form, after: Form) -> list[str]:
     (old_inputs, old_constants), (inputs, constants) = read_placeholders(before), read_placeholders(after)
     same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
     places = [(left.position, right.position) for left, right in [*same_inputs, *same_constants]]
-    compared = Comparison(before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments)
+    compared = OperatorComparison(
+        before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments
+    )
     operators, checks = compared.operator_lines()
     lines = [*change_lines(old_inputs, inputs, same_inputs), *range_lines(before.symbols, after.symbols), *operators]
     lines += [*change_lines(old_constants, constants, same_constants), *checks]
@@ -263,7 +274,7 @@ def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
 def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *, alone: bool) -> Iterator[str]:
     # `alone`: no operator differs, so another output is no consequence of another operator
     moved = dict(pairs)
-    old = [[kind, follow(value, moved)] for kind, value, _ in before.outputs]
+    old = [[kind, follow_node(value, moved)] for kind, value, _ in before.outputs]
     new = [[kind, value] for kind, value, _ in after.outputs]
     if len(old) != len(new):
         yield f"outputs {change_text(str(len(old)), str(len(new)))}"
@@ -275,7 +286,7 @@ def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *,
                 yield f"output {at} is {'written to an input' if left[1] == right[1] else 'another value'}"
 
 
-def follow(value: object, moved: Mapping[int, int]) -> object:
+def follow_node(value: object, moved: Mapping[int, int]) -> object:
     return ["node", moved.get(value[1])] if isinstance(value, list) and value[0] == "node" else value
 
 
@@ -310,12 +321,12 @@ def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> 
     """Return pairs of corresponding inputs: by position, or by name if their number has changed."""
     if len(before) == len(after) or not all(placeholder.name for placeholder in (*before, *after)):
         return list(zip(before, after))  # noqa: B905 - the rest was added or removed
-    return by_name(before, after)
+    return placeholders_by_name(before, after)
 
 
 def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
     """Return pairs of corresponding constants: by name, then by equal kind, dtype and shape, in order."""
-    pairs = by_name(before, after)
+    pairs = placeholders_by_name(before, after)
     seen = {id(placeholder) for pair in pairs for placeholder in pair}
     old, new = ([constant for constant in side if id(constant) not in seen] for side in (before, after))
     looks = ([json.dumps(constant.row[:3]) for constant in side] for side in (old, new))
@@ -323,7 +334,7 @@ def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) 
     return pairs + [(old[left], new[right]) for left, right in same]
 
 
-def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
+def placeholders_by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
     named = {placeholder.name: placeholder for placeholder in before if placeholder.name}
     return [(named[placeholder.name], placeholder) for placeholder in after if placeholder.name in named]
 
@@ -336,7 +347,7 @@ def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pa
     for verb, side in (("removed", before), ("added", after)):
         for placeholder in side:
             if id(placeholder) not in paired:
-                yield f"{placeholder.title} {verb}: {value_text(placeholder.value)}"
+                yield f"{placeholder.title} {verb}: {value_words(placeholder.value)}"
 
 
 def pair_changes(left: Placeholder, right: Placeholder, *, moved: bool) -> Iterator[str]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.config.requirements import read_requirement
-from hatch_lower.driver.contents import SBOM, Contents, LoweredModel, LoweredRecipe, find_contents, metadata_text
-from hatch_lower.driver.diff.difference import Change, document_changes
-from hatch_lower.driver.diff.forms import Comparison
+from hatch_lower.driver.contents import SBOM, OpenedModel, OpenedRecipe, WheelModels, find_contents, metadata_text
+from hatch_lower.driver.diff.difference import DocumentChange, document_changes
+from hatch_lower.driver.diff.forms import OperatorComparison
 from hatch_lower.driver.diff.tensors import compare_numbers, read_tensor_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
@@ -33,26 +33,30 @@ Facts = dict[str, object]
 MOST_LINES = 40  # of details of a graph
 
 
-class Side(Frozen):
+class ComparedModels(Frozen):
     title: str
-    models: Mapping[str, LoweredModel]
+    models: Mapping[str, OpenedModel]
     requirements: Mapping[str, str]
     components: Mapping[str, str]  # name to version, from the SBOM
 
 
-def read_side(target: str | Path) -> Side:
+def read_side(target: str | Path) -> ComparedModels:
     folders = find_contents(target)
     packed = isinstance(target, str) or not target.is_dir()  # a folder has no metadata
     metadata, sbom = (metadata_text(target, name) or "" if packed else "" for name in ("METADATA", SBOM))
     title = f"{folders[0].manifest.distribution} {folders[0].manifest.version} ({target})"
     requires = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
     components = components_of(sbom, str(target))
-    return replace(side_of(title, folders), requirements=by_requirement(map(str, requires)), components=components)
+    return replace(
+        models_of_folders(title, folders), requirements=by_requirement(map(str, requires)), components=components
+    )
 
 
-def side_of(title: str, folders: Sequence[Contents]) -> Side:
+def models_of_folders(title: str, folders: Sequence[WheelModels]) -> ComparedModels:
     """Return the models in folders, without requirements and components, which are in a distribution's metadata."""
-    return Side(title, {name: contents.model(name) for contents in folders for name in contents.models}, {}, {})
+    return ComparedModels(
+        title, {name: contents.model(name) for contents in folders for name in contents.models}, {}, {}
+    )
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
@@ -81,17 +85,17 @@ def components_of(sbom: str, where: str) -> dict[str, str]:
         raise ProgramError("the SBOM cannot be read", where=where, found=found, hint="build the wheel again") from error
 
 
-def compare_models(first: Side, second: Side) -> list[Change]:
+def compare_models(first: ComparedModels, second: ComparedModels) -> list[DocumentChange]:
     """Return the differences; none if every packaged file of the models has the same contents."""
     if len(first.models) == len(second.models) == 1:  # single models are compared under any name
         second = replace(second, models=dict(zip(first.models, second.models.values(), strict=True)))
     return [
         replace(change, lines=tuple(itertools.islice(details(first, second, change.place), MOST_LINES)))
-        for change in document_changes((), facts_of(first), facts_of(second))
+        for change in document_changes((), distribution_facts(first), distribution_facts(second))
     ]
 
 
-def facts_of(side: Side) -> Facts:
+def distribution_facts(side: ComparedModels) -> Facts:
     manifests = [model.contents.manifest for model in side.models.values()]
     tools = {name: version for manifest in manifests for name, version in manifest.tools.items()}
     return {
@@ -103,7 +107,7 @@ def facts_of(side: Side) -> Facts:
     }
 
 
-def model_facts(model: LoweredModel) -> Facts:
+def model_facts(model: OpenedModel) -> Facts:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     assets = {f"asset {name}": file for name, file in entry.assets.items()}
     shared = {"weights": entry.constants, "places of weights": entry.weights, "check data": entry.check, **assets}
@@ -135,12 +139,12 @@ def tensor_facts(plan: Plan) -> dict[str, Facts]:
     }
 
 
-def file_facts(contents: Contents, file: FileEntry) -> Facts:
+def file_facts(contents: WheelModels, file: FileEntry) -> Facts:
     contents.map(file)  # refuses a file with another digest
     return {"size": file.size, "sha256": file.sha256}
 
 
-def recipe_facts(contents: Contents, recipe: LoweredRecipe) -> Facts:
+def recipe_facts(contents: WheelModels, recipe: OpenedRecipe) -> Facts:
     entry = recipe.entry
     files = {label: file_facts(contents, file) for label, file in recipe.files().items()}
     return {
@@ -159,7 +163,7 @@ def recipe_facts(contents: Contents, recipe: LoweredRecipe) -> Facts:
     }
 
 
-def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
+def details(first: ComparedModels, second: ComparedModels, place: Sequence[str]) -> Iterator[str]:
     if place[:1] != ("models",) or len(place) < 4:
         return
     models = first.models[place[1]], second.models[place[1]]
@@ -170,7 +174,7 @@ def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
             yield from graph_lines(models[0].recipes[recipe], models[1].recipes[recipe])
 
 
-def tensor_lines(first: LoweredModel, second: LoweredModel, name: str) -> Iterator[str]:
+def tensor_lines(first: OpenedModel, second: OpenedModel, name: str) -> Iterator[str]:
     """Yield the size of a tensor's change, if both sides have equally many numbers."""
     left, right = stored_tensor(first, name), stored_tensor(second, name)
     if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
@@ -179,7 +183,7 @@ def tensor_lines(first: LoweredModel, second: LoweredModel, name: str) -> Iterat
         yield compare_numbers(*left, right[1]).text()
 
 
-def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | None:
+def stored_tensor(model: OpenedModel, name: str) -> tuple[str, memoryview] | None:
     """Return dtype and bytes of a constant's storage, or `None` if the wheel lacks the storage."""
     plans = (recipe.plan for recipe in model.recipes.values())
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
@@ -191,20 +195,20 @@ def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | No
     return file.entries[keys[0]].dtype, file.contents(keys[0])
 
 
-def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
+def graph_lines(first: OpenedRecipe, second: OpenedRecipe) -> Iterator[str]:
     old, new = first.plan.methods, second.plan.methods
     for name in sorted(old.keys() & new.keys()):
         # arguments of delegated operations are unknown: a side with arguments would look changed
         alike = first.entry.methods[name].delegated == second.entry.methods[name].delegated
-        rows, sources = operations(old[name], first.method_debug(name), arguments=alike)
-        new_rows, new_sources = operations(new[name], second.method_debug(name), arguments=alike)
-        compared = Comparison(rows, new_rows, sources, new_sources)
+        rows, sources = method_operations(old[name], first.method_debug(name), arguments=alike)
+        new_rows, new_sources = method_operations(new[name], second.method_debug(name), arguments=alike)
+        compared = OperatorComparison(rows, new_rows, sources, new_sources)
         operators, checks = compared.operator_lines()
         prefix = f"{name}: " if len(old) > 1 or len(new) > 1 else ""
         yield from (f"{prefix}{line}" for line in [*operators, *checks] or compared.edge_lines([]))
 
 
-def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tuple[list[Any], list[str]]:
+def method_operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tuple[list[Any], list[str]]:
     """Return the operations of a method in order, with those of delegates, and their source lines."""
     # the debug map has all operations; the plan has the arguments of the operations that no delegate runs
     calls: dict[int, OpCall] = {}

@@ -57,10 +57,10 @@ def read_wheel(path: Path) -> Wheel:
             members = {entry.filename: entry for entry in archive.infolist()}
             return Wheel(path, members, {name: digest_of_member(archive, name) for name in members})
     except ARCHIVE_ERRORS as error:
-        raise unreadable(path, error) from error
+        raise unreadable_archive(path, error) from error
 
 
-def unreadable(path: Path, error: BaseException) -> PackageError:
+def unreadable_archive(path: Path, error: BaseException) -> PackageError:
     return PackageError(
         "the wheel cannot be read",
         where=str(path),
@@ -103,7 +103,7 @@ def inflate(wheel: Wheel, entry: zipfile.ZipInfo, source: IO[bytes], target: IO[
                 data = inflater.unconsumed_tail
         target.write(inflater.flush())
     except ARCHIVE_ERRORS as error:
-        raise unreadable(wheel.path, error) from error
+        raise unreadable_archive(wheel.path, error) from error
 
 
 def equal_bytes(first: memoryview, second: memoryview) -> bool:
@@ -186,12 +186,12 @@ def compare_tensors(
         right = second.entries[counterpart] if label in others else None
         place = f"tensor {known.names.get(name, name)}"
         if left is None or right is None:
-            differences.append(Difference(member, place, form_of(left), form_of(right)))
+            differences.append(Difference(member, place, tensor_form_text(left), tensor_form_text(right)))
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS_FILES):
             continue  # reported for the file of constants
         elif (left.dtype, left.shape) != (right.dtype, right.shape):
             reason = "another model, or other settings"
-            differences.append(Difference(member, place, form_of(left), form_of(right), reason))
+            differences.append(Difference(member, place, tensor_form_text(left), tensor_form_text(right), reason))
         else:
             contents = first.contents(name), second.contents(counterpart)
             differences += compare_contents(member, place, left.dtype, *contents, drawn=drawn)
@@ -205,7 +205,7 @@ def metadata_of(file: TensorFile) -> dict[str, object]:
     return {} if file.metadata is None else {"__metadata__": file.metadata}
 
 
-def form_of(entry: TensorEntry | None) -> str:
+def tensor_form_text(entry: TensorEntry | None) -> str:
     return NOTHING if entry is None else f"{entry.dtype} {list(entry.shape)}"
 
 

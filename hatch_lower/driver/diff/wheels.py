@@ -25,7 +25,7 @@ from hatch_lower.driver.diff.difference import (
     Difference,
     Known,
     compare_documents,
-    is_equal,
+    is_equal_json,
     reason_for_texts,
 )
 from hatch_lower.driver.diff.tensors import (
@@ -62,7 +62,7 @@ def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str,
     digests: dict[str, str] = {}
     documents = [name for name in sorted(pairs) if FOLDER in name and name.endswith(".json")]
     for name in sorted(documents, key=lambda name: name.endswith(MANIFEST)):  # its lists are sorted by digest
-        digests = digests_of(first, second, name, name) | digests
+        digests = paired_digests(first, second, name, name) | digests
     called: dict[str, list[str]] = {}
     for name in lone:
         for digest in IN_NAME.findall(name):
@@ -71,7 +71,7 @@ def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str,
         for name in called.get(left, ()):
             if name.replace(left, right) in second.members:
                 pairs[name] = name.replace(left, right)
-                digests = digests_of(first, second, name, pairs[name]) | digests
+                digests = paired_digests(first, second, name, pairs[name]) | digests
     return pairs, digests
 
 
@@ -80,7 +80,7 @@ def metadata_folder(wheel: Wheel) -> str:
     return folders.pop() if len(folders) == 1 else "\0"
 
 
-def digests_of(first: Wheel, second: Wheel, name: str, counterpart: str) -> dict[str, str]:
+def paired_digests(first: Wheel, second: Wheel, name: str, counterpart: str) -> dict[str, str]:
     """Return the digests at the same places of two documents, or of the documents at the beginning of two delegates."""
     if first.digests[name] == second.digests[counterpart]:
         return {}
@@ -175,13 +175,13 @@ def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None =
         *compare_archives(left, right),
         *lone_members(left, right, pairs),
     ]
-    for name, counterpart in sorted(pairs.items(), key=order_of):
+    for name, counterpart in sorted(pairs.items(), key=member_order):
         if left.digests[name] != right.digests[counterpart]:
             differences += compare_pair(left, right, name, counterpart, pairs, known)
     return tuple(explained_by_others(differences)) or tuple(compare_files(first, second))
 
 
-def order_of(pair: tuple[str, str]) -> tuple[bool, bool, str]:
+def member_order(pair: tuple[str, str]) -> tuple[bool, bool, str]:
     """Return a sort key that puts causes before the members that follow from them."""
     return ".dist-info/" in pair[0], pair[0].endswith(CHECK_FILE), pair[0]
 
@@ -281,21 +281,21 @@ def compare_parsed(member: str, first: memoryview, second: memoryview, known: Kn
         differences = compare_documents(member, left.value, right.value, known)
         if not equal_bytes(first[left.end :], second[right.end :]):
             return differences + compare_members(member, first[left.end :], second[right.end :], known)
-        return [Difference(member, "", "", "", OTHER_FORM)] if is_equal(left.value, right.value) else differences
-    texts = text_of(first), text_of(second)
+        return [Difference(member, "", "", "", OTHER_FORM)] if is_equal_json(left.value, right.value) else differences
+    texts = member_text(first), member_text(second)
     try:
         documents = [json.loads(text) for text in texts if text is not None]
     except ValueError:
         documents = []
     if len(documents) == 2 and all(isinstance(document, dict | list) for document in documents):
-        if is_equal(*documents):
+        if is_equal_json(*documents):
             return [Difference(member, "", "", "", OTHER_FORM)]
         return compare_documents(member, documents[0], documents[1], known)
     labelled = [text and known.labelled(text, is_second=side > 0) for side, text in enumerate(texts)]
     return [] if labelled[0] is not None and labelled[0] == labelled[1] else None
 
 
-def text_of(data: memoryview) -> str | None:
+def member_text(data: memoryview) -> str | None:
     """Return the text of a file; `None` for binary or large files."""
     if len(data) > DOCUMENT_LIMIT or b"\0" in bytes(data):
         return None
@@ -309,7 +309,7 @@ def reason_for(member: str, first: memoryview, second: memoryview, known: Known)
     """Return the likely reason why two files that are no documents differ."""
     if bytes(first[: len(ELF)]) == bytes(second[: len(ELF)]) == ELF:
         return CODE
-    left, right = text_of(first), text_of(second)
+    left, right = member_text(first), member_text(second)
     if left is None or right is None:
         return ""
     if sorted(left.splitlines()) == sorted(right.splitlines()):

@@ -25,7 +25,7 @@ def operator_text(target: str) -> str:
     return f"{name}.{schema['overload']}" if schema["overload"] not in ("", "default") else name
 
 
-def literal_text(value: object) -> str:
+def literal_words(value: object) -> str:
     text = plain_text(value)
     return text if len(text) <= LONGEST_LITERAL else f"{text[: LONGEST_LITERAL - 1]}…"
 
@@ -58,19 +58,19 @@ def plain_text(value: Any) -> str:
             return str(value)
 
 
-def value_text(value: object) -> str:
+def value_words(value: object) -> str:
     match value:
         case ["tensor", dtype, [*sizes], *_]:
-            return f"{dtype}[{', '.join(map(literal_text, sizes))}]"
+            return f"{dtype}[{', '.join(map(literal_words, sizes))}]"
         case ["list", [*items]]:
-            return f"({', '.join(map(value_text, items))})"
+            return f"({', '.join(map(value_words, items))})"
         case _:
-            return literal_text(value)
+            return literal_words(value)
 
 
 def value_change(before: Any, after: Any) -> str:
     """Return the first difference of two values in dtype and shape, strides, layout, device, example sizes."""
-    short = value_text(before), value_text(after)
+    short = value_words(before), value_words(after)
     if short[0] != short[1]:
         return change_text(*short)
     match before, after:
@@ -91,7 +91,7 @@ def value_change(before: Any, after: Any) -> str:
 
 
 def part_text(value: Any) -> str:
-    return value if isinstance(value, str) else f"[{', '.join(map(literal_text, value))}]"
+    return value if isinstance(value, str) else f"[{', '.join(map(literal_words, value))}]"
 
 
 def range_text(bounds: list[str] | None) -> str:
@@ -143,7 +143,7 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
         if name in EXPORTED or name in CONSEQUENCES:
             continue
         if name == "weights":
-            settings += weights_lines(*(dict(rows_of(key.get(name))) for key in (before, after)))
+            settings += weights_change_lines(*(dict(listed_rows(key.get(name))) for key in (before, after)))
             continue
         if name == "samples":
             settings += samples_lines(before.get(name), after.get(name))
@@ -156,11 +156,11 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
     return list(dict.fromkeys([*settings, *tools]))
 
 
-def rows_of(value: object) -> Sequence[Any]:
+def listed_rows(value: object) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+def weights_change_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each file of weights, by URL and digest, that was added, removed or changed."""
     for url in {**before, **after}:
         words = "a file beside the wheel" if url == IN_A_FILE else url
@@ -174,7 +174,7 @@ def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
 def samples_lines(before: object, after: object) -> Iterator[str]:
     """Yield a line for each method whose real inputs, by source and digest, have changed."""
-    old, new = ({name: (source, digest) for name, source, digest in rows_of(value)} for value in (before, after))
+    old, new = ({name: (source, digest) for name, source, digest in listed_rows(value)} for value in (before, after))
     for name in {**old, **new}:
         if name not in new:
             yield f"no real inputs of `{name}`"

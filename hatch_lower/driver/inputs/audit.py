@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hatch_lower.cache.stats import State
+from hatch_lower.cache.stats import FileState
 from hatch_lower.driver.inputs.log import Kind, Observed, Record, fold, read_log
 from hatch_lower.driver.inputs.preload import RecordingSwitch
 
@@ -155,17 +155,17 @@ class Notes:
         if self.log is not None:
             self._switch.note(kind, text)
             return
-        state = state_of(text, kind) if kind in WITH_STATE else ""
+        state = path_state(text, kind) if kind in WITH_STATE else ""
         self._events.setdefault(Record(kind, text, state))
         if kind in (Kind.READ, Kind.LOOKED) and not state:  # a link that leads nowhere
             self._events.setdefault(Record(Kind.MISSING, text))
 
 
-def state_of(path: str, kind: Kind) -> str:
+def path_state(path: str, kind: Kind) -> str:
     """Return the state of a path; empty if missing or not permitted."""
     look = plain_lstat if kind == Kind.HARD_LINKED else plain_stat
     try:
-        return State.of(look(path)).text()
+        return FileState.of(look(path)).text()
     except (OSError, ValueError):
         return ""
 
@@ -265,12 +265,12 @@ class AuditEvents:
                 self._notes.note_change(Kind.HARD_LINKED, source)
 
     def _on_dlopen(self, name: object, *_: object) -> None:
-        if "/" in text_of(name):  # the list of mapped libraries has libraries without a path
+        if "/" in argument_text(name):  # the list of mapped libraries has libraries without a path
             self._notes.note(Kind.READ, name)
 
     def _on_dlsym(self, library: object, name: object) -> None:
         if self._c_library.is_unseen(library, name):
-            self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
+            self._notes.doubt(f"the C library was called past the recording: {argument_text(name)}")
 
     def _on_sqlite(self, database: object, *_: object) -> None:
         text = os.fsdecode(database) if isinstance(database, PATHS) else ""
@@ -284,7 +284,7 @@ class AuditEvents:
                     self._notes.note_change(Kind.WRITTEN, path)
 
     def _on_exec(self, path: object, *_: object) -> None:
-        self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")
+        self._notes.doubt(f"the process became another: {os.path.basename(argument_text(path))}")
 
     def _on_fork(self, *_: object) -> None:
         if self._notes.log is None:
@@ -300,32 +300,32 @@ class AuditEvents:
         if not self._notes.paused:
             self._notes.handed_on = True
             if self._notes.log is None:
-                self._notes.doubt(f"a subprocess ran: {os.path.basename(text_of(executable))}")
+                self._notes.doubt(f"a subprocess ran: {os.path.basename(argument_text(executable))}")
 
     def _on_bind(self, socket: object, address: object) -> None:
         if not isinstance(address, tuple):
-            self._notes.sockets.add(text_of(address))
+            self._notes.sockets.add(argument_text(address))
 
     def _on_connect(self, socket: object, address: object) -> None:
         is_local = isinstance(address, (str, bytes))
         # which process has opened the other end, the preloaded library knows
-        if is_local and (self._notes.log is not None or text_of(address) in self._notes.sockets):
+        if is_local and (self._notes.log is not None or argument_text(address) in self._notes.sockets):
             return
         if isinstance(address, tuple) and len(address) > 1:
-            host = text_of(address[0])
+            host = argument_text(address[0])
             address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
-        self._notes.doubt(f"the network was used: {text_of(address)}")
+        self._notes.doubt(f"the network was used: {argument_text(address)}")
 
     def _on_host(self, host: object, *_: object) -> None:
-        self._notes.doubt(f"the network was used: {text_of(host)}")
+        self._notes.doubt(f"the network was used: {argument_text(host)}")
 
     def _on_request(self, url: object, *_: object) -> None:
-        parts = urllib.parse.urlsplit(text_of(url))
+        parts = urllib.parse.urlsplit(argument_text(url))
         if parts.scheme != "file":
             self._notes.doubt(f"the network was used: {parts.hostname or url}")
 
 
-def text_of(value: object) -> str:
+def argument_text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

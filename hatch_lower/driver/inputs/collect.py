@@ -9,9 +9,9 @@ that was looked up by name is an input.
 record where each module is found.
 - A folder on the path to a root, because the folder exists wherever the project is built.
 
-Therefore these changes escape: another distribution that adds a module, a data file or an entry point where an earlier
-build found no file, if the model's code takes all installed distributions; a file in `site-packages` that was edited by
-hand.
+Therefore these changes escape: another distribution that adds a module, a data file or an entry point where an
+earlier build found no file, if the model's code takes all installed distributions; a file in `site-packages` that was
+edited by hand.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from importlib.util import source_from_cache
 from pathlib import PurePath
 
-from hatch_lower.cache.stats import StatCache, State
+from hatch_lower.cache.stats import FileState, StatCache
 from hatch_lower.driver.environment import LOADER
 from hatch_lower.driver.inputs.machine import Owners
 from hatch_lower.driver.inputs.present import LINK, PORTIONS, Present, files_matching
 from hatch_lower.driver.inputs.record import ABSENT, UNSET, RecordedInputs, globs_of, variables_of
-from hatch_lower.driver.inputs.recorder import Observations
+from hatch_lower.driver.inputs.recorder import ObservedReads
 from hatch_lower.driver.inputs.roots import SUFFIX_RANKS, Roots, list_folder
 
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
@@ -38,11 +38,11 @@ GRAIN_NS = 20_000_000  # a file system's clock may be behind by a tick of the ke
 COARSE_GRAIN_NS = 2_000_000_000
 SECOND_NS = 1_000_000_000
 METADATA = (".dist-info", ".egg-info")
-NOTHING = State(0, 0, 0, 0, 0, 0)  # the state of a path without a file
+NOTHING = FileState(0, 0, 0, 0, 0, 0)  # the state of a path without a file
 
 
 def collect(
-    observations: Observations,
+    observations: ObservedReads,
     roots: Roots,
     *,
     began_ns: int,
@@ -83,7 +83,7 @@ def no_inputs() -> RecordedInputs:
 
 @dataclass(slots=True)
 class Collector:
-    observations: Observations
+    observations: ObservedReads
     roots: Roots
     present: Present
     began_ns: int
@@ -104,7 +104,7 @@ class Collector:
         interpreter = os.path.realpath(sys.executable)
         loaded = frozenset(self.observations.loaded)
         for path in paths:
-            source = source_of(path)
+            source = source_of_bytecode(path)
             if is_metadata(source) and os.path.basename(source) == "METADATA" and self.roots.locate(source) is None:
                 self.inputs.distributions.update(self.present.project)  # a build laid the metadata out
             if source in self.observations.made or is_metadata(source) or source == interpreter:
@@ -135,7 +135,9 @@ class Collector:
             return self.doubt(located)
         if not digest:
             return self.doubt(located, "could not be read again")
-        if self.is_young(before) or not all(self.is_same(seen, State.of(after)) for seen in self.seen(path, before)):
+        if self.is_young(before) or not all(
+            self.is_same(seen, FileState.of(after)) for seen in self.seen(path, before)
+        ):
             self.doubt(located)
         self.inputs.files[located] = digest
 
@@ -170,7 +172,9 @@ class Collector:
 
     def was_another(self, path: str, look: str) -> bool:
         """Return whether a path had another file when it was looked at; `look` is the present state."""
-        states = (State.read(text).kind() if text else ABSENT for text in self.observations.asked.states.get(path, ()))
+        states = (
+            FileState.read(text).kind() if text else ABSENT for text in self.observations.asked.states.get(path, ())
+        )
         return any(kind != "other" and kind != look.partition(LINK)[0] for kind in states)
 
     def add_times(self) -> None:
@@ -258,14 +262,14 @@ class Collector:
             else:
                 self.add_files([path])
 
-    def seen(self, path: str, at_last: os.stat_result) -> Iterator[State]:
+    def seen(self, path: str, at_last: os.stat_result) -> Iterator[FileState]:
         for text in self.observations.asked.states.get(path, ()):
-            state = State.read(text) if text else NOTHING
+            state = FileState.read(text) if text else NOTHING
             if not stat.S_ISLNK(state.mode):
                 yield state
-        yield State.of(at_last)
+        yield FileState.of(at_last)
 
-    def is_same(self, before: State, after: State) -> bool:
+    def is_same(self, before: FileState, after: FileState) -> bool:
         """Return whether nobody wrote a file between two looks."""
         if before[:2] in self.observations.linked:  # another hard link changes this time alone
             before = before._replace(changed=after.changed)
@@ -273,7 +277,7 @@ class Collector:
 
     def was_exchanged(self, folder: str, status: os.stat_result) -> bool:
         """Return whether a path had another folder when the folder was listed."""
-        states = [State.read(text) for text in self.observations.asked.states.get(folder, ()) if text]
+        states = [FileState.read(text) for text in self.observations.asked.states.get(folder, ()) if text]
         return any(stat.S_ISDIR(state.mode) and state[:2] != (status.st_dev, status.st_ino) for state in states)
 
     def is_young(self, status: os.stat_result) -> bool:
@@ -297,7 +301,7 @@ def loader_folders(environment: Mapping[str, str]) -> list[str]:
     return [folder for name in LOADER for folder in environment.get(name, "").split(os.pathsep) if folder]
 
 
-def source_of(path: str) -> str:
+def source_of_bytecode(path: str) -> str:
     if "/__pycache__/" in path and path.endswith(".pyc"):
         try:
             return source_from_cache(path)

@@ -1,8 +1,8 @@
 """Conditions of every stored result beside its inputs: the machine, the interpreter, this package's own code, and
 installed distributions, by the names of their folders.
 
-All facts are found without torch. Every build lists the distributions, so the code imports no module and reads no metadata. Only the process that exports
-reads RECORDs, to find the owner of a file.
+All facts are found without torch. Every build lists the distributions, so the code imports no module and reads no
+metadata. Only the process that exports reads RECORDs, to find the owner of a file.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
     try:
         record = stats.digest_of_record(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
     except OSError:
-        return digest_of([__version__, code_of(package, stats)])
+        return digest_of([__version__, package_digests(package, stats)])
     return digest_of([__version__, record])
 
 
-def code_of(package: Path, stats: StatCache) -> dict[str, str]:
+def package_digests(package: Path, stats: StatCache) -> dict[str, str]:
     digests = {}
     top = f"{package}/"
     for folder, folders, names in os.walk(package):

@@ -1,8 +1,8 @@
 """The preloaded library: notes of native code and child processes.
 
-Python's audit events miss the reads of C, C++ and Rust, every `stat`, and other processes. `preload.c` is compiled once
-into the cache and loaded with `LD_PRELOAD`; the library writes a log (`log`). Without a C compiler or the GNU C library
-there is no library, and an export with reads that the audit events do not cover cannot be reused.
+Python's audit events miss the reads of C, C++ and Rust, every `stat`, and other processes. `preload.c` is compiled
+once into the cache and loaded with `LD_PRELOAD`; the library writes a log (`log`). Without a C compiler or the GNU C
+library there is no library, and an export with reads that the audit events do not cover cannot be reused.
 
 The library misses: system calls past the C library (some Go programs, io_uring), programs without the C library (found
 by `unrecorded_programs`), files that the C library itself opens (locale, time zone, name service, shared memory),
@@ -37,7 +37,7 @@ UNFINISHED = "unfinished-"  # folders of processes that compile the library
 SEPARATORS = frozenset(": \t\n$")  # characters that a path in `LD_PRELOAD` cannot have
 
 
-def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+def find_c_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the command of a C compiler, first the command in `CC`; `None` without a compiler."""
     try:
         named = shlex.split(environment.get("CC", ""))
@@ -55,13 +55,16 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     # The file's name has its sha256: somebody who exchanged the library could hide reads.
     folder = cache_folder.absolute() / "v1" / "preload"
     library_version = libc_version() if sys.platform == "linux" else ""
-    compiler = find_compiler(environment)
+    compiler = find_c_compiler(environment)
     if not library_version or not compiler or SEPARATORS & set(str(folder)):
         return None
     try:
         remove_abandoned(folder, f"{UNFINISHED}*")
         name = digest_of([SOURCE.read_text(), compiler, FLAGS, platform.machine(), library_version])
-        path = next((path for path in sorted(folder.glob(f"{name}-*.so")) if is_own(path) and is_whole(path)), None)
+        path = next(
+            (path for path in sorted(folder.glob(f"{name}-*.so")) if is_own_library(path) and is_whole_library(path)),
+            None,
+        )
         if path is None:
             for new_folder in (cache_folder, folder.parent, folder):
                 # `mkdir` gives the mode to the last folder alone
@@ -69,7 +72,7 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
             with held_folder(UNFINISHED, folder) as temporary:
                 made = temporary / "preload.so"
                 command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ldl"]
-                run(command, {**environment, "TMPDIR": str(temporary)})
+                run_compiler(command, {**environment, "TMPDIR": str(temporary)})
                 try_library(made, environment)
                 made.chmod(0o700)
                 path = folder / f"{name}-{sha256_file(made)}.so"
@@ -79,7 +82,7 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     return path
 
 
-def is_own(library: Path) -> bool:
+def is_own_library(library: Path) -> bool:
     """Return whether a library is there, and is a file that nobody but this user or root can have written."""
     try:
         status = library.lstat()
@@ -89,14 +92,14 @@ def is_own(library: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0) and not writable
 
 
-def is_whole(library: Path) -> bool:
+def is_whole_library(library: Path) -> bool:
     try:
         return library.name == f"{library.name.partition('-')[0]}-{sha256_file(library)}.so"
     except OSError:
         return False
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+def run_compiler(command: Sequence[str], environment: Mapping[str, str]) -> None:
     subprocess.run(
         command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS_TO_COMPILE, env=environment
     )
@@ -106,7 +109,7 @@ def try_library(library: Path, environment: Mapping[str, str]) -> None:
     """Start an interpreter with the library; raise `ValueError` if its log lacks an expected event."""
     log = library.with_suffix(".log")
     command = [sys.executable, "-I", "-S", "-c", f"open({str(SOURCE)!r}).close()"]
-    run(command, {**environment, **preload_environment(library, log, environment)})
+    run_compiler(command, {**environment, **preload_environment(library, log, environment)})
     observed = read_log(log)
     if observed.incomplete or str(SOURCE) not in observed.opened:
         raise ValueError("the preloaded library does not see opened files")

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from hatch_lower.cache.stats import StatCache, State
+from hatch_lower.cache.stats import FileState, StatCache
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.driver.inputs.machine import Distribution, find_distributions, mark_of_distribution
 from hatch_lower.driver.inputs.record import ABSENT, RecordedInputs, mark_of, new_variables
@@ -25,7 +25,7 @@ from hatch_lower.driver.inputs.roots import (
     is_built_in,
     list_archive,
     list_folder,
-    places_of,
+    module_places,
     spellings,
     standard_library,
 )
@@ -84,11 +84,11 @@ class Present:
         if path is None or status is None:
             return ABSENT
         if not stat.S_ISLNK(status.st_mode):
-            return State.of(status).kind()
+            return FileState.of(status).kind()
         target = os.readlink(path)
         named = (self.roots.locate(target) or "") if os.path.isabs(target) else target
         try:
-            return f"{State.of(os.stat(path)).kind()}{LINK}{named}"
+            return f"{FileState.of(os.stat(path)).kind()}{LINK}{named}"
         except OSError:
             return f"other{LINK}{named}"
 
@@ -117,7 +117,7 @@ class Present:
         """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`."""
         if is_built_in(name):
             return "python"
-        places = places_of(name, self._entries, self._list)
+        places = module_places(name, self._entries, self._list)
         return PORTIONS.join(self._place(entry, path, owners) for entry, path in places)
 
     @remembered
@@ -185,7 +185,7 @@ def digest_of_names(names: Iterable[str]) -> str:
     return sha256_bytes("\0".join(names).encode("utf-8", "surrogateescape"))
 
 
-class Change(Frozen):
+class InputChange(Frozen):
     """A changed input; a path as `subject` is located."""
 
     kind: str
@@ -198,35 +198,37 @@ class Change(Frozen):
         return TEXTS[self.kind](self)
 
 
-def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
+def changes(inputs: RecordedInputs, present: Present) -> Iterator[InputChange]:
     """Yield the changes of recorded inputs, the most telling first; each input is examined when its turn comes."""
-    yield from (Change("unknown", reason, "", "") for reason in sorted(inputs.unknown))
-    yield from compare("distribution", inputs.distributions, present.distribution)
-    yield from compare("file", inputs.files, present.file)
-    yield from compare("module", inputs.modules, lambda name: present.module(name, owners_in(inputs.modules[name])))
-    yield from compare("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
-    yield from compare("look", inputs.looks, present.look)
-    yield from compare("time", inputs.times, present.time)
-    yield from compare("glob", inputs.globs, present.glob)
-    yield from compare("listing", inputs.listings, present.listing)
-    yield from compare("importable", inputs.importable, present.importable)
-    yield from compare("tool", inputs.tools, present.tool)
-    yield from (Change("hidden", name, "", name) for name in inputs.deciding if name in present.hidden)
-    yield from compare("variable", present.asked_variables(inputs.environment), present.variable)
+    yield from (InputChange("unknown", reason, "", "") for reason in sorted(inputs.unknown))
+    yield from compare_inputs("distribution", inputs.distributions, present.distribution)
+    yield from compare_inputs("file", inputs.files, present.file)
+    yield from compare_inputs(
+        "module", inputs.modules, lambda name: present.module(name, owners_in(inputs.modules[name]))
+    )
+    yield from compare_inputs("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
+    yield from compare_inputs("look", inputs.looks, present.look)
+    yield from compare_inputs("time", inputs.times, present.time)
+    yield from compare_inputs("glob", inputs.globs, present.glob)
+    yield from compare_inputs("listing", inputs.listings, present.listing)
+    yield from compare_inputs("importable", inputs.importable, present.importable)
+    yield from compare_inputs("tool", inputs.tools, present.tool)
+    yield from (InputChange("hidden", name, "", name) for name in inputs.deciding if name in present.hidden)
+    yield from compare_inputs("variable", present.asked_variables(inputs.environment), present.variable)
 
 
-def compare(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -> Iterator[Change]:
+def compare_inputs(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -> Iterator[InputChange]:
     for subject, before in sorted(recorded.items()):
         after = now(subject)
         if before != after:
-            yield Change(kind, subject, before, after)
+            yield InputChange(kind, subject, before, after)
 
 
 def owners_in(place: str) -> tuple[str, ...]:
     return tuple(portion[5:] for portion in place.split(PORTIONS) if portion.startswith("dist "))
 
 
-def shown(located: str) -> str:
+def located_text(located: str) -> str:
     """Return a located path for people: relative to the project if inside."""
     root, _, rest = located.partition("/")
     if root == "project":
@@ -236,38 +238,38 @@ def shown(located: str) -> str:
     return rest if root == "site" else located
 
 
-def say_file(change: Change) -> str:
-    path = shown(change.subject)
+def say_file(change: InputChange) -> str:
+    path = located_text(change.subject)
     named = path if path.endswith((".py", ".pyi")) else f"input {path}"
     return named if change.after else f"{named} is gone"
 
 
-def say_folder(change: Change, what: str) -> str:
-    path = shown(change.subject)
+def say_folder(change: InputChange, what: str) -> str:
+    path = located_text(change.subject)
     return f"{what} in {path}" if change.after else f"{path} is gone"
 
 
-def say_absent(change: Change) -> str:
+def say_absent(change: InputChange) -> str:
     kind = change.after.partition(" ")[0]
-    return f"new {kind if kind != 'other' else 'entry'} {shown(change.subject)}"
+    return f"new {kind if kind != 'other' else 'entry'} {located_text(change.subject)}"
 
 
-def say_look(change: Change) -> str:
-    path = shown(change.subject)
+def say_look(change: InputChange) -> str:
+    path = located_text(change.subject)
     if not change.after:
         return f"{path} is gone"
-    before, after = (words(look) for look in (change.before, change.after))
+    before, after = (look_words(look) for look in (change.before, change.after))
     return f"{path}: {before} → {after}"
 
 
-def words(look: str) -> str:
+def look_words(look: str) -> str:
     """Return `file of 123 bytes` for `file 123`."""
     here, link, target = look.partition(LINK)
     kind, _, size = here.partition(" ")
     return f"file of {size} bytes{link}{target}" if size else f"{kind}{link}{target}"
 
 
-def say_module(change: Change) -> str:
+def say_module(change: InputChange) -> str:
     name, before, after = change.subject, change.before, change.after
     if not after:
         return f"module {name} is gone"
@@ -292,10 +294,10 @@ def portion_words(place: str) -> str:
     kind, _, name = place.partition(" ")
     if kind == "dist":
         return name
-    return {"python": "the standard library", "archive": "an archive"}.get(kind, shown(place))
+    return {"python": "the standard library", "archive": "an archive"}.get(kind, located_text(place))
 
 
-def say_distribution(change: Change) -> str:
+def say_distribution(change: InputChange) -> str:
     before, after = change.before.partition(" ")[0], change.after.partition(" ")[0]
     if not change.before:
         return f"{change.subject} {after} was installed"
@@ -306,12 +308,12 @@ def say_distribution(change: Change) -> str:
     return f"{change.subject} {before} → {after}"
 
 
-def say_named(change: Change, noun: str, came: str, went: str) -> str:
+def say_named(change: InputChange, noun: str, came: str, went: str) -> str:
     name = f"{noun} {change.subject}"
     return f"{name} {came}" if not change.before else name if change.after else f"{name} {went}"
 
 
-TEXTS: Mapping[str, Callable[[Change], str]] = {
+TEXTS: Mapping[str, Callable[[InputChange], str]] = {
     "absent": say_absent,
     "distribution": say_distribution,
     "file": say_file,
@@ -321,7 +323,7 @@ TEXTS: Mapping[str, Callable[[Change], str]] = {
     "listing": lambda change: say_folder(change, "files"),
     "look": say_look,
     "module": say_module,
-    "time": lambda change: f"the time of {shown(change.subject)}",
+    "time": lambda change: f"the time of {located_text(change.subject)}",
     "tool": lambda change: say_named(change, "command", "is there now", "is gone"),
     "unknown": lambda change: change.subject,
     "variable": lambda change: say_named(change, "variable", "is set now", "is no longer set"),

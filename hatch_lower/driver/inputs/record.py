@@ -3,9 +3,9 @@
 Paths are located (`roots`), so that a checkout in another folder, or a fresh environment, has the same inputs.
 
 A record may go to other machines. The values of environment variables are stored as digests, keyed with a secret of
-this machine's cache. A shared record names only variables that were not set, and variables that `pass-env` names: their
-digests are plain, and a reader of the record can compare the digests with guesses. A shared record never has variables
-that look like credentials.
+this machine's cache. A shared record names only variables that were not set, and variables that `pass-env` names:
+their digests are plain, and a reader of the record can compare the digests with guesses. A shared record never has
+variables that look like credentials.
 
 Environment variables as recorded inputs: the choice of variables, and digests of their values.
 
@@ -36,7 +36,7 @@ from hatch_lower.driver.inputs.machine import cpu_capability
 from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
-    from hatch_lower.driver.inputs.recorder import Observations
+    from hatch_lower.driver.inputs.recorder import ObservedReads
 
 
 UNSET = ""
@@ -80,11 +80,11 @@ def secret(folder: Path, *, keeps: bool = True) -> bytes:
     # also in a folder that a group shares: an owner of the key can try out values
     with suppress(OSError), temporary_beside(path, private=True) as part:
         part.write_bytes(fresh)
-        keep(part, path)
+        keep_secret(part, path)
     return read_secret(path) or fresh
 
 
-def keep(temporary: Path, path: Path) -> None:
+def keep_secret(temporary: Path, path: Path) -> None:
     """Give a finished file its name, unless another process was first with a whole file."""
     try:
         os.link(temporary, path)  # unlike a renaming, the link fails if the name exists
@@ -101,12 +101,12 @@ def read_secret(path: Path) -> bytes | None:
     return None
 
 
-def globs_of(observations: Observations) -> tuple[str, ...]:
+def globs_of(observations: ObservedReads) -> tuple[str, ...]:
     """Return the globs whose variables were all read, by this process or a subprocess."""
     return tuple(sorted({*observations.globs, *(["*"] if observations.handed_on else [])}))
 
 
-def variables_of(observations: Observations) -> frozenset[str]:
+def variables_of(observations: ObservedReads) -> frozenset[str]:
     environment = observations.environment
     named = {name for name, is_own in observations.variables.items() if is_own or not matches(name, PLACES)}
     own = [glob for glob, is_own in observations.globs.items() if is_own]

@@ -1,14 +1,14 @@
 """The recorder of a child process: all reads of an export.
 
 Python's audit events report opened files, listed folders, processes and the network (`audit`). `os.environ` and a few
-functions are exchanged for stand-ins that take notes (`pipeline/environment_reads`, `stand_ins`). The preloaded library
-reports the rest, in this process and its subprocesses (`preload`, `log`).
+functions are exchanged for stand-ins that take notes (`pipeline/environment_reads`, `stand_ins`). The preloaded
+library reports the rest, in this process and its subprocesses (`preload`, `log`).
 
-The recorder misses: system calls past the C library; clocks and random numbers of the system; reads before the recorder
-started (`.pth` files, `sitecustomize`), except modules; folders that native code of this process lists and the import
-system listed, too. Without the library the recorder also misses: a reason to doubt that is found in a fork; files that
-native code opens, except through safetensors and torch, or looks at; and `getenv` in native code. There every
-subprocess is a reason to doubt the recording.
+The recorder misses: system calls past the C library; clocks and random numbers of the system; reads before the
+recorder started (`.pth` files, `sitecustomize`), except modules; folders that native code of this process lists and
+the import system listed, too. Without the library the recorder also misses: a reason to doubt that is found in a
+fork; files that native code opens, except through safetensors and torch, or looks at; and `getenv` in native code.
+There every subprocess is a reason to doubt the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from hatch_lower.cache.stats import State
+from hatch_lower.cache.stats import FileState
 from hatch_lower.driver.inputs.audit import AuditEvents, Notes
 from hatch_lower.driver.inputs.log import Kind, Observed, unrecorded_programs
 from hatch_lower.driver.inputs.record import RECORDING_VARIABLES
@@ -40,7 +40,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
 
-class Observations(Frozen):
+class ObservedReads(Frozen):
     """The reads of an export, by absolute path."""
 
     asked: Observed
@@ -149,14 +149,14 @@ class Recorder:
                 os.environ.update(hidden)
                 self._environment.active = active
 
-    def observations(self) -> Observations:
+    def observations(self) -> ObservedReads:
         notes, environment, asked = self._notes, self._environment, self._notes.observed()
         with notes.silent():
             modules, loaded = loaded_modules()
             libraries = mapped_libraries()
             programs = [f"a subprocess ran that cannot be watched: {program}" for program in unrecorded_programs(asked)]
             # without the library nobody tells which entries of a listed folder were looked at
-            entries = entries_of(notes.scanned) if notes.log is None else asked.looked_at
+            entries = paths_in_folders(notes.scanned) if notes.log is None else asked.looked_at
         # The import system and readers of metadata are recorded in another way, so their listings are taken out. A
         # subprocess may have listed the same folder for its names; the listing counts if the folder is the project's
         # own, because every interpreter lists the other folders on its way.
@@ -166,7 +166,7 @@ class Recorder:
         listed = (path for path in asked.listed if path not in not_by_code or path in by_programs)
         # entries of `os.scandir` tell times without another call, so all of a scanned folder count
         timed = (path for path in entries if os.path.dirname(path) in notes.scanned)
-        return Observations(
+        return ObservedReads(
             asked=asked,
             loaded=tuple(dict.fromkeys([*loaded, *libraries])),
             listed=tuple(dict.fromkeys([*asked.listed_by_code, *listed])),
@@ -184,7 +184,7 @@ class Recorder:
                 sorted({*asked.incomplete, *programs, *(f"the network was used: {name}" for name in asked.network)})
             ),
             timed=tuple(dict.fromkeys([*asked.timed, *timed])),
-            linked=frozenset(State.read(state)[:2] for state in asked.linked),
+            linked=frozenset(FileState.read(state)[:2] for state in asked.linked),
         )
 
     @contextlib.contextmanager
@@ -228,7 +228,7 @@ class NotingFinder:
             self._modules.add(name)
 
 
-def entries_of(folders: set[str]) -> list[str]:
+def paths_in_folders(folders: set[str]) -> list[str]:
     entries = []
     for folder in sorted(folders):
         with contextlib.suppress(OSError):

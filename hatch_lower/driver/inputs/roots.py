@@ -148,7 +148,9 @@ def list_folder(path: str) -> Listing | None:
                 suffix = f".{rest}"
                 if not dot and name in folders:
                     modules.setdefault(name, FOLDER)
-                elif stem and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):  # a name without a stem is hidden
+                elif stem and suffix_rank(suffix) < suffix_rank(
+                    modules.get(stem, FOLDER)
+                ):  # a name without a stem is hidden
                     modules[stem] = suffix
     except OSError:
         return None
@@ -163,7 +165,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def rank_of(suffix: str) -> int:
+def suffix_rank(suffix: str) -> int:
     # the lower the rank, the earlier the import system tries the suffix; a folder comes last, as it is no module
     return SUFFIX_RANKS.get(suffix, len(SUFFIX_RANKS))
 
@@ -207,7 +209,9 @@ def is_built_in(name: str) -> bool:
     return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
 
 
-def places_of(name: str, entries: Sequence[str], list_entry: Callable[[str], Listing | None]) -> list[tuple[str, str]]:
+def module_places(
+    name: str, entries: Sequence[str], list_entry: Callable[[str], Listing | None]
+) -> list[tuple[str, str]]:
     """Return the places of a top-level module: entry and path; several for a namespace package, no place if missing."""
     portions = []
     for entry in entries:

@@ -11,8 +11,8 @@
 So other data in the project has to be declared, also inside a package of the project.
 
 The kernel refuses all other reads. With Landlock (Linux 5.13) a process without privileges gives up rights for good,
-for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the places
-above. Writing, executing and `stat` are not restricted.
+for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the
+places above. Writing, executing and `stat` are not restricted.
 
 The recording of an export in the child process, and its pauses.
 
@@ -41,7 +41,7 @@ from hatch_lower.driver.inputs.log import read_log
 from hatch_lower.driver.inputs.record import RecordedInputs, secret
 from hatch_lower.driver.inputs.recorder import Recorder
 from hatch_lower.driver.lookup import open_stats, roots_of
-from hatch_lower.driver.protocol import Request
+from hatch_lower.driver.protocol import ChildRequest
 from hatch_lower.errors import EntryPointError, HiddenVariableError, LowerError, ProcessError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
@@ -60,7 +60,7 @@ READ_FILE, READ_DIR = 1 << 2, 1 << 3
 SET_NO_NEW_PRIVS = 38
 
 
-def refuse_undeclared(request: Request, cache: Path) -> None:
+def refuse_undeclared(request: ChildRequest, cache: Path) -> None:
     settings = request.settings
     project = (settings.root, *request.import_roots)
     whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
@@ -78,7 +78,7 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
         )
 
 
-def undeclared_read(request: Request, error: BaseException) -> EntryPointError | None:
+def undeclared_read(request: ChildRequest, error: BaseException) -> EntryPointError | None:
     """Return the error that names the undeclared file that the code could not read; `None` for other errors."""
     denied = [path for path in denied_paths(error, request.log) if not LEFT_OUT & set(Path(path).parts)]
     if not denied:
@@ -103,14 +103,14 @@ def holds_project(folder: Path, project: tuple[Path, ...]) -> bool:
     return related and not LEFT_OUT & set(folder.parts)
 
 
-def source_files(request: Request) -> Iterator[Path]:
+def source_files(request: ChildRequest) -> Iterator[Path]:
     for root in request.import_roots:
         for folder, folders, names in os.walk(root, followlinks=request.work in root.parents):
             folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(".")]
             yield from (Path(folder, name) for name in names if name.endswith(MODULES))
 
 
-def sample_files(request: Request) -> Iterator[Path]:
+def sample_files(request: ChildRequest) -> Iterator[Path]:
     (model,) = (model for model in request.settings.models if model.name == request.model)
     if is_sample_file(model.verify_inputs):
         yield request.settings.root / model.verify_inputs
@@ -163,13 +163,13 @@ def system_call(number: int, *arguments: int | bytes | None) -> int:
 
 def denied_paths(error: BaseException, log: Path | None) -> tuple[str, ...]:
     """Return the paths that could not be read, as far as an error or the preloaded library's log names them."""
-    named = dict.fromkeys(os.fsdecode(path) for cause in chain(error) for path in refused(cause))
+    named = dict.fromkeys(os.fsdecode(path) for cause in error_chain(error) for path in refused_paths(cause))
     if not named and log is not None:  # the log also has refused reads of native code that did no harm
         named = dict.fromkeys(read_log(log).denied)
     return tuple(named)
 
 
-def chain(first: BaseException) -> Iterator[BaseException]:
+def error_chain(first: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left = [first]
     while left:
@@ -180,7 +180,7 @@ def chain(first: BaseException) -> Iterator[BaseException]:
             left += [cause for cause in (error.__context__, error.__cause__) if cause is not None]
 
 
-def refused(error: BaseException) -> Iterator[str | bytes]:
+def refused_paths(error: BaseException) -> Iterator[str | bytes]:
     if isinstance(error, PermissionError):
         yield from (path for path in (error.filename, error.filename2) if isinstance(path, str | bytes))
 
@@ -192,7 +192,7 @@ UNWATCHED = frozenset({"lookup", "compile", "package", "compare"})
 class Watch:
     """The notes of an export; no notes are taken for a request whose result is not kept."""
 
-    def __init__(self, request: Request, store: Store) -> None:
+    def __init__(self, request: ChildRequest, store: Store) -> None:
         self._request = request
         self._store = store
         self._began = time.time_ns()

@@ -50,7 +50,7 @@ def copy_tree(source: Path, target: Path) -> None:
             elif path.is_dir():
                 copy.mkdir(exist_ok=True)
             elif path.is_file():
-                copy_file(path, copy)
+                copy_source_file(path, copy)
     except OSError as error:
         raise PackageError(
             "the sources cannot be copied",
@@ -90,7 +90,7 @@ def link_target(link: Path, source: Path, target: Path) -> str:
     return str(target / inside) if os.path.isabs(written) else written
 
 
-def copy_file(path: Path, copy: Path) -> None:
+def copy_source_file(path: Path, copy: Path) -> None:
     """Copy a file's bytes and its permission to execute; the umask sets other permissions."""
     shutil.copyfile(path, copy)
     mode = stat.S_IMODE(copy.stat().st_mode)
@@ -168,7 +168,7 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
         else:
             source = unpack_sdist(sdist, work / LONGER)
         variation = vary(environment, work, source)
-        log = build(source, work / "made", variation)
+        log = build_varied(source, work / "made", variation)
         yield Rebuilt(only_wheel(work / "made", str(project if sdist is None else sdist)), log, variation)
 
 
@@ -184,7 +184,7 @@ def only_wheel(folder: Path, where: str) -> Path:
     return wheels[0]
 
 
-def build(source: Path, target: Path, variation: Variation) -> str:
+def build_varied(source: Path, target: Path, variation: Variation) -> str:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
     with one_core():
         process = subprocess.Popen(

@@ -19,7 +19,7 @@ FOLDER = "sboms"  # folder in `.dist-info`, by PEP 770
 Cards: TypeAlias = Mapping[str, Mapping[str, Any]]  # model to CycloneDX's `modelCard`
 
 
-class Subject(Frozen):
+class SbomInputs(Frozen):
     settings: Settings  # of the build
     cards: Cards
     result: BuildResult  # of the build: the models and their files

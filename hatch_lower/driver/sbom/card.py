@@ -41,19 +41,19 @@ def read_cards(settings: Settings) -> Cards:
                 data = file.read(MOST + 1)
             card: Any = parse_json(data, path) if len(data) <= MOST else {}
         except OSError as error:
-            raise refusal(where, error.strerror or str(error)) from error
+            raise card_error(where, error.strerror or str(error)) from error
         except ProgramError as error:
-            raise refusal(where, error.found) from error
+            raise card_error(where, error.found) from error
         if len(data) > MOST:
-            raise refusal(where, f"more than {MOST:,} bytes")
+            raise card_error(where, f"more than {MOST:,} bytes")
         problems = problems_of(card, definitions["modelCard"], definitions, "modelCard")
         if found := list(itertools.islice(problems, SHOWN)):
-            raise refusal(where, "\n".join(found))
+            raise card_error(where, "\n".join(found))
         cards[model] = card
     return cards
 
 
-def refusal(where: str, found: str) -> ConfigError:
+def card_error(where: str, found: str) -> ConfigError:
     hint = "write the JSON object `modelCard` of CycloneDX 1.6 into the file; docs/provenance.md has an example"
     return ConfigError("a model's card is not valid", where=where, found=found, hint=hint)
 

@@ -28,17 +28,17 @@ from packaging.utils import canonicalize_name
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.driver.sbom import Subject
+from hatch_lower.driver.sbom import SbomInputs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile, payload_folder
 from hatch_lower.format.tree import tree_text
-from hatch_lower.format.weights import Source, read_weights
+from hatch_lower.format.weights import WeightsSource, read_weights
 
 PREFIX = "hatch-lower"
 SERIAL = "urn:hatch-lower:sbom:sha256:"
 
 
-def document_text(subject: Subject) -> str:
+def document_text(subject: SbomInputs) -> str:
     files = {file.path: file for file in subject.result.payload}
     bom, cards = Bom(), {}
     bom.metadata.component = root = distribution_component(subject)
@@ -88,13 +88,13 @@ def finished(document: dict[str, Any], cards: Mapping[str, object], timestamp: i
 # kinds of components
 
 
-def distribution_component(subject: Subject) -> Component:
+def distribution_component(subject: SbomInputs) -> Component:
     name, version = canonicalize_name(subject.settings.name), subject.settings.version
     url = package_url(name, version)
     return Component(type=ComponentType.LIBRARY, name=name, version=version, bom_ref=url.to_string(), purl=url)
 
 
-def tool_components(subject: Subject) -> Iterator[Component]:
+def tool_components(subject: SbomInputs) -> Iterator[Component]:
     results, kind = subject.result.models, ComponentType.LIBRARY
     libraries = {"hatch-lower": __version__, "torch": results[0].torch, **subject.tools}
     for name, version in libraries.items():
@@ -124,7 +124,7 @@ def tool_components(subject: Subject) -> Iterator[Component]:
 
 
 def model_component(
-    subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
+    subject: SbomInputs, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
 ) -> Component:
     entry, architecture = result.entry, result.origin["architecture"]
     facts = {
@@ -181,7 +181,7 @@ def file_component(file: PayloadFile, role: str, recipes: Iterable[str]) -> Comp
     )
 
 
-def source_component(source: Source) -> Component:
+def source_component(source: WeightsSource) -> Component:
     """Return the component of a file that has weights and is not in the wheel."""
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=source.sha256)]
     place = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(source.url), hashes=hashes)
@@ -218,7 +218,7 @@ def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Pl
     return read_plan(files[path].source.read_bytes(), path)
 
 
-def weights_outside(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> tuple[Source, ...]:
+def weights_outside(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> tuple[WeightsSource, ...]:
     if not (listed := entry.get("weights")):
         return ()
     return read_weights(files[listed["path"]].source.read_bytes(), listed["path"]).sources

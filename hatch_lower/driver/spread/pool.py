@@ -17,7 +17,7 @@ RunUnit: TypeAlias = Callable[..., bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class UnitWork:
     """A unit as the scheduler knows it. A build may have thousands."""
 
     key: str
@@ -54,7 +54,7 @@ class NoWorkerError(Exception):
     """All present workers are to be avoided."""
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """The workers of an engine."""
 
     def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:

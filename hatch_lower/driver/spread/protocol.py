@@ -39,10 +39,10 @@ from typing import Any, Literal, TypeAlias
 from hatch_lower.cache.entry import Keep, Record, is_own_key, make_record
 from hatch_lower.cache.remote.envelope import (
     OTHER_COMPONENTS,
-    RefusedError,
+    RefusedEntryError,
     SharedEntry,
     Signature,
-    is_signed,
+    is_signed_entry,
     read_envelope,
     shared_entry,
     unsigned_text,
@@ -133,12 +133,12 @@ def new_secret() -> str:
     return secrets.token_hex(SECRET_BYTES)
 
 
-def write_request(request: UnitRequest) -> bytes:
+def write_unit_request(request: UnitRequest) -> bytes:
     return canonical_json(encode(request))
 
 
-def read_request(data: bytes) -> UnitRequest:
-    """Read a request of `write_request`; raise `ValueError` for any other bytes."""
+def read_unit_request(data: bytes) -> UnitRequest:
+    """Read a request of `write_unit_request`; raise `ValueError` for any other bytes."""
     request: UnitRequest = read_json(UnitRequest, data, "the request")
     return request
 
@@ -153,7 +153,7 @@ def read_json(kind: type[Frozen], data: bytes, where: str) -> Any:
 LENGTH_BYTES = 8
 
 
-class Entry(Frozen):
+class UnitEntry(Frozen):
     envelope: bytes
     blobs: Mapping[str, Path]  # by digest
 
@@ -174,7 +174,7 @@ class Entries(Frozen):
     def fetch(self, key: str, keep: Keep) -> Record | None:
         try:
             return self._take(key, keep) if key in self.entries else None
-        except RefusedError as error:
+        except RefusedEntryError as error:
             self.refused[key] = str(error)
             return None
 
@@ -184,9 +184,9 @@ class Entries(Frozen):
     def _take(self, key: str, keep: Keep) -> Record:
         entry, signature = self.entries[key]
         if not is_own_key(key, entry.components):
-            raise RefusedError(OTHER_COMPONENTS)
-        if self.trusted.keys and not is_signed(entry, signature, self.trusted):
-            raise RefusedError(unsigned_text(signature, "is not trusted"))
+            raise RefusedEntryError(OTHER_COMPONENTS)
+        if self.trusted.keys and not is_signed_entry(entry, signature, self.trusted):
+            raise RefusedEntryError(unsigned_text(signature, "is not trusted"))
         for name, _ in entry.blobs:
 
             def write(file: Path, name: str = name) -> bool:
@@ -196,20 +196,20 @@ class Entries(Frozen):
                 return True
 
             if not keep(name, write):
-                raise RefusedError(f"the blob {name[:16]}… did not come, or has other contents")
+                raise RefusedEntryError(f"the blob {name[:16]}… did not come, or has other contents")
         return make_record(key, entry.components, entry.value, [name for name, _ in entry.blobs])
 
 
-def entry_of(store: Store, key: str, signing_key: SigningKey | None = None) -> Entry | None:
+def unit_entry(store: Store, key: str, signing_key: SigningKey | None = None) -> UnitEntry | None:
     """Return a store's entry for the wire; `None` if the store lacks the key."""
     record = store.find_record(key)
     if record is None:
         return None
     blobs = {digest: store.blob_path(digest) for digest in record["blobs"]}
-    return Entry(write_envelope(shared_entry(key, record, blobs), signing_key), blobs)
+    return UnitEntry(write_envelope(shared_entry(key, record, blobs), signing_key), blobs)
 
 
-def write_entries(entries: Collection[Entry]) -> bytes:
+def write_entries(entries: Collection[UnitEntry]) -> bytes:
     paths = {digest: path for entry in entries for digest, path in entry.blobs.items()}
     blobs = {digest: read_file(path) for digest, path in paths.items()}
     sizes = tuple((digest, len(data)) for digest, data in blobs.items())
@@ -255,7 +255,7 @@ MAC = len(HEAD) + DIGEST_BYTES
 CONTENTS = MAC + DIGEST_BYTES
 
 
-def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str) -> bytes:
+def write_unit_answer(answer: UnitAnswer, entries: Collection[UnitEntry], secret: str) -> bytes:
     """Return an answer with its entries."""
     text = canonical_json(encode(answer))
     bundle = write_entries(entries)
@@ -263,7 +263,7 @@ def write_answer(answer: UnitAnswer, entries: Collection[Entry], secret: str) ->
     return b"".join([HEAD, mark(secret), code(secret, length, text, bundle), length, text, bundle])
 
 
-def read_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]:
+def read_unit_answer(data: bytes, request: UnitRequest) -> tuple[UnitAnswer, Entries]:
     """Read the answer to a request and the entries in the answer; raise `WrongAnswerError` for any other bytes."""
     whole = memoryview(data)
     if len(whole) < CONTENTS + LENGTH_BYTES or whole[: len(HEAD)] != HEAD:

@@ -49,21 +49,21 @@ from hatch_lower.driver.protocol import KilledError, cut
 from hatch_lower.driver.sources import urls_of
 from hatch_lower.driver.spread.protocol import (
     SENT,
-    Entry,
     Facts,
     Lack,
     LacksError,
     UnitAnswer,
     UnitBody,
+    UnitEntry,
     UnitRequest,
-    entry_of,
-    read_request,
-    write_answer,
+    read_unit_request,
+    unit_entry,
+    write_unit_answer,
 )
-from hatch_lower.driver.spread.snapshot import ABOVE, PROJECT, HostileArchiveError, relocated, unpack
+from hatch_lower.driver.spread.snapshot import ABOVE, PROJECT, HostileArchiveError, relocated, unpack_snapshot
 from hatch_lower.driver.units import make_units, narrowed
 from hatch_lower.errors import CacheError, FetchError, LowerError, ProcessError, ProgramError, size_text
-from hatch_lower.events import Event, Reporter, finished_line, notes_of
+from hatch_lower.events import Event, Reporter, finished_line, make_note_reporter
 from hatch_lower.format.codec import decode
 from hatch_lower.frozen import Frozen
 
@@ -90,7 +90,7 @@ def facts_here(names: Collection[str], environment: Mapping[str, str], stats: St
     known[OWN_NAME] = f"{__version__} (code {own_digest(stats)[:16]})"
     if COMPILER in names or LINKER in names:
         known |= compiler_facts(environment)
-    facts = {name: known[name] if name in known else version_of(name) for name in names}
+    facts = {name: known[name] if name in known else distribution_version(name) for name in names}
     return {name: text for name, text in facts.items() if text}
 
 
@@ -122,7 +122,7 @@ def distributions_of(backends: Iterable[str]) -> set[str]:
     return names - {OWN_NAME}
 
 
-def version_of(distribution: str) -> str:
+def distribution_version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -136,12 +136,12 @@ def compiler_facts(environment: Mapping[str, str]) -> dict[str, str]:
     if program is None:
         return {COMPILER: "", LINKER: ""}
     return {
-        COMPILER: first_line([program, "--version"], environment),
-        LINKER: first_line([program, "-Wl,--version"], environment),
+        COMPILER: first_output_line([program, "--version"], environment),
+        LINKER: first_output_line([program, "-Wl,--version"], environment),
     }
 
 
-def first_line(command: list[str], environment: Mapping[str, str]) -> str:
+def first_output_line(command: list[str], environment: Mapping[str, str]) -> str:
     """Return the first line of a program's output, without the program's folder."""
     try:
         done = subprocess.run(
@@ -177,10 +177,10 @@ class Workplace(Frozen):
 
 def open_workplace(folder: Path, request: UnitRequest, reporter: Reporter, poll: Callable[[], None]) -> Workplace:
     cache = {"HATCH_LOWER_CACHE_DIR": str(folder / "cache"), "HATCH_LOWER_CACHE": "on"}
-    store = open_store({**os.environ, **cache}, notes_of(reporter, "cache", request.name))
+    store = open_store({**os.environ, **cache}, make_note_reporter(reporter, "cache", request.name))
     work = folder / "work"
     work.mkdir()
-    sent = {name: value for name, value in request.environment.items() if not is_own(name)}
+    sent = {name: value for name, value in request.environment.items() if not is_own_variable(name)}
     given = {**os.environ, **cache, **sent}
     environment = child_environment(given, tuple(sent), sys.path, work / "temporary", cpu_capability())
     lend_library(store, environment)
@@ -201,10 +201,10 @@ def lend_library(store: Store, environment: Mapping[str, str]) -> None:
 
 def sent_variables(environment: Mapping[str, str], pass_env: tuple[str, ...]) -> dict[str, str]:
     """Return the variables for workers: named by `pass-env`, without the variables that belong to a machine."""
-    return {name: value for name, value in environment.items() if matches(name, pass_env) and not is_own(name)}
+    return {name: value for name, value in environment.items() if matches(name, pass_env) and not is_own_variable(name)}
 
 
-def is_own(name: str) -> bool:
+def is_own_variable(name: str) -> bool:
     # where things are, Python's, the compiler's, and this tool's own with its secrets
     return matches(name, PASSED) or name in TEMPORARY
 
@@ -253,14 +253,14 @@ def run_unit(
     """
     worker = worker or f"{socket.gethostname()}:{os.getpid()}"
     try:
-        asked = read_request(request)
+        asked = read_unit_request(request)
     except ValueError as error:
         return answer_unread(request, worker, error)
     log = Log()
     blank = UnitAnswer(asked.name, asked.key, worker, "made")
 
-    def finish(answer: UnitAnswer, entries: Sequence[Entry] = ()) -> bytes:
-        return write_answer(replace(answer, log=log.lines()), entries, asked.secret)
+    def finish(answer: UnitAnswer, entries: Sequence[UnitEntry] = ()) -> bytes:
+        return write_unit_answer(replace(answer, log=log.lines()), entries, asked.secret)
 
     def poll() -> None:
         if not still_wanted():
@@ -284,7 +284,7 @@ def run_unit(
 
 def make_unit(
     asked: UnitRequest, snapshot: bytes, folder: Path, log: Log, poll: Callable[[], None]
-) -> tuple[tuple[str, ...], list[Entry]]:
+) -> tuple[tuple[str, ...], list[UnitEntry]]:
     """Return the keys of a unit's results, and the entries that the build cannot get from a shared cache."""
     if sha256_bytes(snapshot) != asked.snapshot:
         raise LacksError(Lack(SENT, "", "the snapshot has other contents than were sent"))
@@ -297,7 +297,7 @@ def make_unit(
     make_recipe(asked, snapshot, place)
     notes = read_outbox(place.outbox)
     wanted = sorted(key for key, state in notes.items() if asked.bring_all or state == "made")
-    entries = (entry_of(place.store, key, signing_key) for key in wanted)
+    entries = (unit_entry(place.store, key, signing_key) for key in wanted)
     return tuple(sorted(notes)), [entry for entry in entries if entry is not None]
 
 
@@ -308,7 +308,7 @@ def make_recipe(request: UnitRequest, snapshot: bytes, place: Workplace) -> None
         body: UnitBody = decode(UnitBody, request.body, "the unit")
         tree.mkdir()
         settings, view = relocated(body.project, tree)
-        unpack(snapshot, tree)
+        unpack_snapshot(snapshot, tree)
         settings.root.mkdir(parents=True, exist_ok=True)
     except (ProgramError, HostileArchiveError) as error:
         raise LacksError(Lack(SENT, "", str(error))) from error
@@ -359,6 +359,6 @@ def answer_unread(request: bytes, worker: str, error: ValueError) -> bytes:
     try:
         fields = json.loads(request)
         answer = UnitAnswer(str(fields["name"]), str(fields["key"]), worker, "refused", lacks=(lack,))
-        return write_answer(answer, (), str(fields["secret"]))
+        return write_unit_answer(answer, (), str(fields["secret"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return b""

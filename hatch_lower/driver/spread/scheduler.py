@@ -14,7 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from hatch_lower.driver.spread.pool import LostConnectionError, LostWorkerError, NoWorkerError, Pool, Reply, Work
+from hatch_lower.driver.spread.pool import (
+    LostConnectionError,
+    LostWorkerError,
+    NoWorkerError,
+    Reply,
+    UnitWork,
+    WorkerPool,
+)
 from hatch_lower.driver.spread.protocol import LacksError, WrongAnswerError
 from hatch_lower.errors import ExecutorError
 from hatch_lower.events import Event, Reporter
@@ -24,11 +31,11 @@ LONGEST = 4  # units in the live view: the longest running
 QUIET_SECONDS = 30.0  # between two lines without a terminal
 
 
-class Progress(Frozen):
+class UnitProgress(Frozen):
     made: int
     given_up: int  # and left to the local build
     total: int
-    running: Sequence[tuple[Work, float]]  # and for how many seconds
+    running: Sequence[tuple[UnitWork, float]]  # and for how many seconds
     rest: float | None  # the estimate of the remaining seconds; `None` if unknown
     workers: int | None  # that there are; `None` if nobody knows
 
@@ -41,20 +48,20 @@ class UnitView:
         self._began = now()
         self._told = self._began
 
-    def made(self, work: Work, worker: str, seconds: float) -> None:
+    def made(self, work: UnitWork, worker: str, seconds: float) -> None:
         self._told = self._now()
         self._reporter.report(Event("unit", "end", work.name, seconds=seconds, detail=f"on {worker}"))
 
-    def again(self, work: Work, reason: str) -> None:
+    def again(self, work: UnitWork, reason: str) -> None:
         self._note(work.name, f"made again: {reason}")
 
-    def given_up(self, work: Work, reason: str) -> None:
+    def given_up(self, work: UnitWork, reason: str) -> None:
         self._note(work.name, f"made by this build: {reason}")
 
     def said(self, text: str) -> None:
         self._note(self._project, text)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: UnitProgress) -> None:
         waiting = progress.total - progress.made - progress.given_up - len(progress.running)
         text = f"{progress.made} of {progress.total} units made, {len(progress.running)} submitted, {waiting} waiting"
         if progress.given_up:
@@ -62,9 +69,9 @@ class UnitView:
         if progress.workers == 0:  # a cluster that grows on demand will get workers; another cluster may stay empty
             text += ", no worker is there"
         elif progress.rest is not None:
-            text += f", about {duration(progress.rest)} left"
+            text += f", about {rest_text(progress.rest)} left"
         longest = sorted(progress.running, key=lambda row: -row[1])[:LONGEST]
-        rows = [f"{duration(seconds):>8}  {work.name}" for work, seconds in longest]
+        rows = [f"{rest_text(seconds):>8}  {work.name}" for work, seconds in longest]
         self._reporter.report(Event("units", "live", self._project, detail="\n".join([text, *rows])))
         now = self._now()
         if now - self._told >= QUIET_SECONDS:
@@ -79,7 +86,7 @@ class UnitView:
         self._reporter.report(Event("units", "note", name, detail=text))
 
 
-def duration(seconds: float) -> str:
+def rest_text(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -96,10 +103,10 @@ TICK_SECONDS = 0.5  # between two looks at the number of workers
 class Desk(Protocol):
     """Writes the requests for units, and reads the answers."""
 
-    def request(self, work: Work) -> tuple[bytes, bytes]:
+    def request(self, work: UnitWork) -> tuple[bytes, bytes]:
         """Return the request for a unit, and the snapshot beside it."""
 
-    def read(self, work: Work, reply: Reply) -> None:
+    def read(self, work: UnitWork, reply: Reply) -> None:
         """Keep the results of an answer.
 
         Raises a `LacksError` if the worker refuses the unit, a `LostWorkerError` if the unit was killed there, a
@@ -108,8 +115,8 @@ class Desk(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class State:
-    work: Work
+class UnitState:
+    work: UnitWork
     seconds: float
     number: int
     began: float = 0.0
@@ -119,7 +126,7 @@ class State:
     avoid: frozenset[str] = frozenset()  # workers that were lost with the unit, or answered wrongly
 
 
-class Clock:
+class UnitClock:
     def now(self) -> float:
         return time.monotonic()
 
@@ -131,13 +138,13 @@ class Clock:
 
 
 class Scheduler:
-    def __init__(self, open_pool: Callable[[], Pool], desk: Desk, view: UnitView, clock: Clock) -> None:
+    def __init__(self, open_pool: Callable[[], WorkerPool], desk: Desk, view: UnitView, clock: UnitClock) -> None:
         self._open_pool = open_pool
         self._desk = desk
         self._view = view
         self._clock = clock
-        self._ready: list[tuple[float, int, State]] = []  # a heap: the longest unit first
-        self._running: dict[Future[Reply], State] = {}
+        self._ready: list[tuple[float, int, UnitState]] = []  # a heap: the longest unit first
+        self._running: dict[Future[Reply], UnitState] = {}
         self._finished: queue.SimpleQueue[Future[Reply]] = queue.SimpleQueue()
         self._refused: dict[str, dict[str, str]] = {}  # by group and worker: the lacks
         self._unserved: dict[str, float] = {}  # by group without a worker: the time since when
@@ -150,15 +157,15 @@ class Scheduler:
         self._size: int | None = None
         self._looked = float("-inf")
 
-    def run(self, works: Sequence[Work]) -> dict[str, str]:
+    def run(self, works: Sequence[UnitWork]) -> dict[str, str]:
         """Have units made; return the keys of the units that were given up, with the reasons."""
         known = [work.seconds for work in works if work.seconds is not None]
         usual = sum(known) / len(known) if known else 1.0  # unknown lengths count as the average
         self._total, self._estimated = len(works), bool(known)
         for number, work in enumerate(works):
-            self._push(State(work, usual if work.seconds is None else work.seconds, number))
+            self._push(UnitState(work, usual if work.seconds is None else work.seconds, number))
         self._left = sum(state.seconds for _, _, state in self._ready)
-        pool: Pool | None = None
+        pool: WorkerPool | None = None
         finished = False
         try:
             while self._ready or self._running:
@@ -177,7 +184,7 @@ class Scheduler:
                 pool.close(cancel=not finished)
         return self._given_up
 
-    def _connect(self) -> Pool | None:
+    def _connect(self) -> WorkerPool | None:
         """Open the engine. If a lost engine cannot be opened again, give up all units that are left."""
         self._connections += 1
         self._unserved.clear()  # other workers may have come
@@ -190,7 +197,7 @@ class Scheduler:
             self._give_up_all(f"{error.what}: {error.found}")
             return None
 
-    def _turn(self, pool: Pool) -> None:
+    def _turn(self, pool: WorkerPool) -> None:
         now = self._clock.now()
         if is_tick := now - self._looked >= TICK_SECONDS:
             self._looked, self._size = now, pool.size()
@@ -208,11 +215,11 @@ class Scheduler:
         left = [max(state.seconds - now + state.began, 0.0) for state in self._running.values()]
         done = sum(state.seconds for state in self._running.values()) - sum(left)
         rest = max((self._left - done) / max(len(running), 1), *left, 0.0) if self._estimated else None
-        self._view.show(Progress(self._made, len(self._given_up), self._total, running, rest, self._size))
+        self._view.show(UnitProgress(self._made, len(self._given_up), self._total, running, rest, self._size))
 
     # submitting
 
-    def _submit(self, pool: Pool) -> None:
+    def _submit(self, pool: WorkerPool) -> None:
         """Submit twice as many units as there are workers: no worker waits, and a growing cluster sees the demand."""
         size = self._size
         while self._ready and (size is None or len(self._running) < 2 * max(size, 1)):
@@ -236,7 +243,7 @@ class Scheduler:
             self._running[future] = state
             future.add_done_callback(self._finished.put)
 
-    def _submit_one(self, pool: Pool, state: State) -> Future[Reply]:
+    def _submit_one(self, pool: WorkerPool, state: UnitState) -> Future[Reply]:
         request, snapshot = self._desk.request(state.work)
         refused = frozenset(self._refused.get(state.work.group, ()))
         try:
@@ -249,7 +256,7 @@ class Scheduler:
 
     # answers
 
-    def _settle(self, future: Future[Reply], state: State) -> None:
+    def _settle(self, future: Future[Reply], state: UnitState) -> None:
         error = future.exception()
         if isinstance(error, LostConnectionError):
             raise error
@@ -261,12 +268,12 @@ class Scheduler:
         else:
             self._take_exception(state, error)
 
-    def _take_failure(self, state: State, reason: str, worker: str, times: int = 1) -> None:
+    def _take_failure(self, state: UnitState, reason: str, worker: str, times: int = 1) -> None:
         state.failed += times
         state.avoid |= {worker} - {""}
         self._try_again(state, reason, enough=state.failed >= MOST_FAILED)
 
-    def _take(self, state: State, reply: Reply) -> None:
+    def _take(self, state: UnitState, reply: Reply) -> None:
         try:
             self._desk.read(state.work, reply)
         except LacksError as error:
@@ -281,7 +288,7 @@ class Scheduler:
             self._left -= state.seconds
             self._view.made(state.work, reply.worker, self._clock.now() - state.began)
 
-    def _take_refusal(self, state: State, worker: str, lacks: str) -> None:
+    def _take_refusal(self, state: UnitState, worker: str, lacks: str) -> None:
         refused = self._refused.setdefault(state.work.group, {})
         state.refused_again += worker in refused
         refused[worker] = lacks
@@ -290,7 +297,7 @@ class Scheduler:
             self._refuse(state)
         self._try_again(state, f"{worker} refused: {lacks}", enough=enough)
 
-    def _refuse(self, state: State) -> None:
+    def _refuse(self, state: UnitState) -> None:
         """Raise the error of a unit that all workers refuse, except after a lost worker or a wrong answer."""
         if state.avoid or not (refused := self._refused.get(state.work.group)):
             return
@@ -301,10 +308,10 @@ class Scheduler:
             hint='install the same on the workers as here, or build with `executor = "local"`',
         )
 
-    def _take_exception(self, state: State, error: BaseException) -> None:
+    def _take_exception(self, state: UnitState, error: BaseException) -> None:
         # a failing unit is an answer: an exception comes from the worker's environment
         state.raised += 1
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {error_line(error)}"
         if state.raised >= MOST_FAILED:
             raise ExecutorError(
                 "the executor's workers cannot run units",
@@ -314,17 +321,17 @@ class Scheduler:
             ) from error
         self._try_again(state, f"the worker raised {reason}", enough=False)
 
-    def _try_again(self, state: State, reason: str, *, enough: bool) -> None:
+    def _try_again(self, state: UnitState, reason: str, *, enough: bool) -> None:
         if enough:
             self._give_up(state, reason)
         else:
             self._view.again(state.work, reason)
             self._push(state)
 
-    def _push(self, state: State) -> None:
+    def _push(self, state: UnitState) -> None:
         heapq.heappush(self._ready, (-state.seconds, state.number, state))
 
-    def _give_up(self, state: State, reason: str) -> None:
+    def _give_up(self, state: UnitState, reason: str) -> None:
         """Leave a unit to the local build."""
         self._given_up[state.work.key] = reason
         self._left -= state.seconds
@@ -345,7 +352,7 @@ class Scheduler:
             self._give_up_all(f"the executor was lost: {reason}")
 
 
-def first_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the beginning of an exception's text: some engines append the worker's stack."""
     try:
         text = str(error).strip().partition("\n")[0]

@@ -80,7 +80,7 @@ def write_archive(members: dict[str, Path]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(data: bytes, folder: Path) -> None:
+def unpack_snapshot(data: bytes, folder: Path) -> None:
     """Write the files of an archive below an empty folder; raise `HostileArchiveError` for any other member."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:

@@ -19,7 +19,7 @@ from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.inputs.record import received, secret
 from hatch_lower.driver.lookup import add_entry, open_stats, own_components, readable_entries, shared_key
 from hatch_lower.driver.spread.executors.choose import opener
-from hatch_lower.driver.spread.pool import LostWorkerError, Reply, Work
+from hatch_lower.driver.spread.pool import LostWorkerError, Reply, UnitWork
 from hatch_lower.driver.spread.protocol import (
     Entries,
     Facts,
@@ -29,11 +29,11 @@ from hatch_lower.driver.spread.protocol import (
     UnitRequest,
     WrongAnswerError,
     new_secret,
-    read_answer,
-    write_request,
+    read_unit_answer,
+    write_unit_request,
 )
 from hatch_lower.driver.spread.run_unit import facts_here, facts_wanted, run_unit, sent_variables
-from hatch_lower.driver.spread.scheduler import Clock, Scheduler, UnitView
+from hatch_lower.driver.spread.scheduler import Scheduler, UnitClock, UnitView
 from hatch_lower.driver.spread.snapshot import Snapshot, take_snapshot
 from hatch_lower.driver.units import Unit, find_units
 from hatch_lower.errors import CacheError, LowerError, ProcessError, error_from_json
@@ -47,7 +47,7 @@ QUOTED = re.compile(r"""['"`]([^'"`\n]+)['"`]|([^\s'"`]+)""")
 def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapshot) -> Iterator[UnitRequest]:
     settings = context.settings
     digest = sha256_bytes(snapshot.data)
-    facts = facts_of(context, {unit.recipe for unit in units})
+    facts = recipe_facts_wanted(context, {unit.recipe for unit in units})
     models = {model.name: model for model in settings.models}
     environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
     for unit in units:
@@ -67,7 +67,7 @@ def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapsh
         )
 
 
-def facts_of(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
+def recipe_facts_wanted(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
     """Return the required facts for each recipe, each set found once: there may be thousands of units."""
     stats = open_stats(context.store)
     chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]
@@ -128,7 +128,7 @@ def remember_read(context: BuildContext, unit: str, key: str) -> None:
         add_entry(store, components, received(inputs, context.environment, own), made)
 
 
-def error_of(snapshot: Snapshot, answer: UnitAnswer, root: Path) -> LowerError:
+def failed_unit_error(snapshot: Snapshot, answer: UnitAnswer, root: Path) -> LowerError:
     """Return the error of a failed unit. The hint names a file that was not sent to the worker."""
     told = answer.error or ProcessError("a worker failed without a word", where=answer.name).to_json()
     error = error_from_json(dict(told))
@@ -159,7 +159,7 @@ def make_elsewhere(context: BuildContext, models: Sequence[ModelSettings]) -> No
     view.said(f"{count} made by `{context.executor}`")
     desk = UnitDesk(context, units)
     with closing(view), ending_on_signals():  # else the units would go on in a cluster
-        Scheduler(open_pool, desk, view, Clock()).run(desk.works)
+        Scheduler(open_pool, desk, view, UnitClock()).run(desk.works)
 
 
 class UnitDesk:
@@ -169,23 +169,23 @@ class UnitDesk:
         self._requests = {request.key: request for request in requests_of(context, units, self._snapshot)}
         self._brings = False  # whether answers bring all entries: a shared cache may be lost to this build alone
         groups = {key: digest_of(dict(request.facts)) for key, request in self._requests.items()}
-        self.works = [Work(unit.key, unit.name, unit.seconds, groups[unit.key]) for unit in units]
+        self.works = [UnitWork(unit.key, unit.name, unit.seconds, groups[unit.key]) for unit in units]
 
-    def request(self, work: Work) -> tuple[bytes, bytes]:
+    def request(self, work: UnitWork) -> tuple[bytes, bytes]:
         request = self._requests[work.key]
         if self._brings:
             request = self._requests[work.key] = replace(request, secret=new_secret(), bring_all=True)
-        return write_request(request), self._snapshot.data
+        return write_unit_request(request), self._snapshot.data
 
-    def read(self, work: Work, reply: Reply) -> None:
+    def read(self, work: UnitWork, reply: Reply) -> None:
         try:
             self._read(work, reply)
         except WrongAnswerError:
             self._brings = True
             raise
 
-    def _read(self, work: Work, reply: Reply) -> None:
-        answer, entries = read_answer(reply.data, self._requests[work.key])
+    def _read(self, work: UnitWork, reply: Reply) -> None:
+        answer, entries = read_unit_answer(reply.data, self._requests[work.key])
         if answer.outcome == "refused":
             raise LacksError(*answer.lacks)
         if answer.outcome == "killed" and answer.error is not None:
@@ -193,5 +193,5 @@ class UnitDesk:
         if answer.outcome == "failed":
             for line in answer.log:
                 self._context.reporter.report(Event("output", "note", work.name, detail=line))
-            raise error_of(self._snapshot, answer, self._context.settings.root)
+            raise failed_unit_error(self._snapshot, answer, self._context.settings.root)
         take_answer(self._context, answer, entries)

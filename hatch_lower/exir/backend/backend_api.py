@@ -24,12 +24,12 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_specs, shared_state
 from hatch_lower.exir.graph.surgery import all_nodes, computes, copy_program
-from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_key
+from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_checksums, storage_key
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.extract import extract, localize
+from hatch_lower.exir.lowering.extract import extract, make_local
 from hatch_lower.exir.lowering.leave_out import Places, mark_left_out, without_left_out
-from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
-from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
+from hatch_lower.exir.lowering.partition import Partition, PartitionPlan, plan_partitions
+from hatch_lower.exir.lowering.preprocess import PreprocessRequest, Response, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
 
@@ -45,7 +45,7 @@ class MethodProgramsPartitionerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class DelegatedMethod:
     """One method after lowering."""
 
     program: ExportedProgram
@@ -56,12 +56,12 @@ class Lowered:
     keys: Mapping[str, bool] = field(default_factory=dict)  # key of a result, to whether the result was cached before
     finite_only: frozenset[str] = frozenset()  # as in `PartitionResult`
 
-    def then(self, later: Lowered, name: str = "") -> Lowered:
+    def then(self, later: DelegatedMethod, name: str = "") -> DelegatedMethod:
         reasons = dict(self.reasons)
         for node, reason in later.reasons.items():
             told = f"{name}: {reason}" if name else reason
             reasons[node] = f"{reasons[node]}; {told}" if node in reasons else told
-        return Lowered(
+        return DelegatedMethod(
             later.program,
             partitions=self.partitions + later.partitions,
             reused=self.reused + later.reused,
@@ -88,7 +88,7 @@ def lower_methods(
     store: Store | None = None,
     validate: bool = True,
     left_out: Mapping[str, Places] = {},
-) -> dict[str, Lowered]:
+) -> dict[str, DelegatedMethod]:
     """Lower each method of a model with its partitioner; methods without a partitioner are returned unchanged."""
     # `left_out`: by method, the operations that no partition gets
     # a partitioner that changes its program, or whose tags form no partitions, is a `PartitionError`; a backend that is
@@ -111,10 +111,10 @@ def lower_methods(
         partition: make_module(program, request, response)
         for (_, partition, program), request, response in zip(extracted, requests, responses, strict=True)
     }
-    lowered = {method: Lowered(program) for method, program in programs.items()}
+    lowered = {method: DelegatedMethod(program) for method, program in programs.items()}
     for method, plan in plans.items():
         own = [response for request, response in zip(requests, responses, strict=True) if request.method == method]
-        lowered[method] = Lowered(
+        lowered[method] = DelegatedMethod(
             splice(tagged[method].tagged_exported_program, plan, modules),
             partitions=len(own),
             reused=sum(response.reused for response in own),
@@ -131,7 +131,7 @@ class Cut:
     """The partitions of a model's methods after a turn of partitioners."""
 
     tagged: Mapping[str, PartitionResult]
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, PartitionPlan]
     extracted: Sequence[tuple[str, Partition, ExportedProgram]]  # each partition with its method, as a program
     backends: Mapping[str, type[BackendDetails]]
 
@@ -142,13 +142,13 @@ def cut_methods(
     validate: bool,
     left_out: Mapping[str, Places],
 ) -> Cut:
-    weights = weights_of(programs[method] for method in partitioners) if validate else {}
+    weights = plain_weights(programs[method] for method in partitioners) if validate else {}
     before = storage_checksums(tensor for _, tensor in weights.values())
     tagged = {
         method: tag_program(programs[method], partitioner, validate, left_out.get(method, {}))
         for method, partitioner in partitioners.items()
     }
-    refuse_changed_weights(weights, before)
+    refuse_weights_of_partitioner(weights, before)
     # a declared tag that no operation carries is ignored: its backend need not be installed
     used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
@@ -225,12 +225,12 @@ def used_tags(result: PartitionResult) -> list[str]:
     return [tag for tag in result.partition_tags if tag in tags]
 
 
-def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
+def plain_weights(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
     held = [pair for program in programs for pair in (*program.state_dict.items(), *program.constants.items())]
-    return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain(tensor)}
+    return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain_tensor(tensor)}
 
 
-def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
+def refuse_weights_of_partitioner(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
     # the tensors are the model's own, not copies
     after = storage_checksums(tensor for _, tensor in weights.values())
     changed = [name for (name, _), old, new in zip(weights.values(), before, after, strict=True) if old != new]
@@ -242,11 +242,13 @@ def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], befo
         )
 
 
-def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
-    return Request(method, spec, backend, localize(program, weight_free=backend.weight_free), program)
+def make_request(
+    method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram
+) -> PreprocessRequest:
+    return PreprocessRequest(method, spec, backend, make_local(program, weight_free=backend.weight_free), program)
 
 
-def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
+def make_module(program: ExportedProgram, request: PreprocessRequest, response: Response) -> LoweredBackendModule:
     result, spec = response.result, request.spec
     # two methods may use the same name for different lifted constants
     names = tuple(

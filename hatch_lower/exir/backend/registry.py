@@ -73,20 +73,20 @@ VERSION_LINE = re.compile(r"(?P<name>[^\d\s(][^(]*?)(?: \(.*?\))?(?: version)? (
 VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
-def distribution_of(name: str) -> Distribution | None:
+def backend_distribution(name: str) -> Distribution | None:
     declared = entry_points(group=BACKEND_GROUP)
     return next((point.dist for point in declared if point.name == name and point.dist is not None), None)
 
 
-def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
+def backend_code(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
     """Return an identifier of a backend's code: the version of its distribution and the sha256 of RECORD.
 
     If RECORD does not list the code, as for an editable install or a class defined in this process, the sha256 covers
     the files of the package that defines the class. `known` holds the digests of packages by path.
     """
     path = top_file(backend)
-    distribution = distribution_of(name)
-    mark = "" if distribution is None else record_digest(distribution, path)
+    distribution = backend_distribution(name)
+    mark = "" if distribution is None else installed_digest(distribution, path)
     if not mark:
         if path not in known:
             known[path] = code_digest(path)
@@ -94,7 +94,7 @@ def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) ->
     return mark if distribution is None else f"{distribution.name} {distribution.version} {mark}"
 
 
-def record_digest(distribution: Distribution, path: Path) -> str:
+def installed_digest(distribution: Distribution, path: Path) -> str:
     """Return the digest of a distribution's RECORD, or an empty string if RECORD does not list `path`."""
     record = distribution.read_text("RECORD") or ""
     root = Path(str(distribution.locate_file("")))
@@ -119,7 +119,7 @@ def code_digest(path: Path) -> str:
 
 
 def backend_record(name: str, fingerprint: Mapping[str, str]) -> BackendRecord:
-    distribution = distribution_of(name)
+    distribution = backend_distribution(name)
     if distribution is None:
         return BackendRecord(name, "", "", dict(fingerprint))
     return BackendRecord(name, distribution.name, distribution.version, dict(fingerprint))

@@ -67,8 +67,8 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
     seen = set(pending)
     while pending:
         one, other = pending.pop()
-        form, sources = form_of(one)
-        other_form, other_sources = form_of(other)
+        form, sources = node_form(one)
+        other_form, other_sources = node_form(other)
         if form != other_form:
             return False
         new = [pair for pair in zip(sources, other_sources, strict=True) if pair not in seen]
@@ -77,7 +77,7 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
     return True
 
 
-def form_of(node: Node) -> tuple[object, list[Node]]:
+def node_form(node: Node) -> tuple[object, list[Node]]:
     """Return the form of a node's call, and its input nodes."""
     sources: list[Node] = []
     arguments = (node.args, dict(sorted(node.kwargs.items())))

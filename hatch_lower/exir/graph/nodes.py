@@ -66,7 +66,7 @@ def producer_of(node: Node) -> Node:
     return node
 
 
-def tensors_of(node: Node) -> Iterator[torch.Tensor]:
+def result_tensors(node: Node) -> Iterator[torch.Tensor]:
     value = node.meta.get("val")
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(item, torch.Tensor):
@@ -80,7 +80,7 @@ def written_into(module: GraphModule) -> set[Node]:
     """Return the values that a graph mutates, also in its regions."""
     found: set[Node] = set()
     for node in module.graph.nodes:
-        found.update(map(owner_of, sources_of(node, is_write=True)))
+        found.update(map(memory_owner, memory_sources(node, is_write=True)))
         leaves = tensors.tree_leaves(node.args)
         for leaf in leaves:
             inner = attribute_of(module, leaf.target) if getattr(leaf, "op", "") == "get_attr" else None
@@ -89,18 +89,18 @@ def written_into(module: GraphModule) -> set[Node]:
                 taken = inner.graph.find_nodes(op="placeholder")
                 changed = written_into(inner)
                 given = zip(reversed(taken), reversed(leaves), strict=False)
-                found.update(owner_of(value) for placeholder, value in given if placeholder in changed)
+                found.update(memory_owner(value) for placeholder, value in given if placeholder in changed)
     return found
 
 
-def owner_of(node: Node) -> Node:
+def memory_owner(node: Node) -> Node:
     """Return the node that owns the memory which this node may be a view of."""
-    while source := next(sources_of(node, is_write=False), None):
+    while source := next(memory_sources(node, is_write=False), None):
         node = source
     return node
 
 
-def sources_of(node: Node, *, is_write: bool) -> Iterator[Node]:
+def memory_sources(node: Node, *, is_write: bool) -> Iterator[Node]:
     """Yield the arguments that an operation mutates (`is_write`) or that its result may alias (`not is_write`)."""
     target = torch_operator(node.target)
     if target is operator.getitem and not is_write:

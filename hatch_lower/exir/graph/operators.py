@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.dialects.edge._ops import dotted_name
 from hatch_lower.runtime.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
-from hatch_lower.runtime.torch_private.programs import qualified_name
+from hatch_lower.runtime.torch_private.programs import qualify_name
 
 
 def torch_operator(target: object) -> Any:
@@ -29,7 +29,7 @@ def operator_name(target: object) -> str:
     if isinstance(operator, str):
         return strip_module(operator)
     name = str(getattr(operator, "__name__", operator))
-    return name if "." in name else strip_module(qualified_name(operator))
+    return name if "." in name else strip_module(qualify_name(operator))
 
 
 def strip_module(name: str) -> str:

@@ -21,7 +21,7 @@ STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StorageLayout:
     group: int  # constants of a group overlap; numbered by first appearance
     offset: int  # elements from the group's first to the constant's first, in its own dtype's size
 
@@ -82,7 +82,7 @@ def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
     return frozenset(key for key in changed if views[key] > 1)
 
 
-def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
+def layouts(tensors: Sequence[torch.Tensor]) -> list[StorageLayout]:
     """Return each tensor's layout; tensors of a group overlap in memory, directly or through other tensors."""
     # sorted by storage and offset, so that overlapping spans are neighbors
     spans = []
@@ -98,7 +98,7 @@ def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
         found[index] = (members, begin - group_begin)
     numbers: dict[int, int] = {}
     return [
-        Layout(numbers.setdefault(found[index][0], len(numbers)), found[index][1] // tensor.element_size())
+        StorageLayout(numbers.setdefault(found[index][0], len(numbers)), found[index][1] // tensor.element_size())
         for index, tensor in enumerate(tensors)
     ]
 

@@ -41,7 +41,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     return storage_number(tensor)
 
 
-def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+def is_plain_tensor(value: object) -> TypeGuard[torch.Tensor]:
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
     return value.layout is torch.strided and value.device.type == "cpu"

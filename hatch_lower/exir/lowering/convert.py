@@ -233,7 +233,7 @@ def drop_empty_parts(node: Node) -> None:
     """Remove empty parts of a concatenation, as where a rotary embedding rotates the whole head."""
     parts: Any = node.args[0]
     values = [part.meta["val"] for part in parts]
-    full = [index for index, value in enumerate(values) if not any(is_equal(size, 0) for size in value.shape)]
+    full = [index for index, value in enumerate(values) if not any(is_equal_size(size, 0) for size in value.shape)]
     # the memory order of the result depends on all parts, unless each has the usual order
     usual = all(lies_in_order(values[index]) for index in full)
     if full and usual and len({value.dtype for value in values}) == 1:
@@ -243,7 +243,7 @@ def drop_empty_parts(node: Node) -> None:
 def lies_in_order(value: torch.Tensor) -> bool:
     """Return whether a tensor is certainly not channels-last; fewer than four dimensions have no channels."""
     strides = value.stride()
-    return len(strides) < 4 or (is_equal(strides[-1], 1) and not is_equal(strides[1], 1))
+    return len(strides) < 4 or (is_equal_size(strides[-1], 1) and not is_equal_size(strides[1], 1))
 
 
 def moves_nothing(node: Node) -> bool:
@@ -252,13 +252,16 @@ def moves_nothing(node: Node) -> bool:
     if not isinstance(source, Node) or any(user.op == "output" for user in node.users):
         return False
     before, after = source.meta["val"], node.meta["val"]
-    if before.dim() != after.dim() or not is_equal(before.storage_offset(), after.storage_offset()):
+    if before.dim() != after.dim() or not is_equal_size(before.storage_offset(), after.storage_offset()):
         return False
     dims = zip(before.shape, after.shape, before.stride(), after.stride(), strict=True)
-    return all(is_equal(size, other) and (is_equal(size, 1) or is_equal(*strides)) for size, other, *strides in dims)
+    return all(
+        is_equal_size(size, other) and (is_equal_size(size, 1) or is_equal_size(*strides))
+        for size, other, *strides in dims
+    )
 
 
-def is_equal(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+def is_equal_size(size: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     # as text: a comparison of symbols would add a guard to torch's shape environment
     return str(size) == str(other)
 
@@ -268,7 +271,7 @@ def assign_debug_handles(module: GraphModule) -> None:
     handles: dict[Hashable, int] = {}
     for node in all_nodes(module):
         if node.op == "call_function":
-            node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
+            node.meta["debug_handle"] = handles.setdefault(handle_source(node), len(handles) + 1)
 
 
 def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
@@ -279,6 +282,6 @@ def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], abov
             node.meta["debug_handle"] = next(handles)
 
 
-def source_of(node: Node) -> Hashable:
+def handle_source(node: Node) -> Hashable:
     oldest = oldest_ancestor(node)
     return node if oldest is None else (oldest.name, oldest.graph_id)

@@ -125,7 +125,7 @@ def make_program(
     )
 
 
-def localize(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
+def make_local(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     """Return a partition in the form that a backend sees: with the weights, or stand-ins of their layout."""
     # an additional operator upstream must not change a partition's form, and thereby the key of its result
     handles: dict[int, int] = {}
@@ -144,11 +144,11 @@ def localize(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     in_state = {names[spec.arg.name] for spec in specs if spec.target in program.state_dict}
     signature = ExportGraphSignature(
         [
-            InputSpec(spec.kind, rename(spec.arg, renamed), names.get(spec.arg.name), spec.persistent)
+            InputSpec(spec.kind, rename_argument(spec.arg, renamed), names.get(spec.arg.name), spec.persistent)
             for spec in program.graph_signature.input_specs
         ],
         [
-            OutputSpec(spec.kind, rename(spec.arg, renamed), targets.get(spec.target))
+            OutputSpec(spec.kind, rename_argument(spec.arg, renamed), targets.get(spec.target))
             for spec in program.graph_signature.output_specs
         ],
     )
@@ -156,7 +156,7 @@ def localize(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     return LocalProgram(local, tuple(handles))
 
 
-def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
+def rename_argument(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
     return argument if isinstance(argument, ConstantArgument) else replace(argument, name=renamed[argument.name])
 
 

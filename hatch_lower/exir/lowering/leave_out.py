@@ -35,15 +35,15 @@ def nodes_by_place(program: ExportedProgram) -> dict[int, Node]:
     return {node.meta[PLACE]: node for node in all_nodes(program.graph_module) if PLACE in node.meta and computes(node)}
 
 
-def kind_of(node: Node) -> str:
+def describe_operation(node: Node) -> str:
     """Return a node's operator and literals, and the types and sizes of its arguments and results."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: form_of(source.meta.get("val")))
-    return repr((str(node.target), args, sorted(kwargs.items()), form_of(node.meta.get("val"))))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: value_form(source.meta.get("val")))
+    return repr((str(node.target), args, sorted(kwargs.items()), value_form(node.meta.get("val"))))
 
 
-def form_of(value: object) -> Any:
+def value_form(value: object) -> Any:
     if isinstance(value, (tuple, list)):
-        return [form_of(item) for item in value]
+        return [value_form(item) for item in value]
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{list(map(str, value.shape))}"
     return type(value).__name__
@@ -69,11 +69,11 @@ def without_left_out(result: PartitionResult) -> PartitionResult:
         told = {node.name: str(node.meta.pop(LEFT_OUT)) for node in marked}  # another backend may take the node
         reasons.update((node.name, told[node.name]) for node in marked if node.target is not operator.getitem)
         for tag in cut:
-            divide(module, tag, tags)
+            divide_tag(module, tag, tags)
     return PartitionResult(program, tags, reasons, result.finite_only)
 
 
-def divide(module: GraphModule, tag: str, tags: dict[str, DelegationSpec]) -> None:
+def divide_tag(module: GraphModule, tag: str, tags: dict[str, DelegationSpec]) -> None:
     """Give each part of a partition that was cut a tag of its own; `tags` is extended."""
 
     def is_member(node: Node) -> bool:

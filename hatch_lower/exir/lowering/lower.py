@@ -1,7 +1,7 @@
 """Lowering of exported methods: conversion to the edge dialect, passes, then each backend in turn; operators that
 partitioners ask to keep whole.
 
-A build and `to_edge_transform_and_lower` share this module; `Steps` holds their differences.
+A build and `to_edge_transform_and_lower` share this module; `LoweringSteps` holds their differences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import BackendError, EdgeError
-from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, torch_overload
 from hatch_lower.exir.graph.surgery import all_nodes, functionalized
@@ -112,13 +112,13 @@ class Turn(Frozen):
     name: str = ""  # prefix of the turn's reasons for nodes that it does not take; may be empty
 
 
-class LoweredMethods(Frozen):
+class DelegatedMethods(Frozen):
     edge: Mapping[str, ExportedProgram]  # the programs that the first turn was given
-    methods: Mapping[str, Lowered]  # the results of all turns together
+    methods: Mapping[str, DelegatedMethod]  # the results of all turns together
     kept: frozenset[OpOverload]  # operators kept whole for partitioners
 
 
-class Steps:
+class LoweringSteps:
     """Hooks around the steps, such as for reports; the defaults are empty."""
 
     store: Store | None = None  # of compiled partitions
@@ -131,7 +131,7 @@ class Steps:
         """Enter, within `edge`, while partitioners name the operations to keep whole."""
         return nullcontext()
 
-    def turn(self, turn: Turn) -> AbstractContextManager[Callable[[Mapping[str, Lowered]], object]]:
+    def turn(self, turn: Turn) -> AbstractContextManager[Callable[[Mapping[str, DelegatedMethod]], object]]:
         """Enter during a turn; yields a function that receives the results of this turn alone."""
         return nullcontext(lambda lowered: None)
 
@@ -152,15 +152,15 @@ def lower_exported(
     preserve_nodes: Mapping[OpOverload, Wanted] = {},
     passes: Mapping[str, Sequence[AnyPass]] = {},
     needs_delegates: bool = False,
-    steps: Steps | None = None,
-    before: LoweredMethods | None = None,
-) -> LoweredMethods:
+    steps: LoweringSteps | None = None,
+    before: DelegatedMethods | None = None,
+) -> DelegatedMethods:
     """Lower all methods of a model."""
     # `before` is an earlier result for the same methods and partitioners: only the turns run again. An operation that
     # any partitioner wants whole (`ops_to_not_decompose`) stays whole for all partitioners, in any order; so do
     # operators of `preserve` and chosen calls of `preserve_nodes`. `passes` run over a method's edge program before the
     # first turn. With `needs_delegates` an operation that was kept whole for a partitioner but not taken is refused.
-    steps = steps or Steps()
+    steps = steps or LoweringSteps()
     wishes: dict[str, Wishes] = {}
     edge: dict[str, ExportedProgram] = {}
     for method, program in () if before is not None else exported.items():
@@ -175,7 +175,7 @@ def lower_exported(
                 edge[method] = transform_program(edge[method], passes[method])
             number_places(edge[method])
     edge = edge if before is None else dict(before.edge)
-    methods = {method: Lowered(program) for method, program in edge.items()}
+    methods = {method: DelegatedMethod(program) for method, program in edge.items()}
     for turn in turns:
         lowered = take_turn(turn, programs_of(methods), steps)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
@@ -183,10 +183,12 @@ def lower_exported(
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
     kept = frozenset(op for method in wishes.values() for op in method.wanted_by)
-    return LoweredMethods(edge, methods, kept if before is None else before.kept)
+    return DelegatedMethods(edge, methods, kept if before is None else before.kept)
 
 
-def take_turn(turn: Turn, programs: Mapping[str, ExportedProgram], steps: Steps) -> Mapping[str, Lowered]:
+def take_turn(
+    turn: Turn, programs: Mapping[str, ExportedProgram], steps: LoweringSteps
+) -> Mapping[str, DelegatedMethod]:
     while True:
         left_out = steps.left_out(turn)
         try:
@@ -206,5 +208,5 @@ def either(first: Mapping[OpOverload, Wanted], second: Mapping[OpOverload, Wante
     return {**first, **second, **both}
 
 
-def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:
+def programs_of(methods: Mapping[str, DelegatedMethod]) -> dict[str, ExportedProgram]:
     return {method: lowered.program for method, lowered in methods.items()}

@@ -39,12 +39,12 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PartitionPlan:
     """All partitions of a graph, and an order of its operations in which each partition is a single call."""
 
     partitions: tuple[Partition, ...]
     order: tuple[Node | Partition, ...]  # operations outside partitions, and partitions
-    nested: Mapping[str, Plan]  # of the branches and bodies of control flow outside partitions, by attribute
+    nested: Mapping[str, PartitionPlan]  # of the branches and bodies of control flow outside partitions, by attribute
 
     def all_partitions(self) -> Iterator[Partition]:
         yield from self.partitions
@@ -54,7 +54,7 @@ class Plan:
 
 def plan_partitions(
     program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, torch.Tensor], bool]
-) -> Plan:
+) -> PartitionPlan:
     """Group tagged nodes, decide the ownership of constants, and order everything, or raise a `PartitionError`."""
     # `kept`: whether a constant must stay outside a backend's delegates, by the backend's id
     constants = frozenset(constant_placeholders(program))
@@ -66,23 +66,25 @@ def plan_graph(
     tags: Mapping[str, DelegationSpec],
     constants: frozenset[Node],
     own: Callable[[Mapping[Node, Partition]], None],
-) -> Plan:
-    partitions = group_nodes(module, tags, constants)
+) -> PartitionPlan:
+    partitions = group_by_tag(module, tags, constants)
     member = {node: partition for partition in partitions for node in partition.nodes}
     order = order_operations(module, member)
     own(member)
     collect_borders(member, partitions)
-    nested: dict[str, Plan] = {}
+    nested: dict[str, PartitionPlan] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr" and node not in member and node.target not in nested:
             found = attribute_of(module, node.target)
             if isinstance(found, GraphModule):
                 # constants enter branches and bodies as inputs, so their partitions own no constants
                 nested[node.target] = plan_graph(found, tags, frozenset(), lambda member: None)
-    return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
+    return PartitionPlan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
 
-def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[Node]) -> list[Partition]:
+def group_by_tag(
+    module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[Node]
+) -> list[Partition]:
     found: dict[str, Partition] = {}
     for node in module.graph.nodes:
         # a graph attribute belongs to its users' partition; a tag of its own is ignored

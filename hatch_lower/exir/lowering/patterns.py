@@ -13,7 +13,7 @@ from torch.fx.node import Argument
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.backend.canonical_partitioners.patterns import arguments_of, find_pattern
+from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern, ordered_arguments
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.backend._ops import BackendOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
@@ -101,7 +101,7 @@ def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Argument]:
                 collect(one, other)
 
     for wanted, found in place.items():
-        collect(arguments_of(wanted), arguments_of(found))
+        collect(ordered_arguments(wanted), ordered_arguments(found))
     return given
 
 

@@ -25,14 +25,14 @@ from hatch_lower.config.requirements import read_requirement
 from hatch_lower.errors import AnswerError, OperationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.partitioner import DelegationSpec
-from hatch_lower.exir.backend.registry import code_of
+from hatch_lower.exir.backend.registry import backend_code
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
+from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_stored_result, result_value
 from hatch_lower.frozen import Frozen
 
 
@@ -60,7 +60,7 @@ def is_of(meta: Mapping[str, object], handle: int) -> bool:
     return meta.get("debug_handle") == handle and bool(meta.get("stack_trace"))
 
 
-class Request(Frozen):
+class PreprocessRequest(Frozen):
     method: str
     spec: DelegationSpec
     backend: type[BackendDetails]
@@ -71,7 +71,9 @@ class Request(Frozen):
 class Group(Frozen):
     """Partitions whose results are made, kept and found together."""
 
-    requests: tuple[Request, ...]  # a single request, or all for a backend that defines `preprocess_multimethod`
+    requests: tuple[
+        PreprocessRequest, ...
+    ]  # a single request, or all for a backend that defines `preprocess_multimethod`
     components: Mapping[str, object]  # parts of the key
     states: tuple[str, ...]  # of each request, the digest of the weights that its backend is given
 
@@ -86,7 +88,7 @@ class Response(Frozen):
     key: str = ""  # of the group in the cache
 
 
-def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
+def preprocess_all(requests: Sequence[PreprocessRequest], store: Store | None) -> list[Response]:
     """Lower partitions: equal partitions once, or all together for a backend with joint lowering."""
     # a wrong answer is a `BackendError`, a frozen cache without a result a `CacheError`
     groups, places = groups_of(requests)
@@ -98,7 +100,7 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
                 results |= read_groups(store, missing)
             missing = {key: group for key, group in missing.items() if key not in results}
             for key, made in call_backends(missing):
-                refuse_changed_weights(missing[key])
+                refuse_weights_of_backend(missing[key])
                 refuse_unknown_handles(missing[key], made)
                 results[key] = made
                 if store is not None:
@@ -118,11 +120,11 @@ def overrides(backend: type[BackendDetails], name: str) -> bool:
     return getattr_static(backend, name) is not getattr_static(BackendDetails, name)
 
 
-def groups_of(requests: Sequence[Request]) -> tuple[dict[str, Group], list[tuple[str, int]]]:
+def groups_of(requests: Sequence[PreprocessRequest]) -> tuple[dict[str, Group], list[tuple[str, int]]]:
     """Return the groups of requests by key, and for each request its group's key and its index in the group."""
     # a fingerprint may run a compiler for its version: ask once for each backend and options
     fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
-    keys = [key_of(request, fingerprints) for request in requests]
+    keys = [partition_key(request, fingerprints) for request in requests]
     groups: dict[str, Group] = {}
     places = [(key.digest(), 0) for key in keys]
     joint: dict[str, list[int]] = {}
@@ -156,8 +158,8 @@ def call_backends(groups: Mapping[str, Group]) -> Iterator[tuple[str, list[Prepr
             yield key, [next(results) for _ in group.requests]
 
 
-def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
-    program, state = request.local.program, state_of(request)
+def partition_key(request: PreprocessRequest, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
+    program, state = request.local.program, state_digest(request)
     backend_id, specs = request.spec
     options = tuple((spec.key, spec.value.hex()) for spec in specs)
     asked = f"{backend_id} {options}"
@@ -180,17 +182,17 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
     )
 
 
-def state_of(request: Request) -> str:
+def state_digest(request: PreprocessRequest) -> str:
     if request.backend.weight_free:
         return ""  # stand-ins: new weights need no compilation
     program = request.local.program
     return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
 
 
-def refuse_changed_weights(group: Group) -> None:
+def refuse_weights_of_backend(group: Group) -> None:
     # eager would compute with the same wrong weights, so no comparison would notice
     for request, before in zip(group.requests, group.states, strict=True):
-        if state_of(request) != before:
+        if state_digest(request) != before:
             raise AnswerError(
                 f"the backend `{request.spec.backend_id}` changed the model's weights",
                 where=f"method `{request.method}`",
@@ -215,12 +217,12 @@ def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
     # the code of a class that is defined in no file cannot be identified: a random value, so no later call finds the
     # result
     try:
-        return code_of(backend_id, backend, {})
+        return backend_code(backend_id, backend, {})
     except NoKeyError:
         return os.urandom(16).hex()
 
 
-def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
+def call_backend(requests: Sequence[PreprocessRequest]) -> list[PreprocessResult]:
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     specs = [request.spec.compile_specs for request in requests]
     programs = [
@@ -294,7 +296,7 @@ def read_group(store: Store, key: str, group: Group) -> list[PreprocessResult] |
     if value is None:
         return None
     values = value.get("results", []) if group.joint else [value]
-    results = [result for stored in values if (result := read_result(store, stored)) is not None]
+    results = [result for stored in values if (result := read_stored_result(store, stored)) is not None]
     return results if len(results) == len(values) == len(group.requests) else None
 
 

@@ -94,7 +94,7 @@ def torch_restored() -> Iterator[None]:
                 put_back(value)
 
 
-def arithmetic() -> dict[str, str]:
+def arithmetic_settings() -> dict[str, str]:
     """Return the settings of torch that change results, by the name of the function that sets each."""
     return {
         "torch.set_default_dtype": str(torch.get_default_dtype()),

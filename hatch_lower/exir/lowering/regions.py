@@ -36,7 +36,7 @@ from hatch_lower.exir.graph.surgery import (
     output_values,
     rebuild_program,
 )
-from hatch_lower.exir.graph.tensors import is_plain, span_length
+from hatch_lower.exir.graph.tensors import is_plain_tensor, span_length
 from hatch_lower.frozen import Frozen
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def without_aliases(program: ExportedProgram) -> ExportedProgram:
     state, constants = dict(copied.state_dict), dict(copied.constants)
     specs = {node.name: spec for spec, node in input_pairs(copied)}
     for names in names_of_state(copied):
-        base = base_of(names, copied)
+        base = make_base_tensor(names, copied)
         if base.node.name not in specs:
             specs[base.node.name] = base.spec
             state[str(base.spec.target)] = base.tensor
@@ -93,7 +93,7 @@ def names_of_state(program: ExportedProgram) -> list[list[Name]]:
     names = [
         Name(spec, node, tensor)
         for spec, node in input_pairs(program)
-        if spec.kind in CONSTANT_KINDS and is_plain(tensor := constant_of(program, spec)) and tensor.numel()
+        if spec.kind in CONSTANT_KINDS and is_plain_tensor(tensor := constant_of(program, spec)) and tensor.numel()
     ]
     groups: dict[int, list[Name]] = {}
     for name, layout in zip(names, layouts([name.tensor for name in names]), strict=True):
@@ -103,7 +103,7 @@ def names_of_state(program: ExportedProgram) -> list[list[Name]]:
     return [group for group in several if any(name.node in written for name in group)]
 
 
-def base_of(names: Sequence[Name], program: ExportedProgram) -> Name:
+def make_base_tensor(names: Sequence[Name], program: ExportedProgram) -> Name:
     """Return the name that covers the memory of a group: a name of the group, or a new flat buffer."""
     dtypes = {name.tensor.dtype for name in names}
     if len(dtypes) > 1:
@@ -174,7 +174,7 @@ def without_regions(program: ExportedProgram) -> ExportedProgram:
     targets = {node: node.target for region in regions for node in region.graph.nodes if node.op == "call_function"}
     try:
         for node in targets:
-            node.target = Traced(node)
+            node.target = TracedNode(node)
         for region in regions:
             region.recompile()
         return functionalized(program)
@@ -185,7 +185,7 @@ def without_regions(program: ExportedProgram) -> ExportedProgram:
             region.recompile()
 
 
-class Traced:
+class TracedNode:
     """Stand-in for an operator in a region that keeps the node's source line and module, which torch would lose."""
 
     def __init__(self, node: Node) -> None:

@@ -19,13 +19,13 @@ from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_prog
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
-from hatch_lower.exir.lowering.partition import Partition, Plan
+from hatch_lower.exir.lowering.partition import Partition, PartitionPlan
 from hatch_lower.runtime.torch_private.programs import copy_calling_convention
 
 
 def rebuild(
     root: GraphModule,
-    plan: Plan,
+    plan: PartitionPlan,
     dropped: Set[Node],
     modules: Mapping[Partition, LoweredBackendModule],
     handles: Iterator[int],
@@ -56,7 +56,7 @@ def rebuild(
 
 
 def rebuild_nested(
-    root: GraphModule, plan: Plan, modules: Mapping[Partition, LoweredBackendModule], handles: Iterator[int]
+    root: GraphModule, plan: PartitionPlan, modules: Mapping[Partition, LoweredBackendModule], handles: Iterator[int]
 ) -> GraphModule:
     graph, copies, attributes = rebuild(root, plan, frozenset(), modules, handles)
     output = root.graph.output_node()
@@ -66,7 +66,9 @@ def rebuild_nested(
     return module
 
 
-def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
+def splice(
+    program: ExportedProgram, plan: PartitionPlan, modules: Mapping[Partition, LoweredBackendModule]
+) -> ExportedProgram:
     """Return `program` with each partition replaced by a call of its lowered module."""
     # without the constants and the buffer updates that delegates own
     root = program.graph_module

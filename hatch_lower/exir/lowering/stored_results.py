@@ -19,7 +19,7 @@ RESULT_SCHEMA = 2
 def is_storable(result: PreprocessResult) -> bool:
     data = result.data_store_output
     known = data is None or isinstance(data, NamedDataStoreOutput)
-    return known and is_plain(result._delegate_info_meta) and is_json(dict(result.info))
+    return known and is_plain_value(result._delegate_info_meta) and is_json(dict(result.info))
 
 
 def result_value(result: PreprocessResult) -> dict[str, object]:
@@ -57,12 +57,12 @@ def stored_entry(entry: DataEntry) -> StoredEntry:
     )
 
 
-def is_plain(value: object) -> bool:
+def is_plain_value(value: object) -> bool:
     # whether a round trip through JSON preserves the value
     if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and is_plain_value(item) for key, item in value.items())
     if isinstance(value, list):
-        return all(is_plain(item) for item in value)
+        return all(is_plain_value(item) for item in value)
     return value is None or isinstance(value, (bool, int, str))
 
 
@@ -74,7 +74,7 @@ def is_json(value: object) -> bool:
     return True
 
 
-def read_result(store: Store, value: object) -> PreprocessResult | None:
+def read_stored_result(store: Store, value: object) -> PreprocessResult | None:
     try:
         stored = StoredPartition.read(value)
     except ValueError:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from hatch_lower.errors import EdgeError, nearest
 from hatch_lower.exir._program_utils import _get_updated_graph_signature as _get_updated_graph_signature
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
-from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_api import DelegatedMethod, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBackendConfig
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError, verify_edge
@@ -47,7 +47,7 @@ class LoweredProgram:
         return set(self.constant_methods)
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        return program_of(self.programs, method_name)
+        return program_named(self.programs, method_name)
 
 
 class EdgeProgramManager:
@@ -99,7 +99,7 @@ class EdgeProgramManager:
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
         """Return a method's program; raise a `MethodNameError`, a `KeyError`, for an unknown method."""
-        return program_of(self._edge_programs, method_name)
+        return program_named(self._edge_programs, method_name)
 
     def transform(self, passes: Passes, compile_config: EdgeCompileConfig | None = None) -> EdgeProgramManager:
         """Run passes over all methods, or over the named methods: a list, a list for each, or a `PassManager`."""
@@ -116,7 +116,7 @@ class EdgeProgramManager:
         if isinstance(partitioner, Partitioner):
             partitioner = dict.fromkeys(self._edge_programs, partitioner)
         lowered = {
-            name: Lowered(self._edge_programs[name], reasons=self._reasons.get(name, {})).then(result)
+            name: DelegatedMethod(self._edge_programs[name], reasons=self._reasons.get(name, {})).then(result)
             for name, result in lower_methods(self._edge_programs, partitioner).items()
         }
         # lowering adds delegate calls only, and the rest has been checked
@@ -130,7 +130,7 @@ class EdgeProgramManager:
 
     def verify(self, config: EdgeCompileConfig) -> None:
         for name, program in self._edge_programs.items():
-            verify_method(name, program, config.exempt() | self._kept)
+            verify_edge_method(name, program, config.exempt() | self._kept)
 
 
 def to_edge(
@@ -213,7 +213,7 @@ def by_method(programs: Programs) -> dict[str, ExportedProgram]:
     return {"forward": programs} if isinstance(programs, ExportedProgram) else dict(programs)
 
 
-def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedProgram:
+def program_named(programs: Mapping[str, ExportedProgram], name: str) -> ExportedProgram:
     if name not in programs:
         raise MethodNameError(f"there is no method `{name}`", found=nearest(name, programs), hint="correct the name")
     return programs[name]
@@ -234,7 +234,7 @@ def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -
     return {name: list(listed) for name in programs}
 
 
-def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
+def verify_edge_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
     try:
         verify_edge(program, exempt=exempt)
     except EdgeViolationError as error:  # the error knows the node and not the method

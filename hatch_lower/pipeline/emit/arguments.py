@@ -60,7 +60,7 @@ def overload_of(target: object) -> OpOverload | None:
     return operator if isinstance(operator, OpOverload) else None
 
 
-def name_of(node: Node) -> str:
+def called_name(node: Node) -> str:
     if (overload := overload_of(node.target)) is not None:
         return dotted_name(overload)
     # torch's operation behind `map` is named `map_impl`

@@ -2,8 +2,8 @@
 `.ptd` file of ExecuTorch, written and hashed in a single pass.
 
 A constant lies in a storage: the dense run of memory that a group of overlapping constants spans. So ties, views,
-transposed and expanded tensors keep their structure when the file is mapped. A storage is named by its content, so that
-methods, recipes and equal tensors of a model share storages.
+transposed and expanded tensors keep their structure when the file is mapped. A storage is named by its content, so
+that methods, recipes and equal tensors of a model share storages.
 
 The format is `extension/flat_tensor` of ExecuTorch: a flatbuffer with a header inside, followed by segments. Here a
 safetensors file follows, and the segments lie inside.
@@ -26,7 +26,14 @@ import torch
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError, EdgeError
 from hatch_lower.exir.graph.state import layouts
-from hatch_lower.exir.graph.tensors import dtype_name, is_plain, span_bytes, span_length, storage_key, tensor_digest
+from hatch_lower.exir.graph.tensors import (
+    dtype_name,
+    is_plain_tensor,
+    span_bytes,
+    span_length,
+    storage_key,
+    tensor_digest,
+)
 from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.format.constants import DATA_MAP_HEADER, DATA_MAP_MAGIC, Constant, DataLayout, Storage, content_key
 from hatch_lower.format.values import DTYPES
@@ -82,7 +89,7 @@ def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor]
     mutable = set()
     for use in uses:
         known = tensors.setdefault(use.plan_name, use.tensor)
-        if not is_same(known, use.tensor):
+        if not is_same_constant(known, use.tensor):
             raise EdgeError(
                 f"two methods have different tensors under the name `{use.name}`",
                 where=f"method `{use.method}`",
@@ -93,14 +100,14 @@ def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor]
     return tensors, frozenset(mutable)
 
 
-def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left is right or place_of(left) == place_of(right):
+def is_same_constant(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left is right or tensor_place(left) == tensor_place(right):
         return True
     same_layout = (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride())
     return same_layout and tensor_digest(left) == tensor_digest(right)
 
 
-def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
+def tensor_place(tensor: torch.Tensor) -> tuple[object, ...]:
     return (storage_key(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -142,7 +149,7 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
 
 def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     value = tensor.detach()
-    if not is_plain(value) or value.is_quantized or dtype_name(value.dtype) not in DTYPES:
+    if not is_plain_tensor(value) or value.is_quantized or dtype_name(value.dtype) not in DTYPES:
         raise EdgeError(
             "a constant is not a plain tensor on the CPU, and cannot be packaged",
             where=f"`{name}`",

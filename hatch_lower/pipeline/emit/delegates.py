@@ -27,7 +27,7 @@ from hatch_lower.format.constants import (
     TargetEntry,
     content_key,
     data_name,
-    is_whole,
+    is_layout_whole,
     meanings,
 )
 from hatch_lower.format.plan import Plan
@@ -131,7 +131,7 @@ class DelegateTable:
                     files[name] = data_file(name, entry, file, len(content), where)
                     self.data.setdefault(digest, content)
             for name, meaning in meanings(files, named):
-                refuse_other(name, self._meanings.setdefault(name, meaning), meaning, where)
+                refuse_other_layout(name, self._meanings.setdefault(name, meaning), meaning, where)
             self._known[id(output)] = output, (dict(sorted(files.items())), dict(sorted(named.items())))
         return self._known[id(output)][1]
 
@@ -139,7 +139,7 @@ class DelegateTable:
         if name in self._named:
             # same bytes, possibly as another tensor: the reader knows the layout
             return self._named[name]
-        layout = layout_of(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
+        layout = data_layout(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
         check_entry(name, entry, math.gcd(ALIGNMENT, len(content)), where)
         # keyed like a constant of the model, so that equal bytes are stored once
         dtype = layout.dtype if DTYPES[layout.dtype].safetensors is not None else "uint8"
@@ -147,7 +147,7 @@ class DelegateTable:
         number = self._storage_numbers.setdefault(storage.key, len(self.storages))
         if number == len(self.storages):
             self.storages.append(storage)
-            self.contents.setdefault(storage.key, tensor_of(content, dtype))
+            self.contents.setdefault(storage.key, tensor_from_bytes(content, dtype))
         return self._named.setdefault(name, NamedConstant(number, layout))
 
 
@@ -161,7 +161,7 @@ def without_layouts(output: NamedDataStoreOutput) -> NamedDataStoreOutput:
 NamedData = tuple[Mapping[str, DataFile], Mapping[str, NamedConstant]]
 
 
-def tensor_of(content: bytes, dtype: str) -> torch.Tensor:
+def tensor_from_bytes(content: bytes, dtype: str) -> torch.Tensor:
     if not content:
         return torch.empty(0, dtype=getattr(torch, dtype))
     with warnings.catch_warnings():
@@ -171,7 +171,7 @@ def tensor_of(content: bytes, dtype: str) -> torch.Tensor:
 
 def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> DataFile:
     check_entry(name, entry, PAGE_SIZE, where)
-    layout = None if entry.tensor_layout is None else layout_of(name, entry.tensor_layout, size, where)
+    layout = None if entry.tensor_layout is None else data_layout(name, entry.tensor_layout, size, where)
     return DataFile(file, size, entry.alignment, layout)
 
 
@@ -187,7 +187,9 @@ def check_entry(name: str, entry: DataEntry, limit: int, where: str) -> None:
         )
 
 
-def refuse_other(name: str, first: DataFile | NamedConstant, second: DataFile | NamedConstant, where: str) -> None:
+def refuse_other_layout(
+    name: str, first: DataFile | NamedConstant, second: DataFile | NamedConstant, where: str
+) -> None:
     if second != first:
         raise BackendError(
             "two partitions disagree on the layout or tag of named data",
@@ -197,9 +199,9 @@ def refuse_other(name: str, first: DataFile | NamedConstant, second: DataFile | 
         )
 
 
-def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayout:
+def data_layout(name: str, given: TensorLayout, size: int, where: str) -> DataLayout:
     layout = DataLayout(given.scalar_type, tuple(given.sizes), tuple(given.dim_order))
-    if not is_whole(layout, size):
+    if not is_layout_whole(layout, size):
         raise BackendError(
             "the layout of named data does not fit the size",
             where=f"{where}, named data `{name}`",

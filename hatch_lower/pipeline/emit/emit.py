@@ -44,7 +44,7 @@ from hatch_lower.pipeline.emit.delegates import Blob, DelegateTable
 from hatch_lower.pipeline.emit.graphs import CONTROL_FLOW, GRAPHS, GraphEmitter, MethodContext
 from hatch_lower.pipeline.emit.signature import input_of, parameters_of, tree_of, user_inputs
 from hatch_lower.pipeline.emit.sources import SourceRoots
-from hatch_lower.pipeline.emit.symbols import Symbols
+from hatch_lower.pipeline.emit.symbols import SizeSymbols
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
 Makers: TypeAlias = frozenset[int]  # handles and numbers of inputs from which a value is computed
@@ -123,7 +123,7 @@ def union(listed: Iterable[Makers]) -> Makers:
     return NONE.union(*listed)
 
 
-class LoweredMethod(Frozen):
+class MethodToEmit(Frozen):
     name: str
     program: ExportedProgram
     parameters: tuple[str, ...]  # Python names of the positional arguments
@@ -147,7 +147,7 @@ class EmittedProgram(Frozen):
 
 
 def emit_program(
-    model: str, methods: Mapping[str, LoweredMethod], *, roots: Sequence[Path] = (), digests: SpanDigests | None = None
+    model: str, methods: Mapping[str, MethodToEmit], *, roots: Sequence[Path] = (), digests: SpanDigests | None = None
 ) -> EmittedProgram:
     """Return the packaged program of a model and recipe; source files are named relative to `roots`."""
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
@@ -215,10 +215,10 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
 
 
 def emit_method(
-    where: str, method: LoweredMethod, names: Mapping[str, str], delegates: DelegateTable, sources: SourceRoots
+    where: str, method: MethodToEmit, names: Mapping[str, str], delegates: DelegateTable, sources: SourceRoots
 ) -> tuple[MethodPlan, MethodDebug, Mapping[int, Node]]:
     program = method.program
-    symbols = Symbols(program.range_constraints, method.dimensions, where)
+    symbols = SizeSymbols(program.range_constraints, method.dimensions, where)
     users = user_inputs(program)
     inputs = symbols.determined([input_of(spec, node, symbols, where) for spec, node in users])
     symbols.close_inputs()

@@ -21,14 +21,14 @@ from hatch_lower.format.debug_map import NO_REASON, DelegateDebug, MethodDebug, 
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
 from hatch_lower.pipeline.emit.arguments import (
     PYTHON_FUNCTIONS,
+    called_name,
     convert_argument,
-    name_of,
     number_conversion,
     overload_of,
 )
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
-from hatch_lower.pipeline.emit.symbols import Symbols
+from hatch_lower.pipeline.emit.symbols import SizeSymbols
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 from hatch_lower.runtime.torch_private.programs import executorch_call_delegate
 
@@ -52,7 +52,7 @@ class MethodContext:
     """State that the graphs of a method share during emission."""
 
     where: str
-    symbols: Symbols
+    symbols: SizeSymbols
     # placeholder's name, or dotted path of a tensor in a nested graph, to the constant's plan name
     constants: Mapping[str, str]
     add_delegate: Callable[[LoweredBackendModule], int]
@@ -189,7 +189,7 @@ class GraphEmitter:
         handles: dict[int, None] = {}
         for inner in all_nodes(module.original_module.graph_module):
             if inner.op == "call_function":
-                handles.update(dict.fromkeys(self._handles(inner, name_of(inner))))
+                handles.update(dict.fromkeys(self._handles(inner, called_name(inner))))
         debug = (module.meta or {}).get("debug_handle_map", module.result.debug_handle_map)
         mapped = None if debug is None else {str(key): tuple(value) for key, value in debug.items()}
         self._context.delegates[self._next_path()] = DelegateDebug(module.backend_id, mapped)
@@ -247,7 +247,7 @@ class GraphEmitter:
         return self._results[producer][index]
 
     def _emit_control_flow(self, node: Node) -> Argument:
-        name, path = name_of(node), self._next_path()
+        name, path = called_name(node), self._next_path()
         kind, parts = CONTROL_FLOW[node.target]
         if len(node.args) != len(parts):
             raise EdgeError(
@@ -290,7 +290,7 @@ class GraphEmitter:
         self._context.undelegated.append(Undelegated(node.name, name, node.meta.get("debug_handle") or 0, reason))
 
 
-def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
+def needed_nodes(module: GraphModule, symbols: SizeSymbols) -> set[Node]:
     # all nodes except assertions that always hold and unused arithmetic on sizes
     needed: set[Node] = set()
     for node in reversed(module.graph.nodes):

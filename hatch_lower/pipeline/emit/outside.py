@@ -17,7 +17,7 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.constants import Storage, content_key
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
-from hatch_lower.format.weights import Span, Weights, is_aligned
+from hatch_lower.format.weights import StorageSpan, Weights, is_aligned
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import Checkpoint, CheckpointTensor, LocalSource, read_checkpoint
 
@@ -42,14 +42,14 @@ class Outside(Frozen):
 def find_outside(storages: Mapping[str, torch.Tensor], sources: Sequence[LocalSource]) -> Outside:
     """Return the places of storages in the files; sources without storages are left out."""
     checkpoints = [read_checkpoint(source) for source in sources]
-    described = {key: describe(key, tensor) for key, tensor in storages.items() if tensor.numel()}
+    described = {key: describe_storage(key, tensor) for key, tensor in storages.items() if tensor.numel()}
     spans = whole_tensors(described, checkpoints)
     rest = {key: storages[key] for key in described if key not in spans}
     for position, checkpoint in enumerate(checkpoints):
         for key, begin, end in find_runs(rest, checkpoint):
             sha256 = sha256_bytes(checkpoint.content[begin:end])
             if content_key(described[key].dtype, sha256) == key:
-                spans[key] = Span(position, begin, end, sha256)
+                spans[key] = StorageSpan(position, begin, end, sha256)
                 del rest[key]
     return Outside(
         used_only(spans, sources),
@@ -57,18 +57,18 @@ def find_outside(storages: Mapping[str, torch.Tensor], sources: Sequence[LocalSo
     )
 
 
-def describe(key: str, tensor: torch.Tensor) -> Storage:
+def describe_storage(key: str, tensor: torch.Tensor) -> Storage:
     return Storage(key, dtype_name(tensor.dtype), tensor.numel())
 
 
-def used_only(spans: Mapping[str, Span], sources: Sequence[LocalSource]) -> Weights:
+def used_only(spans: Mapping[str, StorageSpan], sources: Sequence[LocalSource]) -> Weights:
     used = sorted({span.source for span in spans.values()})
     numbers = {position: number for number, position in enumerate(used)}
     renumbered = {key: replace(span, source=numbers[span.source]) for key, span in sorted(spans.items())}
     return Weights(tuple(sources[position].source() for position in used), renumbered)
 
 
-def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpoint]) -> dict[str, Span]:
+def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpoint]) -> dict[str, StorageSpan]:
     """Return the spans of storages that are whole tensors of a file: the first aligned tensor, else the first."""
     kinds = {(DTYPES[storage.dtype].safetensors, storage.nbytes): storage.dtype for storage in storages.values()}
     tensors = [
@@ -79,10 +79,10 @@ def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpo
     ]
     with ThreadPoolExecutor(2) as pool:
         digests = list(pool.map(lambda found: sha256_bytes(found[1][found[2].begin : found[2].end]), tensors))
-    spans: dict[str, Span] = {}
+    spans: dict[str, StorageSpan] = {}
     for (position, _, tensor), sha256 in zip(tensors, digests, strict=True):
         key = content_key(kinds[tensor.dtype, tensor.end - tensor.begin], sha256)
-        span = Span(position, tensor.begin, tensor.end, sha256)
+        span = StorageSpan(position, tensor.begin, tensor.end, sha256)
         if key in storages and (
             key not in spans or (is_aligned(storages[key], span) and not is_aligned(storages[key], spans[key]))
         ):
@@ -98,7 +98,7 @@ def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> I
             for key, tensor in storages.items()
             if tensor.dtype is dtype and tensor.nbytes >= SMALLEST_RUN
         }
-        first = {key: int(windows(values, len(values))[0]) for key, values in wanted.items()}
+        first = {key: int(byte_windows(values, len(values))[0]) for key, values in wanted.items()}
         name = DTYPES[dtype_name(dtype)].safetensors
         for tensor in checkpoint.tensors:
             if tensor.dtype != name or not any(len(values) < math.prod(tensor.shape) for values in wanted.values()):
@@ -125,7 +125,7 @@ def search(
     # `first` has the first bytes of each storage
     if len(content) > step * MOST_PLACES:
         return []
-    places = windows(content, step)
+    places = byte_windows(content, step)
     wanted = torch.tensor(sorted(set(first.values())))
     at = torch.searchsorted(wanted, places).clamp_(max=len(wanted) - 1)
     hits = (wanted[at] == places).nonzero()[:, 0]
@@ -139,7 +139,7 @@ def search(
     return found
 
 
-def windows(values: torch.Tensor, step: int) -> torch.Tensor:
+def byte_windows(values: torch.Tensor, step: int) -> torch.Tensor:
     """Return, as integers, the 8 bytes from each element at a multiple of a step."""
     size = values.element_size()
     count = WINDOW // size

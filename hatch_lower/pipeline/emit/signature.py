@@ -20,8 +20,8 @@ from hatch_lower.format.graph import Graph
 from hatch_lower.format.plan import MethodPlan, Parameter
 from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.pipeline.emit.arguments import literal_argument
-from hatch_lower.pipeline.emit.symbols import Symbols
-from hatch_lower.runtime.classes import owner_of
+from hatch_lower.pipeline.emit.symbols import SizeSymbols
+from hatch_lower.runtime.classes import find_owner
 from hatch_lower.runtime.torch_private import tensors
 
 
@@ -29,7 +29,7 @@ def signature_of(
     program: ExportedProgram, names: tuple[str, ...], dimensions: Mapping[str, str], where: str
 ) -> MethodPlan:
     """Return the signature of an exported method in the form of its plan, with an empty graph."""
-    symbols = Symbols(program.range_constraints, dimensions, where)
+    symbols = SizeSymbols(program.range_constraints, dimensions, where)
     users = user_inputs(program)
     inputs = tuple(input_of(spec, node, symbols, where) for spec, node in users)
     positions = {node.name: index for index, (_, node) in enumerate(users)}
@@ -87,15 +87,15 @@ def tree_of(spec: tensors.TreeSpec, where: str) -> Tree:
     if kind is namedtuple or kind.__module__ == "torch.return_types":
         fields = named._fields if kind is namedtuple else named.__match_args__
         if importable(named) and not any(field.startswith("_") for field in fields):
-            return Container("namedtuple", children, tuple(fields), qualified_name(named), owner_of(named))
+            return Container("namedtuple", children, tuple(fields), class_path(named), find_owner(named))
     keys, absent = object_keys(kind, context)
     if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
         children += (None,) * len(absent)
-        return Container("object", children, (*keys, *absent), qualified_name(kind), owner_of(kind))
+        return Container("object", children, (*keys, *absent), class_path(kind), find_owner(kind))
     raise EdgeError(
         "a method takes or returns a container that a plan cannot describe",
         where=where,
-        found=f"`{qualified_name(named if isinstance(named, type) else type(named))}`",
+        found=f"`{class_path(named if isinstance(named, type) else type(named))}`",
         hint="use tuples, lists, dictionaries with string or integer keys, named tuples, dataclasses (registered with "
         "torch.export.register_dataclass) or transformers' ModelOutput, defined at the top level of a module",
     )
@@ -134,7 +134,7 @@ def importable(kind: type) -> bool:
     return "<" not in kind.__qualname__ and kind.__module__ != "__main__"
 
 
-def qualified_name(kind: type) -> str:
+def class_path(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -142,13 +142,13 @@ def user_inputs(program: ExportedProgram) -> list[tuple[InputSpec, Node]]:
     return [(spec, node) for spec, node in input_pairs(program) if spec.kind is InputKind.USER_INPUT]
 
 
-def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input:
+def input_of(spec: InputSpec, node: Node, symbols: SizeSymbols, where: str) -> Input:
     if isinstance(spec.arg, ConstantArgument):
         return LiteralInput(literal_argument(spec.arg.value, where))
     return value_input(node.meta["val"], symbols, f"{where}, input `{node.name}`")
 
 
-def value_input(value: object, symbols: Symbols, where: str) -> Input:
+def value_input(value: object, symbols: SizeSymbols, where: str) -> Input:
     """Return the requirements of a method's input, or of a delegate's argument, from the traced value."""
     if isinstance(value, torch.Tensor):
         return tensor_value(value, symbols, where)
@@ -164,7 +164,7 @@ def value_input(value: object, symbols: Symbols, where: str) -> Input:
     return LiteralInput(literal_argument(value, where))
 
 
-def tensor_value(value: torch.Tensor, symbols: Symbols, where: str) -> TensorInput:
+def tensor_value(value: torch.Tensor, symbols: SizeSymbols, where: str) -> TensorInput:
     if value.layout is not torch.strided or value.device.type != "cpu":
         raise EdgeError(
             "a tensor is not a dense tensor on the CPU",

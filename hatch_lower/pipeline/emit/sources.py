@@ -97,10 +97,10 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
         places: dict[tuple[str, str], int] = {}
         for position, node in enumerate(all_nodes(exported[method].graph_module)):
             positions[node.name, id(node.graph)] = position
-            places.setdefault(place_of(node), position)
+            places.setdefault(source_place(node), position)
         anchors[method] = {
             # checks of sizes have no ancestor, but have the source line of the operation that made the size
-            handle: position_of(node, positions) if node.meta.get("from_node") else places.get(place_of(node))
+            handle: position_of(node, positions) if node.meta.get("from_node") else places.get(source_place(node))
             for handle, node in handles.items()
         }
     return anchors
@@ -141,7 +141,7 @@ def re_anchor_method(
     return replace(debug, handles=handles)
 
 
-def place_of(node: Node) -> tuple[str, str]:
+def source_place(node: Node) -> tuple[str, str]:
     return module_path(node), node.meta.get("stack_trace") or ""
 
 

@@ -12,7 +12,15 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import Input, Symbol, SymbolInput, TensorInput, expressions_in, is_contiguous
 from hatch_lower.format.codec import encode
-from hatch_lower.format.expression import EXPONENT_LIMIT, OPERATIONS, Compound, Expression, Kind, kind_of, symbols_in
+from hatch_lower.format.expression import (
+    EXPONENT_LIMIT,
+    OPERATIONS,
+    Compound,
+    Expression,
+    NumberKind,
+    find_number_kind,
+    symbols_in,
+)
 from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.torch_private.symbols import (
     CeilToInt,
@@ -75,7 +83,7 @@ ROUNDINGS = frozenset({"ceil", "floor", "round", "trunc"})
 BITWISE: Mapping[str, str] = {"bitwise_and": "bitand", "bitwise_or": "bitor", "bitwise_xor": "bitxor"}
 
 
-class Symbols:
+class SizeSymbols:
     def __init__(
         self, ranges: Mapping[sympy.Expr, ValueRanges[sympy.Expr]], labels: Mapping[str, str], where: str
     ) -> None:
@@ -106,7 +114,7 @@ class Symbols:
         for entry in inputs:
             if isinstance(entry, TensorInput) and not symbols_in_all(entry) <= known and is_contiguous(entry):
                 shape = tuple(map(whole, entry.shape))
-                found.append(TensorInput(entry.dtype, shape, contiguous(shape)))
+                found.append(TensorInput(entry.dtype, shape, contiguous_strides(shape)))
             else:
                 found.append(SymbolInput(whole(entry.expr)) if isinstance(entry, SymbolInput) else entry)
         return tuple(found)
@@ -122,7 +130,7 @@ class Symbols:
         for symbol, name in self._names.items():
             bounds = self._range(symbol)
             symbols[name] = Symbol(
-                max(0, finite(bounds.lower) or 0), finite(bounds.upper), self._labels.get(str(symbol), name)
+                max(0, finite_bound(bounds.lower) or 0), finite_bound(bounds.upper), self._labels.get(str(symbol), name)
             )
         return symbols
 
@@ -161,7 +169,7 @@ class Symbols:
         if isinstance(expr, IntTrueDiv):
             expr = self._quotient(expr)
         converted = self._convert(expr)
-        if kind_of(converted) is not Kind.INTEGER:
+        if find_number_kind(converted) is not NumberKind.INTEGER:
             raise self._unsupported(expr)
         return converted
 
@@ -203,12 +211,12 @@ class Symbols:
             others = [part for part in parts if not isinstance(part, int | float)]
             others.sort(key=lambda part: canonical_json(encode(part)))
             parts = [*numbers, *others] if op == "mul" else [*others, *numbers]
-        if op in ROUNDINGS and kind_of(parts[0]) is Kind.INTEGER:
+        if op in ROUNDINGS and find_number_kind(parts[0]) is NumberKind.INTEGER:
             return parts[0]
-        if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
+        if OPERATIONS[op].kind(*map(find_number_kind, parts)) is None:
             # Python converts an integer operand to a real number if the other operand is real
-            parts = [real_of(part) if kind_of(part) is Kind.INTEGER else part for part in parts]
-        if OPERATIONS[op].kind(*map(kind_of, parts)) is None:
+            parts = [real_of(part) if find_number_kind(part) is NumberKind.INTEGER else part for part in parts]
+        if OPERATIONS[op].kind(*map(find_number_kind, parts)) is None:
             raise self._unsupported(expr)
         return Compound(op, tuple(parts))
 
@@ -217,7 +225,7 @@ class Symbols:
         if isinstance(exponent, sympy.Rational) and not (exponent.is_Integer and 0 <= int(exponent) <= EXPONENT_LIMIT):
             raise self._unsupported(expr)
         parts = [self._convert(base), self._convert(exponent)]
-        if isinstance(exponent, sympy.Integer) and kind_of(parts[0]) is Kind.REAL:
+        if isinstance(exponent, sympy.Integer) and find_number_kind(parts[0]) is NumberKind.REAL:
             # sympy writes a product of equal factors as a power
             return self._compound(expr, "mul", parts[:1] * int(exponent))
         return self._compound(expr, "pow", parts)
@@ -229,8 +237,8 @@ class Symbols:
             raise self._unsupported(expr)
         for value, condition in reversed(pieces[:-1]):
             values = [value, chosen]
-            if len({kind_of(each) for each in values}) > 1:
-                values = [real_of(each) if kind_of(each) is Kind.INTEGER else each for each in values]
+            if len({find_number_kind(each) for each in values}) > 1:
+                values = [real_of(each) if find_number_kind(each) is NumberKind.INTEGER else each for each in values]
             chosen = self._compound(expr, "where", [condition, *values])
         return chosen
 
@@ -255,7 +263,7 @@ def symbols_in_all(entry: Input) -> frozenset[str]:
     return frozenset[str]().union(*map(symbols_in, expressions_in(entry)))
 
 
-def contiguous(shape: Sequence[Expression]) -> tuple[Expression, ...]:
+def contiguous_strides(shape: Sequence[Expression]) -> tuple[Expression, ...]:
     inner = [shape[dimension + 1 :] for dimension in range(len(shape))]
     return tuple(Compound("mul", tuple(sizes)) if len(sizes) > 1 else sizes[0] if sizes else 1 for sizes in inner)
 
@@ -264,5 +272,5 @@ def real_of(part: Expression) -> Expression:
     return float(part) if isinstance(part, int) else Compound("float", (part,))
 
 
-def finite(bound: sympy.Expr) -> int | None:
+def finite_bound(bound: sympy.Expr) -> int | None:
     return int(bound) if bound.is_Integer and abs(int(bound)) < 2**62 else None

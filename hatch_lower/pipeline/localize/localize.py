@@ -34,18 +34,25 @@ from hatch_lower.pipeline.localize.finding import Finding, Verdict
 from hatch_lower.pipeline.localize.partition import (
     LEAST_ROOM,
     MOST_LOWERINGS,
-    Call,
-    Limits,
     PartitionProbe,
+    RecordedCall,
+    SearchLimits,
     Step,
     agreement,
     fixed_steps,
-    order_of,
+    make_order,
     steps_of,
 )
 from hatch_lower.pipeline.localize.pieces import Piece, Runner
-from hatch_lower.pipeline.localize.reference import Distance, Measure, state_values, user_values
-from hatch_lower.pipeline.localize.search import ExhaustedError, Found, Kind, Order, find_refused, find_wrong
+from hatch_lower.pipeline.localize.reference import Distance, Measure, state_values, user_output_values
+from hatch_lower.pipeline.localize.search import (
+    ExhaustedError,
+    FoundKind,
+    FoundOperations,
+    Order,
+    find_refused,
+    find_wrong,
+)
 from hatch_lower.pipeline.localize.segments import Off, Segments
 from hatch_lower.pipeline.rounding import Rounding
 from hatch_lower.runtime.numbers import Tolerance
@@ -54,21 +61,21 @@ from hatch_lower.runtime.torch_private import tensors as trees
 CALLS = 2  # for each input: state must carry over to the next call
 SHARE = 8  # a probe's values may take a model's bytes divided by `SHARE`
 
-VERDICTS: Mapping[Kind, Verdict] = {
-    Kind.ALONE: "operation",
-    Kind.TOGETHER: "together",
-    Kind.AMONG: "among",
-    Kind.UNSEEN: "partition",
+VERDICTS: Mapping[FoundKind, Verdict] = {
+    FoundKind.ALONE: "operation",
+    FoundKind.TOGETHER: "together",
+    FoundKind.AMONG: "among",
+    FoundKind.UNSEEN: "partition",
 }
 
 
-class Case(Frozen):
+class LocalizeCase(Frozen):
     name: str
     leaves: tuple[object, ...]
     new_eager: Callable[[], Callable[[], object]]  # returns a function that calls a fresh eager module on the inputs
 
 
-class Subject(Frozen):
+class LocalizeSubject(Frozen):
     model: str
     method: str
     recipe: str
@@ -83,9 +90,9 @@ class Subject(Frozen):
 
 
 @dataclass(slots=True)
-class Progress:
-    subject: Subject
-    limits: Limits
+class LocalizeProgress:
+    subject: LocalizeSubject
+    limits: SearchLimits
     began: float = field(default_factory=time.monotonic)
 
     def finding(self, verdict: Verdict, **facts: Any) -> Finding:
@@ -95,10 +102,10 @@ class Progress:
 
 
 def localize_method(
-    subject: Subject, cases: Sequence[Case], seconds: float, lowerings: int = MOST_LOWERINGS
+    subject: LocalizeSubject, cases: Sequence[LocalizeCase], seconds: float, lowerings: int = MOST_LOWERINGS
 ) -> Finding:
     """Return the finding for a method after about `seconds` at most: a backend's call is not interrupted."""
-    progress = Progress(subject, Limits(time.monotonic() + seconds, lowerings))
+    progress = LocalizeProgress(subject, SearchLimits(time.monotonic() + seconds, lowerings))
     room = room_of(subject.program)
     segments = Segments(subject.program, room, subject.folder, subject.store)
     for case in cases:
@@ -117,14 +124,14 @@ def room_of(program: ExportedProgram) -> int:
     return max(held // SHARE, LEAST_ROOM)
 
 
-def varies(case: Case) -> bool:
+def varies(case: LocalizeCase) -> bool:
     """Return whether eager itself returns other results in another call of a fresh module."""
     first, second = (trees.tree_leaves(case.new_eager()()) for _ in range(2))
     measure = Measure(Tolerance())
     return any(measure.distance(one, other).is_wrong for one, other in zip(first, second, strict=True))
 
 
-def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Finding | None:
+def in_case(progress: LocalizeProgress, segments: Segments, case: LocalizeCase, room: int) -> Finding | None:
     measure = Measure(progress.subject.tolerance)
     state = segments.fresh_state()
     eager = case.new_eager()
@@ -135,7 +142,7 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
         if off is not None and (delegate := off.segment.delegate) is None:
             node, distance = off.distances[0]
             operation = progress.subject.origin(node)
-            held = sorted({module.backend_id for module in held_by(progress.subject.program, node)})
+            held = sorted({module.backend_id for module in modules_with_state(progress.subject.program, node)})
             notes = (f"its branches or body hold partitions of {', '.join(held)}",) if held else ()
             return progress.finding("outside", case=name, operations=(operation,), notes=notes, **told(distance))
         if off is not None and delegate is not None:
@@ -148,7 +155,7 @@ def in_case(progress: Progress, segments: Segments, case: Case, room: int) -> Fi
     return None
 
 
-def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModule]:
+def modules_with_state(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModule]:
     # delegates in the branches and bodies of control flow
     for source in producer_of(node).all_input_nodes:
         attribute = attribute_of(program.graph_module, str(source.target)) if source.op == "get_attr" else None
@@ -157,7 +164,7 @@ def held_by(program: ExportedProgram, node: Node) -> Iterator[LoweredBackendModu
                 yield from get_lowered_backend_modules(module)
 
 
-def differs(subject: Subject, cases: Sequence[Case]) -> bool:
+def differs(subject: LocalizeSubject, cases: Sequence[LocalizeCase]) -> bool:
     """Return whether the method as a whole differs from eager by verification's tolerance."""
     measure = Measure(subject.tolerance, strict=True)
     folder = subject.folder / "whole"
@@ -178,10 +185,10 @@ def told(distance: Distance) -> dict[str, object]:
     return {"difference": distance.text, "error": distance.largest if math.isfinite(distance.largest) else None}
 
 
-def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: Measure, room: int) -> Finding:
+def inside(progress: LocalizeProgress, off: Off, module: LoweredBackendModule, measure: Measure, room: int) -> Finding:
     subject, program = progress.subject, module.original_module
     steps = steps_of(program)
-    order = order_of(steps, room)
+    order = make_order(steps, room)
     probe = PartitionProbe(
         program,
         steps,
@@ -195,24 +202,24 @@ def inside(progress: Progress, off: Off, module: LoweredBackendModule, measure: 
     )
     facts: dict[str, object] = {"backend": module.backend_id, "partition": off.segment.number}
     if off.refusal:
-        return refused(progress, probe, order, off.refusal, facts)
+        return refused_finding(progress, probe, order, off.refusal, facts)
     number = {value: index for index, step in enumerate(steps) for value in step.values}
-    results = user_values(program)
+    results = user_output_values(program)
     returned = [results[cast("int", node.args[1])] for node, _ in off.distances]  # each node takes a single result
     wrong = [number[value] for value in returned if value in number]
     if not wrong:  # the partition returns an input
         return progress.finding("partition", **facts, **told(off.distances[0][1]))
     found = find_wrong(order, min(wrong), probe)
-    if found.kind is Kind.UNSEEN and off.before is not None and (state := in_state(probe, order, off.before)):
+    if found.kind is FoundKind.UNSEEN and off.before is not None and (state := in_state(probe, order, off.before)):
         found = state
-    finding, piece = describe(progress, probe, order, found, facts, off)
+    finding, piece = describe_found(progress, probe, order, found, facts, off)
     if subject.reproduce is None or piece is None:
         return finding
     return replace(finding, reproduction=subject.reproduce(piece, probe.inputs_of(piece), module, finding))
 
 
-def refused(
-    progress: Progress, probe: PartitionProbe, order: Order, refusal: str, facts: Mapping[str, object]
+def refused_finding(
+    progress: LocalizeProgress, probe: PartitionProbe, order: Order, refusal: str, facts: Mapping[str, object]
 ) -> Finding:
     """Search for the operations that a backend lowered but cannot run."""
 
@@ -230,7 +237,7 @@ def refused(
     return progress.finding("refused", **named(progress.subject, probe.steps, found.operations), **facts)
 
 
-def named(subject: Subject, steps: Sequence[Step], operations: Sequence[int]) -> dict[str, object]:
+def named(subject: LocalizeSubject, steps: Sequence[Step], operations: Sequence[int]) -> dict[str, object]:
     nodes = [steps[operation].main for operation in operations]
     return {
         "operations": tuple(map(subject.origin, nodes)),
@@ -239,7 +246,7 @@ def named(subject: Subject, steps: Sequence[Step], operations: Sequence[int]) ->
     }
 
 
-def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
+def in_state(probe: PartitionProbe, order: Order, before: RecordedCall) -> FoundOperations | None:
     """Search for wrong state from the call before, if no operation in this call is wrong by itself."""
     steps = {value: index for index, step in enumerate(probe.steps) for value in step.values}
     kept = [steps[node] for node in state_values(probe.program).values() if node in steps]
@@ -255,8 +262,13 @@ def in_state(probe: PartitionProbe, order: Order, before: Call) -> Found | None:
             probe.call = call
 
 
-def describe(
-    progress: Progress, probe: PartitionProbe, order: Order, found: Found, facts: dict[str, object], off: Off
+def describe_found(
+    progress: LocalizeProgress,
+    probe: PartitionProbe,
+    order: Order,
+    found: FoundOperations,
+    facts: dict[str, object],
+    off: Off,
 ) -> tuple[Finding, Piece | None]:
     """Return the finding, and the operations as a separate piece, if any are named."""
     known = named(progress.subject, probe.steps, found.operations)
@@ -264,10 +276,10 @@ def describe(
     shown = [distance for distance in wrong if distance.is_wrong] or [off.distances[0][1]]
     facts |= told(shown[0])
     verdict = VERDICTS[found.kind]
-    notes = list(notes_of(probe, found))
-    if found.kind is Kind.UNSEEN and off.before is not None:
+    notes = list(search_notes(probe, found))
+    if found.kind is FoundKind.UNSEEN and off.before is not None:
         verdict = "state"
-    if found.kind is Kind.ALONE:
+    if found.kind is FoundKind.ALONE:
         (operation,) = found.operations
         facts["agree"] = agreement(order, operation, probe.distances)
         if frozenset(found.operations) in probe.unclaimed and operation not in probe.seen:
@@ -282,8 +294,8 @@ def describe(
     return finding, probe.piece(found.operations, [number for number in found.operations if number not in used])
 
 
-def notes_of(probe: PartitionProbe, found: Found) -> Iterator[str]:
-    if found.kind in (Kind.AMONG, Kind.TOGETHER) and probe.limits.is_over():
+def search_notes(probe: PartitionProbe, found: FoundOperations) -> Iterator[str]:
+    if found.kind in (FoundKind.AMONG, FoundKind.TOGETHER) and probe.limits.is_over():
         yield f"stopped after {probe.limits.lowerings} lowerings: a longer search may find fewer operations"
-    if probe.refusals and found.kind is Kind.AMONG:
+    if probe.refusals and found.kind is FoundKind.AMONG:
         yield f"the backend refused {len(probe.refusals)} smaller programs; the last refusal: {probe.refusals[-1]}"

@@ -33,9 +33,9 @@ from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.pieces import METHOD, Piece, Runner, cut_out, lower_piece, takes_all
-from hatch_lower.pipeline.localize.reference import Distance, Measure, State, evaluate, values_at
+from hatch_lower.pipeline.localize.reference import Distance, Measure, State, evaluate_nodes, values_at
 from hatch_lower.pipeline.localize.search import ExhaustedError, Order, find_refused
-from hatch_lower.pipeline.rounding import values_of
+from hatch_lower.pipeline.rounding import mark_values
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 
 MOST_LOWERINGS = 12  # limit of a search that only explains an error
@@ -43,7 +43,7 @@ LEAST_ROOM = 1 << 24  # bytes of values that a probe may always compare
 
 
 @dataclass(slots=True)
-class Limits:
+class SearchLimits:
     ends: float  # on the clock of `time.monotonic`
     most: int = MOST_LOWERINGS
     lowerings: int = 0
@@ -58,7 +58,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     # on eager's own values
 
     inputs: tuple[object, ...]
@@ -90,7 +90,7 @@ def steps_of(program: ExportedProgram) -> list[Step]:
     return steps
 
 
-def order_of(steps: Sequence[Step], room: int) -> Order:
+def make_order(steps: Sequence[Step], room: int) -> Order:
     number = {node: index for index, step in enumerate(steps) for node in step.nodes if node.op != "get_attr"}
     # sizes are computed by the program, not by a backend's kernels
     sources = tuple(
@@ -107,7 +107,7 @@ def order_of(steps: Sequence[Step], room: int) -> Order:
         for index, step in enumerate(steps)
     )
     comparable = frozenset(index for index, step in enumerate(steps) if step.values)
-    sizes = tuple(sum(map(bytes_of, step.values)) for step in steps)
+    sizes = tuple(sum(map(count_value_bytes, step.values)) for step in steps)
     views = frozenset(index for index, step in enumerate(steps) if is_view(step.main) or is_copy(step.main))
     return Order(sources, comparable, views, sizes, room)
 
@@ -118,7 +118,7 @@ def is_copy(node: Node) -> bool:
     return isinstance(operator, OpOverload) and base_name(operator) == "clone"
 
 
-def bytes_of(node: Node) -> int:
+def count_value_bytes(node: Node) -> int:
     value = node.meta["val"]
     sizes = (size if isinstance(size, int) else size.node.hint or 1 for size in value.shape)
     return math.prod(sizes) * int(value.element_size())
@@ -156,9 +156,9 @@ class PartitionProbe:
     steps: Sequence[Step]
     spec: DelegationSpec
     partitioner: Partitioner | None
-    call: Call
+    call: RecordedCall
     measure: Measure
-    limits: Limits
+    limits: SearchLimits
     store: Store
     folder: Path
     distances: dict[int, Distance] = field(default_factory=dict)  # of each value, from the last comparison
@@ -201,9 +201,9 @@ class PartitionProbe:
         number = {value: index for index in outputs for value in self.steps[index].values}
         results: dict[Node, object] = dict(zip(piece.outputs, given, strict=True))
         given.clear()
-        rounded = values_of(self.program)
+        rounded = mark_values(self.program)
         found: dict[int, Distance] = {}
-        for node, value in evaluate(self.program, self.call.inputs, dict(self.call.state)):
+        for node, value in evaluate_nodes(self.program, self.call.inputs, dict(self.call.state)):
             if node in results:
                 distance = self.measure.after(rounded.of(node)).distance(value, results.pop(node))
                 index = number[node]
@@ -254,7 +254,7 @@ class LoweringProbe:
     spec: DelegationSpec
     partitioner: Partitioner
     refusal: str  # of the whole partition
-    limits: Limits
+    limits: SearchLimits
     store: Store
     refusals: dict[frozenset[int], str] = field(default_factory=dict)
     lowered: int = 0  # parts that the backend took
@@ -286,8 +286,8 @@ def find_refusal(cut: Cut, partitioners: Mapping[str, Partitioner], store: Store
         if not is_complete(spec):
             return None
         steps = steps_of(program)
-        order = order_of(steps, LEAST_ROOM)
-        limits = Limits(math.inf, most)
+        order = make_order(steps, LEAST_ROOM)
+        limits = SearchLimits(math.inf, most)
         probe = LoweringProbe(program, steps, spec, partitioners[method], text, limits, store)
         found = find_refused(order, probe, partial(probe, is_cut=True), fixed_steps(steps))
         # a compiler or an engine that fails with every program is not the fault of an operation

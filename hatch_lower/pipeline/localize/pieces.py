@@ -21,7 +21,7 @@ from hatch_lower.exir.lowering.partition import Partition
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.constants import write_constants
 from hatch_lower.pipeline.emit.delegates import names_in_constants
-from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 from hatch_lower.pipeline.emit.signature import user_inputs
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import copied_tensor
@@ -86,7 +86,7 @@ class Runner:
         users = [node for _, node in user_inputs(program)]
         self._expected = [node.meta["val"] for node in users]
         names = tuple(f"x{index}" for index in range(len(users)))
-        emitted = emit_program(METHOD, {METHOD: LoweredMethod(METHOD, program, names)})
+        emitted = emit_program(METHOD, {METHOD: MethodToEmit(METHOD, program, names)})
         Packager(folder, METHOD, store).write_program("default", emitted)
         plan = emitted.plan
         spans: Sequence[torch.Tensor] = [emitted.storages[storage.key] for storage in plan.storages]
@@ -105,22 +105,22 @@ class Runner:
 
     def __call__(self, inputs: Iterable[object]) -> list[object]:
         call: Callable[..., Any] = self._executor.methods[METHOD]
-        given = [laid_out(value, expected) for value, expected in zip(inputs, self._expected, strict=True)]
+        given = [lay_out_alike(value, expected) for value, expected in zip(inputs, self._expected, strict=True)]
         with torch.no_grad():
             result = call(*given)
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def is_static(tensor: torch.Tensor) -> bool:
+def is_static_tensor(tensor: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
 
 
-def laid_out(value: object, expected: object) -> object:
+def lay_out_alike(value: object, expected: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     copied = copied_tensor(value)
     # a comparison of a symbolic size with a number would make torch specialize the size
-    if not isinstance(expected, torch.Tensor) or not is_static(expected):
+    if not isinstance(expected, torch.Tensor) or not is_static_tensor(expected):
         return copied
     if value.shape != expected.shape or value.stride() == expected.stride():
         return copied

@@ -41,7 +41,7 @@ def initial_state(programs: Collection[ExportedProgram]) -> State:
     }
 
 
-def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -> Iterator[tuple[Node, Any]]:
+def evaluate_nodes(program: ExportedProgram, inputs: Sequence[object], state: State) -> Iterator[tuple[Node, Any]]:
     """Yield each node with its value, the output last; at the end `state` is the next call's initial state."""
     # a delegate call runs the graph from which the delegate was lowered
     # the model's tensors are shared, as an edge program does not change tensors
@@ -61,7 +61,7 @@ def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -
             value = map_arg(node.args[0], values.__getitem__)
         else:
             with torch.no_grad():
-                value = value_of(program, node, values, state, changed)
+                value = node_value(program, node, values, state, changed)
         values[node] = value
         yield node, value
         for source in (*node.all_input_nodes, *([] if node.users else [node])):
@@ -71,7 +71,9 @@ def evaluate(program: ExportedProgram, inputs: Sequence[object], state: State) -
     state.update(changed)
 
 
-def value_of(program: ExportedProgram, node: Node, values: Mapping[Node, Any], state: State, changed: State) -> object:
+def node_value(
+    program: ExportedProgram, node: Node, values: Mapping[Node, Any], state: State, changed: State
+) -> object:
     if node.op == "get_attr":
         return attribute_of(program.graph_module, str(node.target))
     args: Any = map_arg(node.args, values.__getitem__)
@@ -89,7 +91,7 @@ def value_of(program: ExportedProgram, node: Node, values: Mapping[Node, Any], s
 def results_of(program: ExportedProgram, inputs: Sequence[object], state: State) -> tuple[object, ...]:
     """Return the results of a call of a program; `state` becomes the next call's initial state."""
     result: Any = ()
-    for node, value in evaluate(program, inputs, state):
+    for node, value in evaluate_nodes(program, inputs, state):
         if node.op == "output":
             result = value
     return user_results(program, tuple(result), state)
@@ -110,7 +112,7 @@ def values_at(
 ) -> list[object]:
     wanted = set(nodes)
     found: dict[Node, object] = {}
-    for node, value in evaluate(program, inputs, dict(state)):
+    for node, value in evaluate_nodes(program, inputs, dict(state)):
         if node in wanted:
             found[node] = value
         if len(found) == len(wanted):
@@ -118,7 +120,7 @@ def values_at(
     return [found[node] for node in nodes]
 
 
-def user_values(program: ExportedProgram) -> list[object]:
+def user_output_values(program: ExportedProgram) -> list[object]:
     return [value for spec, value in output_pairs(program) if spec.kind is OutputKind.USER_OUTPUT]
 
 

@@ -25,15 +25,15 @@ class ExhaustedError(Exception):
     """No further probe is allowed: the limit of lowerings is reached, or the time is over."""
 
 
-class Kind(Enum):
+class FoundKind(Enum):
     ALONE = "alone"  # a single operation is wrong
     TOGETHER = "together"  # the operations are wrong when lowered together; each operation tried alone is right
     AMONG = "among"  # some of the operations are wrong: no smaller set could be tried
     UNSEEN = "unseen"  # sub-programs do not show the fault
 
 
-class Found(Frozen):
-    kind: Kind
+class FoundOperations(Frozen):
+    kind: FoundKind
     operations: tuple[int, ...]
 
 
@@ -68,7 +68,7 @@ class Order(Frozen):
         return ()
 
 
-def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
+def find_wrong(order: Order, wrong: int, probe: Probe) -> FoundOperations:
     """Return the wrong operations, given an operation whose value is wrong when the whole partition is lowered."""
     # First by taps: sub-programs with additional outputs narrow the possible sources of the wrong value. If the fault
     # vanishes with taps, or with the remaining operations alone, the fault needs several operations together: then
@@ -80,7 +80,7 @@ def find_wrong(order: Order, wrong: int, probe: Probe) -> Found:
     return narrowing.found()
 
 
-def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int]) -> Found | None:
+def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int]) -> FoundOperations | None:
     """Return the fewest operations that a backend refuses; `None` if unknown, or if the backend refuses every program.
 
     Both probes report all outputs of a refused program as wrong. `probe` lowers operations together with the needed
@@ -90,7 +90,7 @@ def find_refused(order: Order, probe: Probe, cut: Probe, fixed: Collection[int])
     try:
         narrowing.by_size()
         found = narrowing.found()
-        if found.kind not in (Kind.ALONE, Kind.TOGETHER):
+        if found.kind not in (FoundKind.ALONE, FoundKind.TOGETHER):
             return None
         needed = {each for operation in found.operations for each in order.reach(operation, within={*fixed, operation})}
         if len(needed) > len(found.operations):
@@ -187,11 +187,11 @@ class Narrowing:
         self._shown = shown
         return self.is_taken
 
-    def found(self) -> Found:
+    def found(self) -> FoundOperations:
         if self._shown:
-            return Found(Kind.ALONE if len(self._shown) == 1 else Kind.TOGETHER, self._shown)
+            return FoundOperations(FoundKind.ALONE if len(self._shown) == 1 else FoundKind.TOGETHER, self._shown)
         if self._is_unseen:
-            return Found(Kind.UNSEEN, ())
+            return FoundOperations(FoundKind.UNSEEN, ())
         # the operations between right values and the wrong value
         between = self._order.reach(self._wrong, self._right)
-        return Found(Kind.AMONG, self._context if self._vanished else tuple(between))
+        return FoundOperations(FoundKind.AMONG, self._context if self._vanished else tuple(between))

@@ -20,10 +20,17 @@ from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.localize.partition import Call, bytes_of, refusal_text, refuse_no_refusal
+from hatch_lower.pipeline.localize.partition import RecordedCall, count_value_bytes, refusal_text, refuse_no_refusal
 from hatch_lower.pipeline.localize.pieces import Runner, cut_out
-from hatch_lower.pipeline.localize.reference import Distance, Measure, State, evaluate, initial_state, user_results
-from hatch_lower.pipeline.rounding import values_of
+from hatch_lower.pipeline.localize.reference import (
+    Distance,
+    Measure,
+    State,
+    evaluate_nodes,
+    initial_state,
+    user_results,
+)
+from hatch_lower.pipeline.rounding import mark_values
 
 
 class Segment(Frozen):
@@ -37,9 +44,9 @@ class Off(Frozen):
     """A segment whose results on eager's own values differ from eager's."""
 
     segment: Segment
-    call: Call
+    call: RecordedCall
     distances: tuple[tuple[Node, Distance], ...]  # of the wrong outputs, in the order of the graph
-    before: Call | None  # the call before, for a segment with state
+    before: RecordedCall | None  # the call before, for a segment with state
     refusal: str = ""  # of a delegate that cannot be loaded or called
 
 
@@ -55,7 +62,7 @@ def segments_of(program: ExportedProgram, room: int) -> list[Segment]:
         if is_item and isinstance(node.args[0], Node) and node.args[0].target is executorch_call_delegate:
             continue
         if node.target is not executorch_call_delegate:
-            size = bytes_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else 0
+            size = count_value_bytes(node) if isinstance(node.meta.get("val"), torch.Tensor) else 0
             if between and weight + size > room and not is_item:
                 segments.append(plain_segment(between))
                 between, weight = [], 0
@@ -88,11 +95,11 @@ class Segments:
     def __init__(self, program: ExportedProgram, room: int, folder: Path, store: Store) -> None:
         self.program = program
         self._segments = segments_of(program, room)
-        self._rounded = values_of(program)
+        self._rounded = mark_values(program)
         self._folder = folder
         self._store = store
         self._kept: dict[int, Runner] = {}
-        self._calls: dict[int, Call] = {}  # the last call of each segment with state
+        self._calls: dict[int, RecordedCall] = {}  # the last call of each segment with state
 
     def fresh_state(self) -> State:
         self._kept.clear()
@@ -108,7 +115,7 @@ class Segments:
         held: dict[Node, object] = {}
         waiting = iter(enumerate(self._segments))
         index, segment = next(waiting, (-1, None))
-        for node, value in evaluate(self.program, inputs, state):
+        for node, value in evaluate_nodes(self.program, inputs, state):
             if node in last:
                 held[node] = value
             if node.op == "output":
@@ -130,7 +137,7 @@ class Segments:
             refuse_no_refusal(error)
             if segment.delegate is None:
                 raise
-            call = Call(tuple(held[node] for node in call_arguments(segment)), state)
+            call = RecordedCall(tuple(held[node] for node in segment_arguments(segment)), state)
             return Off(segment, call, (), self._calls.get(index), refusal_text(error))
         compared = [
             (node, measure.after(self._rounded.of(node)).distance(held[node], value))
@@ -139,8 +146,8 @@ class Segments:
         wrong = tuple((node, distance) for node, distance in compared if distance.is_wrong)
         before = self._calls.get(index)
         if wrong or index in self._kept:
-            arguments = inputs if segment.delegate is None else call_arguments(segment)
-            self._calls[index] = Call(tuple(held[node] for node in arguments), state)
+            arguments = inputs if segment.delegate is None else segment_arguments(segment)
+            self._calls[index] = RecordedCall(tuple(held[node] for node in arguments), state)
         return Off(segment, self._calls[index], wrong, before) if wrong else None
 
     @contextmanager
@@ -167,6 +174,6 @@ def needed(segment: Segment) -> Iterator[Node]:
     yield from segment.outputs
 
 
-def call_arguments(segment: Segment) -> list[Node]:
+def segment_arguments(segment: Segment) -> list[Node]:
     call = next(node for node in segment.nodes if node.target is executorch_call_delegate)
     return [node for node in call.args[1:] if isinstance(node, Node)]

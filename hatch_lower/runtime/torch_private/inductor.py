@@ -38,7 +38,7 @@ def pinned_vectors(kind: type[object]) -> object:
     return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
 
 
-def lower(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
+def compile_graph(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
     """Generate and compile the C++ of a graph; `compiling_with` sets the compiler."""
     from torch._inductor.compile_fx import compile_fx_aot
 

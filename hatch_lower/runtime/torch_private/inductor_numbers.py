@@ -81,12 +81,12 @@ def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:
         if not isinstance(dtype, torch.dtype) or dtype not in WHOLE:
             return bounds
         rounded = any(value.dtype is not None and value.dtype.is_floating_point for value in given)
-        return bounds_of(bounds, dtype, rounded=rounded)
+        return limit_to_dtype(bounds, dtype, rounded=rounded)
 
     return bound_exactly
 
 
-def bounds_of(bounds: ValueRanges[sympy.Expr], dtype: torch.dtype, *, rounded: bool) -> ValueRanges[sympy.Expr]:
+def limit_to_dtype(bounds: ValueRanges[sympy.Expr], dtype: torch.dtype, *, rounded: bool) -> ValueRanges[sympy.Expr]:
     """Return bounds for integers of a dtype, from bounds computed as if integers were unlimited."""
     least, greatest = whole_numbers(dtype)
     if not (least <= bounds.lower and bounds.upper <= greatest):
@@ -156,13 +156,13 @@ def is_exact(expression: sympy.Expr | float, dtype: torch.dtype, ranges: Ranges)
         return number != number or torch.tensor(number, dtype=dtype).item() == number
     if not expression.is_integer:
         return False
-    known = {symbol: shortened(ranges[symbol]) for symbol in expression.free_symbols if symbol in ranges}
+    known = {symbol: shorten_range(ranges[symbol]) for symbol in expression.free_symbols if symbol in ranges}
     bounds = bound_sympy(expression, known)
     least, greatest = whole_numbers(dtype)
     return bool(least <= bounds.lower and bounds.upper <= greatest)
 
 
-def shortened(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
+def shorten_range(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
     return ValueRanges(places.lower, min(places.upper, sympy.Integer(LONGEST)))
 
 

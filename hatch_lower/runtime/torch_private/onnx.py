@@ -15,7 +15,7 @@ def promote_types(module: GraphModule) -> None:
     passes.InsertTypePromotion(module).run()
 
 
-def translate(module: GraphModule, model: Any, registry: Any) -> dict[str, Any]:
+def translate_fx_graph(module: GraphModule, model: Any, registry: Any) -> dict[str, Any]:
     """Add the operations of a graph to a model of `onnx_ir`; return the values of its nodes by name."""
     return _core._translate_fx_graph(
         module.graph, model, graph_like=model.graph, owned_graphs={}, lower="at_conversion", registry=registry

@@ -45,7 +45,7 @@ def copy_calling_convention(source: Graph, target: Graph) -> None:
     target._codegen = source._codegen
 
 
-def qualified_name(function: Callable[..., Any]) -> str:
+def qualify_name(function: Callable[..., Any]) -> str:
     """Return the name of a function with its module, in the form of graphs' texts."""
     return str(_get_qualified_name(function))
 

@@ -54,7 +54,7 @@ def bounds_of(symbol: sympy.Symbol, environment: Any) -> ValueRanges[sympy.Expr]
 
 def compute(expression: sympy.Expr, values: Mapping[sympy.Expr, object]) -> object:
     """Evaluate an expression with Python's operators; the values of symbols are numbers or `Proxy` objects."""
-    return sympy_interp(Traced, dict(values), expression)
+    return sympy_interp(TracedAnalysis, dict(values), expression)
 
 
 def is_computable(expression: sympy.Expr) -> bool:
@@ -70,7 +70,7 @@ COMPUTABLE = frozenset(
 )
 
 
-class Traced(PythonReferenceAnalysis):
+class TracedAnalysis(PythonReferenceAnalysis):
     # for functions that torch computes with numbers only, or not at all
 
     @staticmethod
@@ -87,34 +87,34 @@ class Traced(PythonReferenceAnalysis):
 
     @staticmethod
     def trunc_to_int(x: Any, dtype: object) -> Any:
-        return called(math.trunc, x)
+        return call_or_trace(math.trunc, x)
 
     @staticmethod
     def ceil_to_int(x: Any, dtype: object) -> Any:
-        return called(math.ceil, x)
+        return call_or_trace(math.ceil, x)
 
     @staticmethod
     def floor_to_int(x: Any, dtype: object) -> Any:
-        return called(math.floor, x)
+        return call_or_trace(math.floor, x)
 
     @staticmethod
     def round_to_int(x: Any, dtype: object) -> Any:
-        return called(round, x)
+        return call_or_trace(round, x)
 
     @staticmethod
     def to_dtype(x: Any, dtype: object) -> Any:
-        return called(torch.sym_float, x)
+        return call_or_trace(torch.sym_float, x)
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
-        return called(torch.sym_min, a, b)
+        return call_or_trace(torch.sym_min, a, b)
 
     @staticmethod
     def maximum(a: Any, b: Any) -> Any:
-        return called(torch.sym_max, a, b)
+        return call_or_trace(torch.sym_max, a, b)
 
 
-def called(function: Callable[..., Any], *values: Any) -> Any:
+def call_or_trace(function: Callable[..., Any], *values: Any) -> Any:
     traced = next((value for value in values if isinstance(value, torch.fx.Proxy)), None)
     return function(*values) if traced is None else traced.tracer.create_proxy("call_function", function, values, {})
 

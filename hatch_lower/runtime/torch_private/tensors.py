@@ -24,7 +24,7 @@ def storage_number(tensor: torch.Tensor) -> int:
     return number
 
 
-def version_of(tensor: torch.Tensor) -> int:
+def read_change_counter(tensor: torch.Tensor) -> int:
     """Return the number of in-place changes of a tensor."""
     return tensor._version
 

@@ -16,7 +16,7 @@ from support.faults import Known, Place, compiled, nothing_stays
 from support.scenarios import LEFT_OUT, only, sha256, tree
 from support.venv import REPOSITORY, Finished, run
 
-from hatch_lower.cache.contents import Limits, maybe_trim, survey
+from hatch_lower.cache.contents import StoreLimits, maybe_trim, survey
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json
@@ -135,7 +135,7 @@ def test_a_trim_with_a_clock_that_was_set_back_removes_nothing(tiny: Known, plac
     before = tree(directory)
     moment = time.time() - 400 * 86400
     os.utime(directory / "trimmed", (moment - 172800, moment - 172800))
-    trimmed = maybe_trim(Store(directory, "on", pytest.fail), Limits(0, 1.0), moment)
+    trimmed = maybe_trim(Store(directory, "on", pytest.fail), StoreLimits(0, 1.0), moment)
     assert trimmed is not None
     assert (trimmed.records, trimmed.blobs) == (0, 0)
     assert tree(directory) == before

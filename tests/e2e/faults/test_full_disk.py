@@ -15,7 +15,7 @@ from support.faults import Known, Place, Supervisor, is_one_paragraph, sample
 from support.scenarios import only, sha256, tree
 from support.venv import Finished, run
 
-from hatch_lower.cache.contents import repair
+from hatch_lower.cache.contents import repair_store
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -150,7 +150,7 @@ def is_right_or_explained(place: Place, known: Known, finished: Finished, when: 
         assert wheels == [], f"{when}: {finished.output}"
     assert place.left() == [], f"{when}: {finished.output}"
     assert tree(place.project.root) == known.sources
-    assert repair(place.project.cache / "v1") == {}, when
+    assert repair_store(place.project.cache / "v1") == {}, when
     assert list(place.project.cache.rglob("*.part")) == [], when
 
 

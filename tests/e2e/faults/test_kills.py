@@ -26,7 +26,7 @@ from support.processes import PATIENCE, is_running, start, wait_for, with_variab
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import run
 
-from hatch_lower.cache.contents import repair
+from hatch_lower.cache.contents import repair_store
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -174,7 +174,7 @@ def kill_one(place: Place, state: State, kill: Kill) -> None:
         killed = None if late else strike(place, process, kill.victim)
         _, errors = process.communicate(timeout=PATIENCE)
         wait_for(lambda: not place.processes(), "every process of the build to end")
-        assert repair(place.project.cache / "v1") == {}, "what is there is whole"
+        assert repair_store(place.project.cache / "v1") == {}, "what is there is whole"
         if process.returncode == 0:
             assert sha256(only(place.project.dist, "*.whl")) == state.wheel
         if late or killed == "the child":

@@ -15,7 +15,7 @@ from support.scenarios import sha256, unpack
 from support.venv import run
 
 import hatch_lower
-from hatch_lower.cache.contents import repair
+from hatch_lower.cache.contents import repair_store
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import ProgramError
 
@@ -140,7 +140,7 @@ def test_storing_that_is_killed_anywhere(supervisor: Supervisor, tmp_path: Path)
     for number in sample(KILLS or 8, len(whole.points)):
         place.start_over()
         supervisor.run(command, place, "kill", str(number), [place.project.cache])
-        assert repair(directory) == {}, "what is there is whole"
+        assert repair_store(directory) == {}, "what is there is whole"
         store = Store(directory, "on", pytest.fail)
         assert store.find("ab" * 32) in (None, 1)
         assert store.find("cd" * 32) in (None, 1, 2)
@@ -160,6 +160,6 @@ def has_been_killed(place: Place, known: Known, struck: Struck, when: str) -> No
         assert place.wheels() == []
     else:
         assert "Traceback" not in finished.stderr, f"{when}: {finished.stderr}"
-    assert repair(place.project.cache / "v1") == {}, f"{when}: what is there is whole"
+    assert repair_store(place.project.cache / "v1") == {}, f"{when}: what is there is whole"
     wheels = [each for each in place.wheels() if each.suffix == ".whl"]
     assert struck.in_the_window() or all(sha256(each) == known.wheel for each in wheels), when

@@ -10,30 +10,30 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from hatch_lower.backends.testing.case import DTYPES, Case, Data, Program, plain, sizes, twice
+from hatch_lower.backends.testing.case import DTYPES, Case, Data, KitModule, plain_maker, sizes, twice
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
-def wrapping(self: Program, x: Tensor, y: Tensor) -> object:
+def wrapping(self: KitModule, x: Tensor, y: Tensor) -> object:
     total, difference, multiple = x + y, x - y, x * y
     # results that stay in a register are of their dtype, too
     kept = total.to(torch.int64), total > x, difference < 0, multiple.to(torch.float64), (x * 3) >> 1, (-x).abs()
     return total, difference, multiple, torch.add(x, y, alpha=3), -x, x.abs(), x * x * x, x << 1, ~x & y, *kept
 
 
-def dividing(self: Program, x: Tensor, y: Tensor) -> object:
+def dividing(self: KitModule, x: Tensor, y: Tensor) -> object:
     y = torch.where((y == 0) | (y == -1), 3, y)
     quotients = torch.div(x, y, rounding_mode="floor"), torch.div(x, y, rounding_mode="trunc"), (x + y) // 7
     return *quotients, torch.remainder(x, y), torch.fmod(x, y), (x + y) % 7
 
 
-def summing(self: Program, x: Tensor, y: Tensor) -> object:
+def summing(self: KitModule, x: Tensor, y: Tensor) -> object:
     sums = x.sum(), (x + y).sum(), x.cumsum(0), (x * y).prod(), y[:9].cumprod(0)
     return *sums, x.amax(), x.amin(), torch.argmax(x), torch.maximum(x, y), torch.where(x < y, x, y)
 
 
-def multiplying(self: Program, x: Tensor, y: Tensor) -> object:
+def multiplying(self: KitModule, x: Tensor, y: Tensor) -> object:
     left, right = x[:6].view(2, 3), y[:6].view(3, 2)
     return (
         left @ right,
@@ -43,13 +43,13 @@ def multiplying(self: Program, x: Tensor, y: Tensor) -> object:
     )
 
 
-def converting(self: Program, *numbers: Tensor) -> object:
+def converting(self: KitModule, *numbers: Tensor) -> object:
     integers = [x.to(DTYPES[name]) for x in numbers for name in (*INTEGERS, "bool")]
     floats = [x.to(dtype) for x in numbers for dtype in (torch.float32, torch.float64)]
     return *integers, *floats, *((x + 1).to(torch.int8).to(torch.int64) for x in numbers)
 
 
-def counting(self: Program, x: Tensor) -> object:
+def counting(self: KitModule, x: Tensor) -> object:
     places = torch.arange(x.shape[0])
     narrow, large = places.to(torch.int8) * 50, places * 2**61
     steps = places * 600_000_000, torch.arange(0, x.shape[0] * 600_000_000, 600_000_000), places + 2**53
@@ -77,9 +77,9 @@ def limit_cases() -> Iterator[Case]:
     for dtype in INTEGERS:
         for function in (wrapping, dividing, summing):
             pairs = twice(partial(draw_pairs, dtype))
-            yield Case(f"limits/{function.__name__} {dtype}", plain(function), pairs)
+            yield Case(f"limits/{function.__name__} {dtype}", plain_maker(function), pairs)
     for dtype in ("int32", "int64"):
-        yield Case(f"limits/multiplying {dtype}", plain(multiplying), twice(partial(draw_pairs, dtype)))
-    yield Case("limits/converting", plain(converting), twice(draw_all))
+        yield Case(f"limits/multiplying {dtype}", plain_maker(multiplying), twice(partial(draw_pairs, dtype)))
+    yield Case("limits/converting", plain_maker(converting), twice(draw_all))
     counts = sizes(((3,),), ((11,),), ((64,),), ((300,),))
-    yield Case("limits/counting", plain(counting), counts, {"x": {0: Dim("n", min=2, max=512)}})
+    yield Case("limits/counting", plain_maker(counting), counts, {"x": {0: Dim("n", min=2, max=512)}})

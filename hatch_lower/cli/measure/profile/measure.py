@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cli.measure.opened import check_tensors, input_values, load, open_model
+from hatch_lower.cli.measure.opened import check_tensors, input_values, load_opened, open_model
 from hatch_lower.errors import SampleError
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.check import call_arguments
+from hatch_lower.runtime.check import make_call_arguments
 from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
 from hatch_lower.runtime.timing import REST, RESULTS, Clock, Timing
 from hatch_lower.runtime.torch_arrays import ARRAYS
@@ -30,7 +30,7 @@ def measure_profile(request: Request) -> Mapping[str, object]:
     name = request["method"]
     opened = {side: open_model(path, request["model"], request["recipe"]) for side, path in request["sides"].items()}
     method, timing = opened["timed"].methods[name], Timing()
-    loaded = {"plain": load(opened["plain"], request), "timed": load(opened["timed"], request, timing)}
+    loaded = {"plain": load_opened(opened["plain"], request), "timed": load_opened(opened["timed"], request, timing)}
     tensors = check_tensors(request)
     if request["samples"] is not None:
         cases = samples_of(Path(request["samples"]), name, opened["timed"].methods)
@@ -38,7 +38,7 @@ def measure_profile(request: Request) -> Mapping[str, object]:
         cases = [input_values(name, method, tensors, {})]
     changes = any(side.changes(name) for side in opened.values())
     ways = {side: Way(model, name, method, cases, changes=changes) for side, model in loaded.items()}
-    steps = Steps(timing, timing.clocks[name])
+    steps = InstructionTimes(timing, timing.clocks[name])
     warm = 0
     begin = time.perf_counter()
     while warm < WARM_CALLS or (time.perf_counter() - begin < WARM_SECONDS and warm < MOST):
@@ -83,7 +83,7 @@ class Way:
 
     def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
         self._model, self._function, self._changes = model, model.methods[name], changes
-        self._make = [partial(call_arguments, method, leaves, ARRAYS) for leaves in cases]
+        self._make = [partial(make_call_arguments, method, leaves, ARRAYS) for leaves in cases]
         self._given = [make() for make in self._make]
 
     def call(self, turn: int) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class Way:
         return begin, time.perf_counter_ns()
 
 
-class Steps:
+class InstructionTimes:
     """Adds up the times of each instruction, and of each instruction inside a delegate."""
 
     def __init__(self, timing: Timing, clock: Clock) -> None:

@@ -17,15 +17,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hatch_lower.cli.measure.command import Host, RefusedError, Tell
-from hatch_lower.cli.measure.profile.rows import PLAN, REST, WHOLE, Profile, RecipeProfile, Row, Span, merged
+from hatch_lower.cli.measure.command import Host, RecipeRefusedError, Tell
+from hatch_lower.cli.measure.profile.rows import (
+    PLAN,
+    REST,
+    WHOLE,
+    Profile,
+    ProfileRow,
+    ProfileSpan,
+    RecipeProfile,
+    merged,
+)
 from hatch_lower.cli.measure.project import editable_project, is_project
-from hatch_lower.cli.measure.side import Side, side_of
+from hatch_lower.cli.measure.side import BenchSide, side_of_places
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.cli.measure.timed import undisturbed
+from hatch_lower.cli.measure.timed import fastest_mean
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.driver.build import result_of
+from hatch_lower.driver.build import report_of_result
 from hatch_lower.driver.contents import find_contents, places_in
 from hatch_lower.driver.context import build_context, open_cache
 from hatch_lower.driver.executor import export_models, record_results
@@ -48,7 +57,7 @@ def needs_timers(entry: ModelEntry, recipe: str) -> bool:
     return not TIMERS.keys().isdisjoint(entry.recipes[recipe].backends)
 
 
-def find_sources(target: str | Path, manifest: Manifest) -> Project | None:
+def find_profiled_project(target: str | Path, manifest: Manifest) -> Project | None:
     """Return the project of models: the target, an editable install's, or this folder's if the names are equal."""
     if is_project(target):
         return open_project(Path(target))
@@ -58,9 +67,9 @@ def find_sources(target: str | Path, manifest: Manifest) -> Project | None:
 
 
 @contextmanager
-def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell: Tell) -> Iterator[Side]:
+def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell: Tell) -> Iterator[BenchSide]:
     """Lower some recipes of a model again with timers, and open the result; the history for `explain` stays."""
-    settings = with_timers(project.settings, model, recipes)
+    settings = settings_with_timers(project.settings, model, recipes)
     if not settings.models or {recipe.name for recipe in settings.recipes} != set(recipes):
         raise ConfigError(
             "the project does not lower this model",
@@ -78,15 +87,15 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
         answers = export_models(context, settings.models, {}, sources=sources)
         unrecorded = replace(context, store=replace(store, mode="off"))
         results = record_results(unrecorded, {}, answers)
-        for file in result_of(settings, results, {model: {}}, context.work).payload:
+        for file in report_of_result(settings, results, {model: {}}, context.work).payload:
             (work / "site" / file.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, work / "site" / file.path)
             os.chmod(work / "site" / file.path, 0o600)  # native code that others may write is not loaded
         contents = find_contents(work / "site")
-        yield side_of("build with timers", contents, places_in(contents, installed=False))
+        yield side_of_places("build with timers", contents, places_in(contents, installed=False))
 
 
-def with_timers(settings: Settings, model: str, recipes: Sequence[str]) -> Settings:
+def settings_with_timers(settings: Settings, model: str, recipes: Sequence[str]) -> Settings:
     kept = tuple(timed(recipe) for recipe in settings.recipes if recipe.name in recipes)
     models = [replace(each, recipes=tuple(recipes), assets=()) for each in settings.models if each.name == model]
     return replace(settings, models=tuple(models), recipes=kept)
@@ -99,7 +108,7 @@ def timed(recipe: Recipe) -> Recipe:
     return replace(recipe, backends=tuple(backends), verify=False)
 
 
-def refuse_other(built: MethodDebug, packaged: MethodDebug, root: Path) -> None:
+def refuse_changed_project(built: MethodDebug, packaged: MethodDebug, root: Path) -> None:
     """Refuse a build whose program differs from the packaged program in more than line numbers."""
     if computed(built) != computed(packaged):
         raise ProgramError(
@@ -137,7 +146,7 @@ MOVING = frozenset(
 )
 
 
-class Part(NamedTuple):
+class TimedInstruction(NamedTuple):
     """An instruction of the plan or of a delegate, with the seconds of a call."""
 
     name: str
@@ -152,13 +161,15 @@ def attribute(found: Mapping[str, Any], plan: Plan, debug: MethodDebug) -> Recip
     divided = Attribution(debug)
     for step in found["steps"]:
         path, per_call = step["path"], 1e9 * len(timed)
-        part = Part(step["op"], debug.instructions.get(path, ()), step["nanoseconds"] / per_call, step["count"])
+        part = TimedInstruction(
+            step["op"], debug.instructions.get(path, ()), step["nanoseconds"] / per_call, step["count"]
+        )
         if "delegate" not in step:
             divided.add_instruction(part)
             continue
         entry = debug.delegates.get(path) or DelegateDebug(plan.delegates[step["delegate"]].backend)
         inside = [
-            Part(", ".join(ids), handles_of(entry, ids), nanoseconds / per_call, count)
+            TimedInstruction(", ".join(ids), handles_of(entry, ids), nanoseconds / per_call, count)
             for ids, nanoseconds, count in step["parts"]
         ]
         divided.add_delegate(part._replace(name=f"{entry.backend} {path}"), entry.backend, inside)
@@ -170,7 +181,7 @@ def attribute(found: Mapping[str, Any], plan: Plan, debug: MethodDebug) -> Recip
     return RecipeProfile(
         len(timed),
         sum(timed) / len(timed) / 1e9,
-        undisturbed(timed) / undisturbed(plain) - 1,
+        fastest_mean(timed) / fastest_mean(plain) - 1,
         divided.rows(),
         tuple(divided.spans),
         tuple(divided.notes),
@@ -187,35 +198,35 @@ class Attribution:
 
     def __init__(self, debug: MethodDebug) -> None:
         self._debug = debug
-        self._operations: dict[tuple[int, str], Row] = {}  # by handle and engine
-        self._others: list[Row] = []  # of which no operation is known
-        self.spans: list[Span] = []
+        self._operations: dict[tuple[int, str], ProfileRow] = {}  # by handle and engine
+        self._others: list[ProfileRow] = []  # of which no operation is known
+        self.spans: list[ProfileSpan] = []
         self.notes: dict[str, None] = {}
 
-    def add_instruction(self, part: Part) -> None:
+    def add_instruction(self, part: TimedInstruction) -> None:
         self.spans.append(self._span(part, PLAN))
         self._divide(part, PLAN, {})
 
-    def add_delegate(self, whole: Part, engine: str, parts: list[Part]) -> None:
+    def add_delegate(self, whole: TimedInstruction, engine: str, parts: list[TimedInstruction]) -> None:
         spans = [self._span(part, engine) for part in parts]
         self.spans.append(self._span(whole, engine, tuple(spans)))
         if not parts:
             # all work of a delegate with a single source line belongs to the line
             sources = {(origin.source, origin.module) for origin in self._origins(whole.handles)}
             source, module = sources.pop() if len(sources) == 1 else ("", "")
-            self._others.append(Row(source, module, WHOLE, engine, whole.seconds, whole.times))
+            self._others.append(ProfileRow(source, module, WHOLE, engine, whole.seconds, whole.times))
             return
         homes = self._homes(parts)
         for part in parts:
             self._divide(part, engine, homes)
         rest = whole.seconds - sum(part.seconds for part in parts)
         if rest > 0:
-            self._others.append(Row("", "", REST, engine, rest, whole.times))
+            self._others.append(ProfileRow("", "", REST, engine, rest, whole.times))
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ProfileRow, ...]:
         return merged([*self._operations.values(), *self._others])
 
-    def _divide(self, part: Part, engine: str, homes: Mapping[int, Part]) -> None:
+    def _divide(self, part: TimedInstruction, engine: str, homes: Mapping[int, TimedInstruction]) -> None:
         known = [handle for handle in part.handles if handle in self._debug.handles]
         own = [handle for handle in known if homes.get(handle, part) is part]
         if not any(map(self._weight, own)):
@@ -224,7 +235,7 @@ class Attribution:
         for handle in known:
             origin = self._debug.handles[handle]
             seconds = part.seconds / len(sharing) if handle in sharing else 0.0
-            row = Row(origin.source, origin.module, origin.op, engine, seconds, part.times, len(known) > 1)
+            row = ProfileRow(origin.source, origin.module, origin.op, engine, seconds, part.times, len(known) > 1)
             before = self._operations.get((handle, engine))
             if before is not None:  # several instructions compute the operation in turn
                 row = replace(
@@ -235,10 +246,10 @@ class Attribution:
                 )
             self._operations[handle, engine] = row
         if not known:
-            self._others.append(Row("", "", part.name, engine, part.seconds, part.times))
+            self._others.append(ProfileRow("", "", part.name, engine, part.seconds, part.times))
 
-    def _homes(self, parts: Sequence[Part]) -> dict[int, Part]:
-        homes: dict[int, Part] = {}
+    def _homes(self, parts: Sequence[TimedInstruction]) -> dict[int, TimedInstruction]:
+        homes: dict[int, TimedInstruction] = {}
         for part in sorted(parts, key=lambda part: -part.seconds):
             heaviest = self._heaviest([handle for handle in part.handles if handle in self._debug.handles])
             if len(heaviest) == 1 and self._weight(heaviest[0]) == HEAVIEST:
@@ -256,15 +267,15 @@ class Attribution:
     def _origins(self, handles: Collection[int]) -> tuple[Origin, ...]:
         return tuple(self._debug.handles[handle] for handle in handles if handle in self._debug.handles)
 
-    def _span(self, part: Part, engine: str, parts: tuple[Span, ...] = ()) -> Span:
-        return Span(part.name, engine, part.seconds, self._origins(part.handles), parts)
+    def _span(self, part: TimedInstruction, engine: str, parts: tuple[ProfileSpan, ...] = ()) -> ProfileSpan:
+        return ProfileSpan(part.name, engine, part.seconds, self._origins(part.handles), parts)
 
 
 LOAD_LIMIT = 600.0  # seconds for two loads and the minimum number of calls
 
 
 class ProfileTask(Frozen):
-    side: Side
+    side: BenchSide
     model: str
     method: str
     recipes: tuple[str, ...]  # empty: all recipes that can run here
@@ -278,10 +289,10 @@ class ProfileTask(Frozen):
 def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, str]]:
     """Return the profile, and the reasons why unnamed recipes are missing."""
     entry = task.side.folders[task.model].manifest.models[task.model]
-    refused = {} if task.recipes else refusals(task, entry)
+    refused = {} if task.recipes else recipe_refusals(task, entry)
     recipes = task.recipes or tuple(recipe for recipe in entry.order if recipe not in refused)
     if not recipes:
-        raise refused_error(task, entry.order[0], refused[entry.order[0]])
+        raise refused_recipe_error(task, entry.order[0], refused[entry.order[0]])
     with ExitStack() as stack:
         sides = dict.fromkeys(recipes, task.side)
         again = [recipe for recipe in recipes if needs_timers(entry, recipe)]
@@ -300,14 +311,16 @@ def make_profile(task: ProfileTask, tell: Tell) -> tuple[Profile, Mapping[str, s
     return Profile(task.model, task.method, task.threads, profiles, notes), refused
 
 
-def refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
-    from hatch_lower.cli.measure.opened import refusal  # imports torch
+def recipe_refusals(task: ProfileTask, entry: ModelEntry) -> dict[str, str]:
+    from hatch_lower.cli.measure.opened import recipe_refusal  # imports torch
 
     path = task.side.folders[task.model].path
-    return {recipe: reason for recipe in entry.order if (reason := refusal(path, task.model, recipe)) is not None}
+    return {
+        recipe: reason for recipe in entry.order if (reason := recipe_refusal(path, task.model, recipe)) is not None
+    }
 
 
-def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> RecipeProfile:
+def profile_of(task: ProfileTask, host: Host, recipe: str, timed: BenchSide) -> RecipeProfile:
     plain = str(task.side.folders[task.model].path)
     request = {
         "kind": "profile",
@@ -323,12 +336,12 @@ def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> Recip
     }
     try:
         found = host.ask(request, f"recipe `{recipe}`", task.seconds + LOAD_LIMIT)
-    except RefusedError as error:
-        raise refused_error(task, recipe, str(error)) from error
-    plan, debug = program_of(timed, task, recipe)
+    except RecipeRefusedError as error:
+        raise refused_recipe_error(task, recipe, str(error)) from error
+    plan, debug = packaged_method(timed, task, recipe)
     if timed is not task.side and task.project is not None:
-        _, packaged = program_of(task.side, task, recipe)
-        refuse_other(debug, packaged, task.project.settings.root)
+        _, packaged = packaged_method(task.side, task, recipe)
+        refuse_changed_project(debug, packaged, task.project.settings.root)
     notes = ["no packaged inputs: the method was called with random numbers"] if found["made up"] else []
     if debug is NO_DEBUG:
         notes.append("the debug map lacks this method: no time is attributed to source lines")
@@ -336,13 +349,13 @@ def profile_of(task: ProfileTask, host: Host, recipe: str, timed: Side) -> Recip
     return replace(profile, notes=(*notes, *profile.notes))
 
 
-def program_of(side: Side, task: ProfileTask, recipe: str) -> tuple[Plan, MethodDebug]:
+def packaged_method(side: BenchSide, task: ProfileTask, recipe: str) -> tuple[Plan, MethodDebug]:
     contents = side.contents_of(task.model)
     entry = contents.manifest.models[task.model].recipes[recipe]
     return contents.plan(entry), contents.debug(entry).methods.get(task.method, NO_DEBUG)
 
 
-def refused_error(task: ProfileTask, recipe: str, reason: str) -> ProgramError:
+def refused_recipe_error(task: ProfileTask, recipe: str, reason: str) -> ProgramError:
     return ProgramError(
         f"recipe `{recipe}` of model `{task.model}` cannot run here",
         found=reason,

@@ -24,7 +24,7 @@ WHOLE = "whole delegate"  # a delegate without inner measurements
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProfileRow:
     """The time of an operation of a source line in an engine; `source` is empty if unknown."""
 
     source: str
@@ -37,22 +37,22 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ProfileSpan:
     """The time of an instruction of a plan or delegate in a call; spans are in sequence."""
 
     op: str
     engine: str
     seconds: float
     origins: tuple[Origin, ...] = ()
-    parts: tuple[Span, ...] = ()
+    parts: tuple[ProfileSpan, ...] = ()
 
 
 class RecipeProfile(Frozen):
     calls: int  # that were measured
     seconds: float  # of a call with timers; the sum of all rows and `unattributed`
     overhead: float  # relative difference of calls with and without timers
-    rows: tuple[Row, ...]
-    spans: tuple[Span, ...]
+    rows: tuple[ProfileRow, ...]
+    spans: tuple[ProfileSpan, ...]
     notes: tuple[str, ...] = ()  # omitted measurements, with reasons
 
     @property
@@ -93,7 +93,7 @@ class Profile(Frozen):
 def recipe_json(recipe: RecipeProfile) -> dict[str, object]:
     return {
         "seconds": recipe.seconds,
-        "rows": [row_json(row) for row in recipe.rows],
+        "rows": [profile_row_json(row) for row in recipe.rows],
         "unattributed": recipe.unattributed,
         "attributed": recipe.attributed,
         "overhead": recipe.overhead,
@@ -101,18 +101,20 @@ def recipe_json(recipe: RecipeProfile) -> dict[str, object]:
     }
 
 
-def row_json(row: Row) -> dict[str, object]:
+def profile_row_json(row: ProfileRow) -> dict[str, object]:
     written = asdict(row)
     return written if row.shared else {name: value for name, value in written.items() if name != "shared"}
 
 
-def merged(rows: Sequence[Row]) -> tuple[Row, ...]:
+def merged(rows: Sequence[ProfileRow]) -> tuple[ProfileRow, ...]:
     """Return rows of which no two are of the same operation of the same line, the longest first."""
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    found: dict[tuple[str, str, str, str], list[ProfileRow]] = {}
     for row in rows:
         found.setdefault((row.source, row.module, row.op, row.engine), []).append(row)
     added = [
-        Row(*key, sum(row.seconds for row in same), sum(row.calls for row in same), any(row.shared for row in same))
+        ProfileRow(
+            *key, sum(row.seconds for row in same), sum(row.calls for row in same), any(row.shared for row in same)
+        )
         for key, same in found.items()
     ]
     return tuple(sorted(added, key=lambda row: -row.seconds))
@@ -148,9 +150,9 @@ def trace_json(profile: Profile) -> dict[str, object]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def trace_events(span: Span, process: int, begin: float) -> Iterator[dict[str, object]]:
+def trace_events(span: ProfileSpan, process: int, begin: float) -> Iterator[dict[str, object]]:
     yield {
-        "name": title_of(span),
+        "name": span_title(span),
         "cat": span.engine,
         "ph": "X",
         "ts": begin * 1e6,
@@ -169,7 +171,7 @@ def trace_events(span: Span, process: int, begin: float) -> Iterator[dict[str, o
         begin += part.seconds
 
 
-def title_of(span: Span) -> str:
+def span_title(span: ProfileSpan) -> str:
     if span.parts or not span.origins:
         return span.op
     return f"{span.op}: {span.origins[0].source}" if span.origins[0].source else span.op

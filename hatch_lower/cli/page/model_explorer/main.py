@@ -8,7 +8,7 @@ from typing import Any
 from model_explorer import Adapter, AdapterMetadata, ModelExplorerGraphs
 from model_explorer.graph_builder import Graph, GraphNode, GraphNodeStyle, IncomingEdge, KeyValue
 
-from hatch_lower.cli.page.operations import graphs_of, model_explorer_graph
+from hatch_lower.cli.page.operations import model_explorer_graph, named_graphs
 from hatch_lower.driver.contents import find_contents
 
 
@@ -24,15 +24,17 @@ class HatchLowerAdapter(Adapter):  # type: ignore[misc]
     )
 
     def convert(self, model_path: str, settings: dict[str, object]) -> ModelExplorerGraphs:
-        graphs = graphs_of(find_contents(Path(model_path)))
+        graphs = named_graphs(find_contents(Path(model_path)))
         return {"graphs": [graph_of(model_explorer_graph(graph)) for graph in graphs]}
 
 
 def graph_of(graph: dict[str, Any]) -> Graph:
-    return Graph(graph["id"], list(map(node_of, graph["nodes"])), groupNodeAttributes=graph["groupNodeAttributes"])
+    return Graph(
+        graph["id"], list(map(explorer_node, graph["nodes"])), groupNodeAttributes=graph["groupNodeAttributes"]
+    )
 
 
-def node_of(node: dict[str, Any]) -> GraphNode:
+def explorer_node(node: dict[str, Any]) -> GraphNode:
     return GraphNode(
         id=node["id"],
         label=node["label"],

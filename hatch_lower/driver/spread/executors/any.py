@@ -1,8 +1,8 @@
 """Any `concurrent.futures.Executor`, from a function of the user.
 
-These executors cannot end running units. So each unit gets the path of a file that exists, locked, as long as the build
-runs: a worker that has seen the file ends the unit as soon as the file is gone or unlocked. Without a common file
-system, the running units of a cancelled build are finished, and their answers are dropped.
+These executors cannot end running units. So each unit gets the path of a file that exists, locked, as long as the
+build runs: a worker that has seen the file ends the unit as soon as the file is gone or unlocked. Without a common
+file system, the running units of a cancelled build are finished, and their answers are dropped.
 
 Executors of jobs, such as submitit's for Slurm, call no callbacks: a thread polls the jobs.
 """
@@ -79,7 +79,7 @@ class AnyPool:
             raise LostConnectionError(str(error)) from error
         self._running.add(future)
         future.add_done_callback(self._running.discard)
-        return reply_future(future, explain)
+        return reply_future(future, executor_error)
 
     def size(self) -> int | None:
         """Return `_max_workers`, which Python's executors and similar executors have."""
@@ -96,7 +96,7 @@ class AnyPool:
             self._executor.shutdown(wait=not cancel, cancel_futures=cancel)
 
 
-def explain(error: BaseException) -> BaseException:
+def executor_error(error: BaseException) -> BaseException:
     if isinstance(error, BrokenExecutor):
         return LostConnectionError(str(error))
     if isinstance(error, CancelledError):
@@ -111,10 +111,10 @@ def run_anywhere(run_unit: RunUnit, wanted: str, request: bytes, snapshot: bytes
 
 def watch_file(path: Path) -> Callable[[], bool]:
     """Return a function for whether a file is still held by a process, if the file is visible from here."""
-    return (lambda: is_held(path)) if is_held(path) else (lambda: True)
+    return (lambda: is_held_file(path)) if is_held_file(path) else (lambda: True)
 
 
-def is_held(path: Path) -> bool:
+def is_held_file(path: Path) -> bool:
     try:
         file = path.open("rb")
     except OSError:
@@ -157,11 +157,11 @@ class JobExecutor(Executor):
     def _ask(self) -> None:
         while not self._closed.wait(ASK_SECONDS):
             for future, job in self._running.copy().items():
-                if is_settled(future, job):
+                if settle_job(future, job):
                     del self._running[future]
 
 
-def is_settled(future: Future[Any], job: Any) -> bool:
+def settle_job(future: Future[Any], job: Any) -> bool:
     """If a job is over, set its future; return whether the job is over."""
     with contextlib.suppress(InvalidStateError):  # the future was cancelled meanwhile
         try:
@@ -169,11 +169,11 @@ def is_settled(future: Future[Any], job: Any) -> bool:
                 return False
             future.set_result(job.result())
         except Exception as error:
-            future.set_exception(reason_of(str(error)))
+            future.set_exception(job_error(str(error)))
     return True
 
 
-def reason_of(text: str) -> Exception:
+def job_error(text: str) -> Exception:
     """Return the exception of a failed job: its function's exception, read from the traceback, or a lost worker."""
     head, traced, frames = text.partition("Traceback (most recent call last)")
     if not traced:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hatch_lower.config.tables import EXECUTOR
 from hatch_lower.driver.context import EXECUTOR as VARIABLE
-from hatch_lower.driver.spread.pool import Pool, RunUnit
+from hatch_lower.driver.spread.pool import RunUnit, WorkerPool
 from hatch_lower.errors import ExecutorError
 
 
-def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], Pool]:
+def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) -> Callable[[], WorkerPool]:
     """Check an executor's name, and return a function that opens the executor.
 
     `setting` is the executor of the settings, `jobs` the number of workers of a cluster for this build alone.
@@ -34,7 +34,7 @@ def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) ->
     return lambda: open_engine(engine, address, jobs, where, run_unit)
 
 
-def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunUnit) -> Pool:
+def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunUnit) -> WorkerPool:
     try:
         if engine == "dask":
             module = importlib.import_module("hatch_lower.driver.spread.executors.dask")
@@ -47,5 +47,5 @@ def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunU
             found=str(error),
             hint=f'install it where this build runs: pip install "hatch-lower[{engine}]"',
         ) from error
-    pool: Pool = module.open_pool(address, jobs, where, run_unit)
+    pool: WorkerPool = module.open_pool(address, jobs, where, run_unit)
     return pool

@@ -45,15 +45,15 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
 
     address = address or dask.config.get("scheduler-address", "") or ""
     with contextlib.ExitStack() as opened:
-        opened.enter_context(quiet())
+        opened.enter_context(quiet_dask())
         try:
             cluster = None
             if not address:
                 options = {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-                cluster = no_warnings(distributed.LocalCluster, processes=True, **options)
+                cluster = call_unwarned(distributed.LocalCluster, processes=True, **options)
                 opened.callback(close_quietly, cluster)
             options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
-            client = no_warnings(distributed.Client, cluster or address, **options)
+            client = call_unwarned(distributed.Client, cluster or address, **options)
             opened.callback(close_quietly, client)
             return DaskPool(run_unit, client, opened.pop_all())
         except (OSError, ValueError, RuntimeError, TypeError) as error:
@@ -66,7 +66,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_dask() -> Iterator[None]:
     """Silence Dask's log about events that the build handles itself."""
     before = {log: log.level for log in map(logging.getLogger, LOGS)}
     for log in before:
@@ -78,7 +78,7 @@ def quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-def no_warnings(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def call_unwarned(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(*arguments, **options)
@@ -86,7 +86,7 @@ def no_warnings(make: Callable[..., Any], *arguments: Any, **options: Any) -> An
 
 def close_quietly(opened: Any) -> None:
     with contextlib.suppress(Exception):
-        no_warnings(opened.close, timeout=CLOSE_SECONDS)
+        call_unwarned(opened.close, timeout=CLOSE_SECONDS)
 
 
 class DaskPool:
@@ -97,7 +97,7 @@ class DaskPool:
         self._client = client
         self._opened = opened
         self._executor = client.get_executor(pure=False, retries=0)
-        self._share = functools.cache(lambda snapshot: no_warnings(client.submit, bytes, snapshot, pure=False))
+        self._share = functools.cache(lambda snapshot: call_unwarned(client.submit, bytes, snapshot, pure=False))
         self._running: set[Future[Any]] = set()
 
     def submit(self, request: bytes, snapshot: bytes, avoid: frozenset[str]) -> Future[Reply]:
@@ -108,9 +108,9 @@ class DaskPool:
         with self._connected():
             # if all allowed workers are gone when the unit's turn comes, Dask takes any worker
             options = {"workers": allowed, "allow_other_workers": True} if allowed else {}
-            names = {"function": name_of(self._run_unit), "request": request, "snapshot": self._share(snapshot)}
+            names = {"function": task_name(self._run_unit), "request": request, "snapshot": self._share(snapshot)}
             # Dask warns of large arguments
-            future = no_warnings(self._executor.submit, eval, TASK, names, **options)
+            future = call_unwarned(self._executor.submit, eval, TASK, names, **options)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return reply_future(future, self._explain)
@@ -156,7 +156,7 @@ class DaskPool:
         return error
 
 
-def name_of(run_unit: Any) -> str:
+def task_name(run_unit: Any) -> str:
     return f"{run_unit.__module__}:{run_unit.__qualname__}"
 
 

@@ -111,7 +111,7 @@ class RayPool:
         future: Future[Any] = reference.future()
         self._running[future] = reference
         future.add_done_callback(self._running.pop)
-        return reply_future(future, explain)
+        return reply_future(future, ray_error)
 
     def size(self) -> int:
         return sum(self._look().values())
@@ -131,7 +131,7 @@ class RayPool:
         return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
 
 
-def explain(error: BaseException) -> BaseException:
+def ray_error(error: BaseException) -> BaseException:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         return cause if isinstance(cause, BaseException) else error

@@ -14,7 +14,7 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     Support,
     predicate,
 )
-from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
+from hatch_lower.exir.backend.canonical_partitioners.patterns import pattern_places
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data, tag_mutated_buffer
@@ -198,4 +198,4 @@ class PatternPartitioner(GroupPartitioner):
         self.ignore_literals = ignore_literals
 
     def places(self, graph_module: GraphModule) -> list[list[Node]]:
-        return places_of(graph_module.graph, self.patterns, self.ignore_literals)
+        return pattern_places(graph_module.graph, self.patterns, self.ignore_literals)

@@ -130,10 +130,10 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
             allowed_single_node_partition_ops,
         )
         supports = predicate(graph_module, operator_support)
-        self.node_groups = [[node for node in group if supports(node)] for group in separate(node_groups or ())]
+        self.node_groups = [[node for node in group if supports(node)] for group in separate_groups(node_groups or ())]
 
 
-def separate(groups: Iterable[Iterable[Node]]) -> list[list[Node]]:
+def separate_groups(groups: Iterable[Iterable[Node]]) -> list[list[Node]]:
     """Return groups without repetitions; a node in two groups is a `GroupError`."""
     separated = [list(dict.fromkeys(group)) for group in groups]
     seen: dict[Node, int] = {}

@@ -12,10 +12,10 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     Support,
     predicate,
-    separate,
+    separate_groups,
     supported_leaves,
 )
-from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
+from hatch_lower.exir.backend.canonical_partitioners.patterns import pattern_places
 
 
 def generate_pattern_op_partitions(
@@ -46,7 +46,7 @@ def generate_pattern_op_partitions(
         allows_single_node_partition=True,
         skip_horizontal_fusion=skip_horizontal_fusion,
     )
-    partitioner.node_groups = places_of(graph_module.graph, patterns or (), ignore_literals)
+    partitioner.node_groups = pattern_places(graph_module.graph, patterns or (), ignore_literals)
     partitioner.leaves = [*listed, *supported_leaves(graph_module, op_support)]
     return partitioner.propose_partitions()
 
@@ -70,7 +70,7 @@ def generate_grouped_partitions_from_list_of_nodes(
     require_either(pattern_list, op_support)
     supports = predicate(graph_module, op_support)
     partitioner = CapabilityBasedPartitioner(graph_module, supports, allows_single_node_partition=True)
-    partitioner.node_groups = separate(pattern_list or ())
+    partitioner.node_groups = separate_groups(pattern_list or ())
     return partitioner.propose_partitions()
 
 

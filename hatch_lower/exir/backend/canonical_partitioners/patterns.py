@@ -39,7 +39,7 @@ def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) ->
     return places
 
 
-def places_of(graph: Graph, patterns: Sequence[Graph], ignore_literals: bool) -> list[list[Node]]:
+def pattern_places(graph: Graph, patterns: Sequence[Graph], ignore_literals: bool) -> list[list[Node]]:
     return [list(place.values()) for pattern in patterns for place in find_pattern(graph, pattern, ignore_literals)]
 
 
@@ -74,7 +74,7 @@ class Matcher:
             yield extended
             return
         start, *way = self.ways[number + 1]
-        for candidate in follow(extended[start], way):
+        for candidate in follow_way(extended[start], way):
             yield from self.extend(extended, number + 1, candidate)
 
     def match_node(self, wanted: Node, given: Argument, match: dict[Node, Argument]) -> bool:
@@ -92,7 +92,7 @@ class Matcher:
         if wanted.op != given.op or wanted.target != given.target:
             return False
         match[wanted] = given
-        return self.match_arguments(arguments_of(wanted), arguments_of(given), match)
+        return self.match_arguments(ordered_arguments(wanted), ordered_arguments(given), match)
 
     def match_arguments(self, wanted: Argument, given: Argument, match: dict[Node, Argument]) -> bool:
         if isinstance(wanted, Node):
@@ -115,7 +115,7 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
     left = sinks[1:]
     while left:
         known = reach(anchors, lambda node: node.all_input_nodes)
-        found = [way for sink in left if (way := way_to(sink, known)) is not None]
+        found = [way for sink in left if (way := way_to_sink(sink, known)) is not None]
         if not found:
             raise PartitionError(
                 "the pattern is not connected",
@@ -130,7 +130,7 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
     return anchors, ways
 
 
-def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
+def way_to_sink(sink: Node, known: set[Node]) -> list[Node] | None:
     ways, place = [[sink]], 0
     seen = {sink}
     while place < len(ways):
@@ -143,7 +143,7 @@ def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
     return min(reached, key=lambda way: (way[0].op == "placeholder", len(way)), default=None)
 
 
-def follow(start: Argument, way: list[Node]) -> Iterator[Node]:
+def follow_way(start: Argument, way: list[Node]) -> Iterator[Node]:
     """Yield the nodes that are reached from `start` along users that call the operators of `way`."""
     if not isinstance(start, Node):
         return
@@ -152,10 +152,10 @@ def follow(start: Argument, way: list[Node]) -> Iterator[Node]:
     else:
         for user in start.users:
             if user.op == way[0].op and user.target == way[0].target:
-                yield from follow(user, way[1:])
+                yield from follow_way(user, way[1:])
 
 
-def arguments_of(node: Node) -> list[Argument]:
+def ordered_arguments(node: Node) -> list[Argument]:
     operator = torch_operator(node.target)
     if not isinstance(operator, OpOverload):
         return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]

@@ -100,10 +100,10 @@ def verify_edge(
     program: ExportedProgram, *, rules: Iterable[Rule] = DIALECT_RULES, exempt: Iterable[OpOverload] = ()
 ) -> None:
     """Check a finished edge program; raise an `EdgeViolationError` that lists the violations."""
-    refuse(find_violations(program.graph_module, rules, exempt))
+    refuse_violations(find_violations(program.graph_module, rules, exempt))
 
 
-def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
+def refuse_violations(violations: Iterator[tuple[Rule, Node, str]]) -> None:
     found: dict[str, tuple[Rule, Node]] = {}
     for rule, node, message in violations:
         found.setdefault(message, (rule, node))
@@ -138,4 +138,4 @@ class EdgeVerifier(Verifier):
         return (*super().allowed_getattr_types(), torch.Tensor, torch.ScriptObject)
 
     def check_additional(self, gm: GraphModule) -> None:
-        refuse(find_violations(gm, STRUCTURE_RULES))
+        refuse_violations(find_violations(gm, STRUCTURE_RULES))

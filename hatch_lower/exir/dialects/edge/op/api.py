@@ -27,7 +27,7 @@ def get_callable(name: str) -> OpOverload:
     return get_torch_op_overload("aten", opname, overload)
 
 
-def kind_of(schema: torch.FunctionSchema) -> SchemaKind:
+def schema_kind(schema: torch.FunctionSchema) -> SchemaKind:
     if any(argument.is_out for argument in schema.arguments):
         return SchemaKind.out
     if not schema.is_mutable:
@@ -36,7 +36,7 @@ def kind_of(schema: torch.FunctionSchema) -> SchemaKind:
     return SchemaKind.inplace if in_place else SchemaKind.mutable
 
 
-def signature_of(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, bool], ...]:
+def schema_signature(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, bool], ...]:
     return tuple(
         (argument.name, str(argument.real_type), repr(argument.default_value), argument.kwarg_only)
         for argument in schema.arguments
@@ -58,14 +58,14 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
             found=str(variant),
             hint="ask for `SchemaKind.functional` or `SchemaKind.out`",
         )
-    if kind_of(schema_of(op)) is variant:
+    if schema_kind(schema_of(op)) is variant:
         return op
-    wanted = signature_of(schema_of(op))
+    wanted = schema_signature(schema_of(op))
     packet = op.overloadpacket
     overloads: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
     for overload in overloads:
         # results are not compared: many out variants have no results
-        if kind_of(schema_of(overload)) is variant and signature_of(schema_of(overload)) == wanted:
+        if schema_kind(schema_of(overload)) is variant and schema_signature(schema_of(overload)) == wanted:
             return overload
     raise VariantError(
         f"{variant.name.capitalize()} variant of operator {schema_of(op).name} can't be found",
