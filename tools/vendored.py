@@ -1,8 +1,7 @@
-"""Fetch the JavaScript that the report page brings: `python tools/vendored.py`, with npm on the path.
+"""Fetch the JavaScript of the report page and of the documentation: `python tools/vendored.py`, with npm on the path.
 
-What is fetched stands in `hatch_lower/cli/page/vendor/vendor.json`: package, version, the digest that npm's registry
-has of it, and the files taken from it with theirs. For another version, change `version`, `integrity` and run with
-`--new`.
+The tables `vendor.json` in the folders name each package with its version, the digest in npm's registry, and the files
+taken from the package with their digests. For another version, change `version`, `integrity` and run with `--new`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VENDOR = Path(__file__).parents[1] / "hatch_lower" / "cli" / "page" / "vendor"
-TABLE = VENDOR / "vendor.json"
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "hatch_lower" / "cli" / "page" / "vendor", ROOT / "docs" / "vendor")
+TABLE = "vendor.json"
 
 
 def fetch(package: str, version: str, integrity: str, work: Path) -> Path:
@@ -33,33 +33,34 @@ def fetch(package: str, version: str, integrity: str, work: Path) -> Path:
     (archive,) = work.glob("*.tgz")
     found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if found != integrity:
-        sys.exit(f"{package} {version} has another digest than {TABLE.name} says: {found}")
+        sys.exit(f"{package} {version} has another digest than {TABLE} says: {found}")
     with tarfile.open(archive) as file:
         file.extractall(work, filter="data")
     return work / "package"
 
 
-def take(entry: dict[str, Any], package: Path, *, is_new: bool) -> None:
+def take(entry: dict[str, Any], package: Path, folder: Path, *, is_new: bool) -> None:
     """Copy a package's files into the folder, each with the digest that the table has."""
     for name, file in entry["files"].items():
         data = (package / file["from"]).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if not is_new and digest != file["sha256"]:
-            sys.exit(f"{entry['package']}: {file['from']} has another sha256 than {TABLE.name} says: {digest}")
+            sys.exit(f"{entry['package']}: {file['from']} has another sha256 than {TABLE} says: {digest}")
         file["sha256"] = digest
-        (VENDOR / name).write_bytes(data)
+        (folder / name).write_bytes(data)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--new", action="store_true", help="write the digests of the files instead of comparing them")
     is_new = parser.parse_args().new
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
-    for entry in table:
-        with tempfile.TemporaryDirectory() as work:
-            package = fetch(entry["package"], entry["version"], entry["integrity"], Path(work))
-            take(entry, package, is_new=is_new)
-    TABLE.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    for folder in FOLDERS:
+        table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+        for entry in table:
+            with tempfile.TemporaryDirectory() as work:
+                package = fetch(entry["package"], entry["version"], entry["integrity"], Path(work))
+                take(entry, package, folder, is_new=is_new)
+        (folder / TABLE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
