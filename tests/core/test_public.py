@@ -4,6 +4,7 @@ import re
 import tomllib
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -52,6 +53,22 @@ def test_links_between_the_documents_lead_somewhere() -> None:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def section(page: str, heading: str) -> str:
+    """Return the text of a page of the repository below a heading of the second level."""
+    (text,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    return text
+
+
+def test_the_names_that_the_documents_call_stable_are_there() -> None:
+    groups = {hatch_lower.MODEL_GROUP, hatch_lower.BACKEND_GROUP, hatch_lower.DELEGATE_GROUP}
+    names = set(re.findall(r"`(hatch_lower[\w.]+)`", section("docs/python.md", "Stable names")))
+    assert names > groups
+    for name in names - groups:
+        resolve_name(name)
 
 
 LATER = {
