@@ -71,6 +71,29 @@ def test_the_names_that_the_documents_call_stable_are_there() -> None:
         resolve_name(name)
 
 
+FIRST_CHANGES = {
+    "a setting": "config/tables.py",
+    "the wheel's tag": "hatch/tags.py",
+    "an operator of a backend": "backends/aoti/support.py",
+    "the digest of a constant": "exir/graph/tensors.py",
+    "a reason for `explain`": "build/explain.py",
+}
+
+
+def test_the_place_of_a_first_change_is_two_steps_away() -> None:
+    link = "docs/architecture.md#where-to-put-something-new"
+    steps = section("CONTRIBUTING.md", "The first change in ten minutes")
+    rows = dict(
+        re.findall(
+            r"^\| (.*?) \| (.*) \|$", section("docs/architecture.md", "Where to put something new"), re.MULTILINE
+        )
+    )
+    assert link in steps
+    for change, place in FIRST_CHANGES.items():
+        assert change in re.sub(r"\s+", " ", steps)
+        assert f"`{place}`" in rows[change]
+
+
 LATER = {
     "test_experts_need_no_operator_of_transformers_if_they_are_multiplied_in_batches": "needs transformers",
     "test_in_the_window_of_finalize_an_incomplete_wheel_stays_that_everybody_refuses": "kills builds",
