@@ -71,6 +71,15 @@ def test_the_names_that_the_documents_call_stable_are_there() -> None:
         resolve_name(name)
 
 
+def test_the_pages_say_whether_the_version_is_released() -> None:
+    is_released = "not yet released" not in (ROOT / "CHANGELOG.md").read_text()
+    for page in ("README.md", "docs/index.md"):
+        said = re.findall(
+            rf"Version\s+{re.escape(hatch_lower.__version__)} is not yet released", section(page, "Install")
+        )
+        assert bool(said) != is_released, page
+
+
 FIRST_CHANGES = {
     "a setting": "config/tables.py",
     "the wheel's tag": "hatch/tags.py",
