@@ -80,6 +80,15 @@ def test_the_pages_say_whether_the_version_is_released() -> None:
         assert bool(said) != is_released, page
 
 
+def test_the_first_page_has_the_measured_speeds_of_the_page_of_engines() -> None:
+    tables = [
+        re.findall(r"<!-- eager -->\n(.*?)<!-- /eager -->", (ROOT / "docs" / name).read_text(), re.DOTALL)
+        for name in ("index.md", "engines.md")
+    ]
+    assert tables[0] == tables[1]
+    assert len(tables[0][0].splitlines()) > 3
+
+
 FIRST_CHANGES = {
     "a setting": "config/tables.py",
     "the wheel's tag": "hatch/tags.py",
