@@ -158,8 +158,10 @@ def project_files(hook: Hook, packaged: Iterable[DistributedFile]) -> tuple[Path
 
 def is_something(folder: Path, pattern: str) -> bool:
     """Return whether a pattern matches a file in a folder; True for a pattern that `glob` cannot read."""
+    from hatch_lower.driver.inputs.present import plain_stars
+
     try:
-        return next(folder.glob(pattern.strip("/")), None) is not None
+        return next(folder.glob(plain_stars(pattern.strip("/"))), None) is not None
     except (ValueError, NotImplementedError):
         return True
 

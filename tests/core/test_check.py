@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.driver.inputs.present import InputChange, Present, changes
+from hatch_lower.driver.inputs.present import InputChange, Present, changes, files_matching
 from hatch_lower.driver.inputs.record import RecordedInputs
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.format.codec import decode, encode
@@ -455,3 +455,19 @@ def test_modules_are_found_where_the_import_system_finds_them() -> None:
     found = {name for name in names if now.module(name)}
     assert found == {name for name in names if importlib.util.find_spec(name) is not None}
     assert {now.module(name) for name in found & sys.stdlib_module_names} == {"python"}
+
+
+@pytest.mark.parametrize(
+    ("glob", "expected"),
+    [
+        ("weights/**.bin", {"weights/a.bin"}),
+        ("weights/**", {"weights/a.bin", "weights/more/b.bin"}),
+        ("**/b**", {"weights/more/b.bin"}),
+        ("weights/***", {"weights/a.bin", "weights/more/b.bin"}),
+    ],
+)
+def test_declared_files_are_alike_in_every_version_of_python(tmp_path: Path, glob: str, expected: set[str]) -> None:
+    for name in ("weights/a.bin", "weights/more/b.bin", "c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert {path.relative_to(tmp_path).as_posix() for path in files_matching(tmp_path, glob)} == expected

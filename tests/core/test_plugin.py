@@ -982,6 +982,7 @@ def test_patterns_that_match_nothing_are_warned_about(
         "hatch-lower: `digits/*.bin` in `tool.hatch.build.targets.wheel.exclude` matches no file;"
         " patterns are relative to the project: write `src/digits/*.bin`",
         "hatch-lower: `none/*.bin` in `tool.hatch.build.targets.wheel.exclude` matches no file",
+        "hatch-lower: `src/**.y` in `tool.hatch.build.targets.wheel.exclude` matches no file",
     ]
 
 
