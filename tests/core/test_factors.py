@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.nn import Parameter
 
-from hatch_lower.backends.testing.bench import Bench, Exports, TestedBackend
+from hatch_lower.backends.testing.bench import Bench, Exports, KitBackend
 from hatch_lower.backends.testing.case import Case, KitModule, module
 from hatch_lower.backends.testing.comparison import run_case
 
@@ -115,6 +115,6 @@ def test_options_of_calls_are_eagers(engine: str, program: str, tmp_path: Path) 
         lambda data: calls,
         dynamic,
     )
-    bench = Bench(TestedBackend(name, options), tmp_path, Exports())
+    bench = Bench(KitBackend(name, options), tmp_path, Exports())
     if bench.lowered(case).partitions:
         run_case(bench, case)

@@ -19,7 +19,7 @@ from support.effort import LONG
 
 import hatch_lower.backends.testing
 from hatch_lower.backends.testing import Exports, Facts, Tolerance, backend_tests, trial_names
-from hatch_lower.backends.testing.bench import TestedBackend
+from hatch_lower.backends.testing.bench import KitBackend
 from hatch_lower.backends.testing.comparison import first_difference, subnormals_flushed
 from hatch_lower.backends.testing.kit import Kit, judge
 from hatch_lower.errors import BackendError, InputError
@@ -60,7 +60,7 @@ EXPORTS = Exports()
 
 def outcomes(backend_id: str, only: str | Sequence[str], **facts: Any) -> dict[str, tuple[str, str]]:
     """Return how the test of each program and check comes out, and what it says."""
-    kit = Kit(TestedBackend(backend_id, **facts), only, EXPORTS)
+    kit = Kit(KitBackend(backend_id, **facts), only, EXPORTS)
     found = {}
     try:
         kit.prepare()
@@ -376,7 +376,7 @@ def test_subnormal_numbers_are_flushed_for_a_while_only() -> None:
 
 
 def test_a_kit_leaves_no_files() -> None:
-    kit = Kit(TestedBackend("reference"), "operators/perceptron", EXPORTS)
+    kit = Kit(KitBackend("reference"), "operators/perceptron", EXPORTS)
     assert kit.run("operators/perceptron") == "all operations in 1 partition"
     assert list(kit.bench.folder.iterdir())
     kit.close()
@@ -384,7 +384,7 @@ def test_a_kit_leaves_no_files() -> None:
 
 
 def test_there_is_a_fact_for_each_field_of_a_subject() -> None:
-    fields = {field.name for field in dataclasses.fields(TestedBackend)}
+    fields = {field.name for field in dataclasses.fields(KitBackend)}
     assert fields - {"backend_id", "options"} == set(Facts.__annotations__)
 
 

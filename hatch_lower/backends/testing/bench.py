@@ -71,7 +71,7 @@ class Facts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class TestedBackend:
+class KitBackend:
     """The backend under test, its options as in a recipe, and `Facts`."""
 
     backend_id: str
@@ -113,7 +113,7 @@ class Exports:
 class Bench:
     """A backend under test, and the results of its programs so far."""
 
-    def __init__(self, subject: TestedBackend, folder: Path, exports: Exports) -> None:
+    def __init__(self, subject: KitBackend, folder: Path, exports: Exports) -> None:
         self.subject = subject
         self.folder = folder
         self.exports = exports

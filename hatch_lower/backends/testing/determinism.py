@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hatch_lower.backends.testing.bench import Bench, Exports, TestedBackend, probe, sample
+from hatch_lower.backends.testing.bench import Bench, Exports, KitBackend, probe, sample
 from hatch_lower.backends.testing.case import Case, Fault
 from hatch_lower.backends.testing.comparison import difference_from_eager, eager_calls
 from hatch_lower.backends.testing.programs import all_cases
@@ -100,7 +100,7 @@ def main() -> None:
     importlib.import_module(question["module"])  # a backend without an entry point is known once defined
     wanted = set(question["programs"])
     with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
-        bench = Bench(TestedBackend(question["backend"], question["options"]), Path(folder), Exports())
+        bench = Bench(KitBackend(question["backend"], question["options"]), Path(folder), Exports())
         digests = partition_digests(bench, [case for case in all_cases() if case.name in wanted])
     sys.stdout.write(f"\n{json.dumps(digests)}\n")
 

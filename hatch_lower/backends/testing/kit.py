@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_lower.backends.testing.bench import Bench, Exports, Facts, TestedBackend
+from hatch_lower.backends.testing.bench import Bench, Exports, Facts, KitBackend
 from hatch_lower.backends.testing.calls import (
     check_delegate_refuses,
     check_instances,
@@ -78,7 +78,7 @@ def trial_names(only: str | Sequence[str] = "*") -> list[str]:
 
 
 class Kit:
-    def __init__(self, subject: TestedBackend, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
+    def __init__(self, subject: KitBackend, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
         self.names = trial_names(only)
         find_backend(subject.backend_id)  # before there is a folder
         self._folder = tempfile.TemporaryDirectory(prefix="hatch-lower-kit-")
@@ -135,7 +135,7 @@ def backend_tests(
     Raises:
         InputError: if a pattern of `only` matches no name.
     """
-    subject = TestedBackend(backend_id, dict(options or {}), **facts)
+    subject = KitBackend(backend_id, dict(options or {}), **facts)
     names = trial_names(only)
 
     @cache

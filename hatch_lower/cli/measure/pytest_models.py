@@ -21,7 +21,7 @@ import pytest
 from hatch_lower.errors import ConfigError, LowerError
 
 if TYPE_CHECKING:
-    from hatch_lower.cli.measure.tested import ExampleInputs, Loaded, MethodCase, TestedModels
+    from hatch_lower.cli.measure.tested import ExampleInputs, Loaded, MethodCase, ModelsUnderTest
 
 MARKER = "lowered_limits"
 FIXTURE = "lowered_model"
@@ -145,10 +145,10 @@ class PytestModels:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._stack = ExitStack()
-        self._models: TestedModels | None = None
+        self._models: ModelsUnderTest | None = None
         self._refusal: LowerError | None = None
 
-    def models(self) -> TestedModels:
+    def models(self) -> ModelsUnderTest:
         """Return the models, and build the wheel at first use."""
         from hatch_lower.cli.measure.tested import open_models
 
@@ -212,7 +212,7 @@ def failures_in_words() -> Iterator[None]:
 
 
 @contextmanager
-def loaded(models: TestedModels, case: MethodCase) -> Iterator[Loaded]:
+def loaded(models: ModelsUnderTest, case: MethodCase) -> Iterator[Loaded]:
     """Load a method's recipe; skip the test if the recipe cannot run here."""
     with failures_in_words():
         if reason := models.refusal(case):

@@ -102,7 +102,7 @@ class Loaded(Frozen):
         return ExampleInputs(*renew(), self.opened.changes(name), renew)
 
 
-class TestedModels:
+class ModelsUnderTest:
     """The methods of a wheel; the project's limits name these methods only."""
 
     def __init__(self, side: BenchSide, project: Project | None) -> None:
@@ -191,7 +191,7 @@ class TestedModels:
         return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
 
 
-def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> TestedModels:
+def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> ModelsUnderTest:
     """Build a project, or take a wheel, and open its models until the stack closes.
 
     Without an explicit project (`is_asked`), a wheel needs no project. Processes with the same `run` share a build.
@@ -213,7 +213,7 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
     contents = find_contents(taken)
     folders = [open_folder(folder / "models" / str(position)) for position in range(len(contents))]
     places = [(each.place, opened, each.models) for each, opened in zip(contents, folders, strict=True)]
-    return TestedModels(side_of_places(taken.name, contents, places), project)
+    return ModelsUnderTest(side_of_places(taken.name, contents, places), project)
 
 
 def required_project(root: Path) -> Project:
