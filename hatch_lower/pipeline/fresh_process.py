@@ -29,8 +29,9 @@ from hatch_lower.format.weights import read_weights
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
-from hatch_lower.runtime.check import check_loaded_method, stored_arrays
+from hatch_lower.runtime.check import check_loaded_method
 from hatch_lower.runtime.executor import Executor
+from hatch_lower.runtime.leaves import stored_arrays
 from hatch_lower.runtime.load import executor_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.export import ExportedProgram
@@ -25,9 +26,11 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.emit import EmittedProgram
-from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.package import Packager, ProgramFiles
-from hatch_lower.pipeline.real_inputs import RealInputs
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.fresh_process import FreshProcess
+    from hatch_lower.pipeline.real_inputs import RealInputs
 
 LeftOutOf = Mapping[str, tuple[LeftOut, ...]]  # method to operations outside of a backend's partitions
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,7 +25,9 @@ from hatch_lower.format.weights import WEIGHTS, Weights, write_weights
 from hatch_lower.pipeline.checkpoint import LocalSource, OutsideFiles
 from hatch_lower.pipeline.emit.constants import NamedStorage, WrittenConstants, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
-from hatch_lower.pipeline.emit.emit import EmittedProgram
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.emit.emit import EmittedProgram
 
 CONSTANTS_SCHEMA = 2
 

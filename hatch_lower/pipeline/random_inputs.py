@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hatch_lower.exir.graph.operators import operator_name
 from hatch_lower.frozen import Frozen
-from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, base_name
 from hatch_lower.runtime.torch_private.programs import CallsSeen, order_kwargs
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.capture import CapturedMethod
 
 VARIED = 64  # numbers of a tensor that `is_varied` examines
 EQUAL = 0.75  # exact in all floating-point dtypes

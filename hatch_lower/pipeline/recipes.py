@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
@@ -17,11 +18,13 @@ from hatch_lower.format.debug_map import NO_DEBUG, DebugMap
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.pipeline.exceptions import trim_lines
-from hatch_lower.pipeline.model_build import BuiltRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.selection import DelegateKinds, requirement_reason, version_here
 from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH, TorchReason, array_requirements, torch_reasons
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.model_build import BuiltRecipe
 
 SHOWN = 20  # number of reasons in an error
 

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
-from hatch_lower.format.arguments import Literal, LiteralInput, Special, TensorInput
-from hatch_lower.format.expression import evaluate_size, symbols_in
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
-from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
+from hatch_lower.runtime.leaves import as_dtype, input_leaves, stored_arrays
 from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
@@ -117,10 +115,6 @@ def read_check_tensors(folder: PackagedFolder, entry: ModelEntry, arrays: Arrays
     return stored_arrays(ConstantsFile(path, str(path)), str(path), arrays)
 
 
-def stored_arrays(file: ConstantsFile, where: str, arrays: Arrays) -> dict[str, Array]:
-    return {key: arrays.stored(tensor, f"{where}: {key!r:.80}") for key, tensor in file.contents().items()}
-
-
 def check_loaded_method(
     loaded: LoadedModel | Executor,
     plan: Plan,
@@ -155,56 +149,6 @@ def check_loaded_method(
             return "differs", wrong, comparison
         first = given
     return "ok", "", comparison
-
-
-def input_leaves(
-    name: str, method: MethodPlan, tensors: Mapping[str, Array], arrays: Arrays
-) -> tuple[list[object], str]:
-    """Return a method's flat check inputs, or the reason why they are incomplete."""
-    leaves: list[object] = []
-    sizes: dict[str, int] = {}
-    found: dict[int, Array] = {}
-    for index, entry in enumerate(method.inputs):
-        if isinstance(entry, TensorInput):
-            stored = tensors.get(f"{name}/input/{index}")
-            if stored is None:
-                return [], f"its input {index + 1} is not packaged"
-            found[index] = as_dtype(stored, entry.dtype, arrays)
-            pairs = zip(entry.shape, found[index].shape, strict=False)
-            sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
-    mutated = {index for index, _ in method.input_mutations}
-    for index, entry in enumerate(method.inputs):
-        if isinstance(entry, TensorInput):
-            array = found[index]
-            known = all(symbols_in(stride) <= sizes.keys() for stride in entry.stride)
-            if index in mutated and known and len(entry.stride) == array.ndim:
-                # an array changed in place must have the exported strides
-                array = arrays.restrided(array, tuple(evaluate_size(stride, sizes) for stride in entry.stride))
-            leaves.append(array)
-        elif isinstance(entry, LiteralInput):
-            leaves.append(literal_value(entry.value))
-        elif (given := tensors.get(f"{name}/input/{index}")) is not None:
-            leaves.append(given.item() if given.ndim == 0 else given)
-        elif symbols_in(entry.expr) <= sizes.keys():
-            leaves.append(evaluate_size(entry.expr, sizes))
-        else:
-            return [], f"its input {index + 1} is an integer, which is not packaged"
-    return leaves, ""
-
-
-def as_dtype(stored: Array, dtype: str, arrays: Arrays) -> Array:
-    # tensors of dtypes that safetensors lacks are stored as bytes
-    if DTYPES[dtype].safetensors is not None or arrays.dtype_name(stored) != "uint8" or stored.ndim == 0:
-        return stored
-    return arrays.of_bytes(stored, dtype) if stored.shape[-1] == DTYPES[dtype].size else stored
-
-
-def literal_value(literal: Literal) -> object:
-    if not isinstance(literal, Special):
-        return literal
-    from hatch_lower.runtime.torch_arrays import ARRAYS  # constants of torch exist only in programs that need torch
-
-    return ARRAYS.special(literal)
 
 
 def make_call_arguments(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hatch_lower
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.executor import Runnable
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
+    from hatch_lower.runtime.executor import Runnable
 
 
 class Provenance(Frozen):

@@ -18,7 +18,7 @@ from hatch_lower.format.arguments import LiteralInput
 from hatch_lower.format.plan import MethodPlan, input_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import bind_symbols
-from hatch_lower.runtime.check import input_leaves, stored_arrays
+from hatch_lower.runtime.leaves import input_leaves, stored_arrays
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.refusals import ArgumentRefusals
 from hatch_lower.runtime.torch_arrays import ARRAYS

@@ -29,8 +29,9 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants import constants_bytes
-from hatch_lower.runtime.check import check_packaged_model, mark_name, stored_arrays
+from hatch_lower.runtime.check import check_packaged_model, mark_name
 from hatch_lower.runtime.files import open_folder
+from hatch_lower.runtime.leaves import stored_arrays
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import QUANTIZED_MARK, Tolerance
 from hatch_lower.runtime.torch_arrays import ARRAYS

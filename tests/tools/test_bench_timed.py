@@ -334,7 +334,7 @@ def test_sigterm_ends_a_benchmark_as_an_exception_does(
 def test_inputs_are_the_packaged_ones_unless_another_size_is_asked_for(folder: Path) -> None:
     import torch
 
-    from hatch_lower.runtime.check import stored_arrays
+    from hatch_lower.runtime.leaves import stored_arrays
     from hatch_lower.runtime.mapped import ConstantsFile
     from hatch_lower.runtime.torch_arrays import ARRAYS
 

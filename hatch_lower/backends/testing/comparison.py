@@ -6,11 +6,11 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.exir.backend.backend_api import DelegatedMethod
@@ -19,6 +19,9 @@ from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
 from hatch_lower.runtime.torch_arrays import ARRAYS
 from hatch_lower.runtime.torch_private import tensors
+
+if TYPE_CHECKING:
+    from hatch_lower.backends.testing.bench import Bench
 
 
 def run_case(bench: Bench, case: Case) -> str:

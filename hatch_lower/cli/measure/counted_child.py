@@ -21,8 +21,9 @@ from hatch_lower.driver.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.check import input_leaves, make_call_arguments
+from hatch_lower.runtime.check import make_call_arguments
 from hatch_lower.runtime.files import PackagedFolder, open_folder
+from hatch_lower.runtime.leaves import input_leaves
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds, import_modules

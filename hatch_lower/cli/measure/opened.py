@@ -14,8 +14,9 @@ from hatch_lower.format.constants import holds_state
 from hatch_lower.format.expression import evaluate_size
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.check import as_dtype, literal_value, read_check_tensors
+from hatch_lower.runtime.check import read_check_tensors
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.runtime.leaves import as_dtype, literal_value
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.selection import DelegateKinds, import_modules, refusal_reason
 from hatch_lower.runtime.timing import Timing
