@@ -26,101 +26,7 @@ PROGRAM, INPUTS, OPTIONS, TEST = "program.pt2", "inputs.safetensors", "options.j
 
 Reproduce = Callable[[Piece, Sequence[object], LoweredBackendModule, Finding], str]
 
-README = """\
-# {title}
-
-{finding}
-
-- `{program}`: these operations as a program of `torch.export`, with weights
-- `{inputs}`: inputs of the program, from the model
-- `{test}`: lowers the program for `{backend}`, and compares with torch
-
-```
-pip install .
-python -m pytest
-```
-
-The program takes tensors of fixed sizes{sizes}:
-
-```python
-{code}
-```
-
-Made by hatch-lower {own} with torch {torch}, {machine}. The test fails as long as the difference exists. The files hold
-weights and inputs of the model: make sure that these may be published.
-"""
-
-PROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "reproduction"
-version = "0"
-dependencies = {requirements}
-
-[tool.hatch.build.targets.wheel]
-only-include = ["{test}"]
-"""
-
-SOURCE = '''\
-"""Lowers `program.pt2` for a backend, and compares the results with torch."""
-
-import json
-from pathlib import Path
-
-import pytest
-import torch
-from safetensors.torch import load_file
-
-import hatch_lower
-from hatch_lower.exir import EdgeCompileConfig, to_edge
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.pipeline.save import save_program
-
-HERE = Path(__file__).parent
-OPTIONS = json.loads((HERE / "options.json").read_text())
-
-
-class Everything(Partitioner):
-    """Gives the whole program to the backend."""
-
-    def partition(self, exported_program):
-        users = exported_program.graph_signature.user_inputs
-        for node in exported_program.graph.nodes:
-            if node.op != "output" and node.name not in users:
-                node.meta["delegation_tag"] = "all"
-        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in OPTIONS["compile_specs"]]
-        return PartitionResult(exported_program, {"all": DelegationSpec(OPTIONS["backend"], specs)})
-
-
-def read_inputs():
-    tensors = load_file(HERE / "inputs.safetensors")
-    ordered = [tensors[f"x{index}"] for index in range(len(tensors))]
-    pairs = zip(ordered, OPTIONS["inputs"], strict=True)
-    return [tensor.item() if layout is None else laid_out(tensor, layout) for tensor, layout in pairs]
-
-
-def laid_out(tensor, strides):
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_backend_computes_what_torch_does(tmp_path):
-    program, inputs = torch.export.load(HERE / "program.pt2"), read_inputs()
-    expected = program.module()(*inputs)
-    kept = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    config = EdgeCompileConfig(preserve_ops=[op for op in kept if isinstance(op, torch._ops.OpOverload)])
-    lowered = to_edge(program, compile_config=config).to_backend(Everything())
-    save_program(lowered.to_executorch(), tmp_path / "saved")
-    given = hatch_lower.load(tmp_path / "saved")(*inputs)
-    for one, other in zip(given, expected, strict=True):
-        scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 0.0
-        atol = OPTIONS["atol"] + OPTIONS["rtol"] * scale
-        torch.testing.assert_close(one, other, rtol=OPTIONS["rtol"], atol=atol, equal_nan=True)
-'''
+TEMPLATE = Path(__file__).with_name("template")
 
 
 def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
@@ -149,7 +55,7 @@ def write_reproduction(folder: Path, tolerance: Tolerance) -> Reproduce:
             "atol": allowed.atol,
         }
         (folder / OPTIONS).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-        (folder / TEST).write_text(SOURCE, encoding="utf-8")
+        (folder / TEST).write_text(template_text(TEST), encoding="utf-8")
         (folder / "README.md").write_text(readme(finding, module, program, piece.program), encoding="utf-8")
         (folder / "pyproject.toml").write_text(project_text(module.result.requirements), encoding="utf-8")
         return str(folder)
@@ -170,7 +76,7 @@ def plain_program(program: ExportedProgram, inputs: Sequence[object]) -> Exporte
 def readme(finding: Finding, module: LoweredBackendModule, program: ExportedProgram, original: ExportedProgram) -> str:
     count = len(finding.operations)
     names = finding.operations[0].op if count == 1 else f"{count} operations"
-    return README.format(
+    return template_text("README.md").format(
         title=f"{names} in {module.backend_id} differ{'s' * (count == 1)} from torch",
         finding="\n".join(f"    {line}" for line in finding_lines(finding)),
         program=PROGRAM,
@@ -187,4 +93,8 @@ def readme(finding: Finding, module: LoweredBackendModule, program: ExportedProg
 
 def project_text(requirements: Sequence[str]) -> str:
     listed = ["pytest", "safetensors", f"hatch-lower=={__version__}", *dict.fromkeys(requirements)]
-    return PROJECT.format(requirements=json.dumps(listed), test=TEST)
+    return template_text("pyproject.toml").format(requirements=json.dumps(listed), test=TEST)
+
+
+def template_text(name: str) -> str:
+    return (TEMPLATE / f"{name}.in").read_text("utf-8")
