@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sympy.utilities.iterables import connected_components
+from sympy.utilities.iterables import connected_components, strongly_connected_components
 from torch.fx import Graph, Node
 
 
@@ -136,44 +136,10 @@ class Atoms:
                 yield [vertex for vertex in unit if vertex < count]
 
     def components(self, vertices: Iterable[int]) -> Iterator[list[int]]:
-        """Yield the strongly connected components among `vertices` in topological order."""
-        # Tarjan's algorithm, with a stack of its own: graphs are deeper than Python's
+        """Return the strongly connected components among `vertices` in topological order."""
         inside = dict.fromkeys(vertices)
-        number: dict[int, int] = {}
-        lowest: dict[int, int] = {}
-        edge: dict[int, int] = {}
-        open_vertices: list[int] = []
-        closed: list[int] = []  # all components, the last in topological order first
-        starts: list[int] = []
-        done: set[int] = set()
-        for root in inside:
-            walk = [] if root in number else [root]
-            while walk:
-                vertex = walk[-1]
-                if vertex not in number:
-                    number[vertex] = lowest[vertex] = len(number)
-                    edge[vertex] = 0
-                    open_vertices.append(vertex)
-                following = self.followers[vertex]
-                while edge[vertex] < len(following):
-                    follower = following[edge[vertex]]
-                    if follower in inside and follower not in done:
-                        if follower not in number:
-                            walk.append(follower)
-                            break
-                        lowest[vertex] = min(lowest[vertex], lowest[follower])
-                    edge[vertex] += 1
-                else:
-                    walk.pop()
-                    if lowest[vertex] == number[vertex]:
-                        starts.append(len(closed))
-                        while not closed or closed[-1] != vertex:
-                            closed.append(open_vertices.pop())
-                            done.add(closed[-1])
-        end = len(closed)
-        for start in reversed(starts):
-            yield sorted(closed[start:end])
-            end = start
+        edges = [(vertex, follower) for vertex in inside for follower in self.followers[vertex] if follower in inside]
+        return map(sorted, reversed(strongly_connected_components((inside, edges))))
 
     def misfit(self, unit: Sequence[int]) -> int | None:
         """Give up a group that prevents taking a strongly connected unit whole; return the group, or `None`."""
