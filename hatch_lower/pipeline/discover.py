@@ -27,6 +27,7 @@ from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.exceptions import (
+    chain_of,
     describe_exception,
     message_of,
     refuse_out_of_memory,
@@ -64,15 +65,6 @@ def hint_for(error: BaseException) -> str:
                 " `inputs` of the model names, and load from that folder (`from_pretrained(folder)`)"
             )
     return ""
-
-
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__ or each.__context__
 
 
 @contextmanager

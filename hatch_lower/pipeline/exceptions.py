@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hatch_lower
@@ -16,15 +16,23 @@ CHARACTERS_KEPT = 1500
 
 def user_line(error: BaseException, roots: Sequence[Path]) -> str:
     """Return `file:line` of the innermost frame in the user's own code, below `roots`; empty if no frame is there."""
-    seen: BaseException | None = error
-    while seen is not None:
+    for seen in chain_of(error):
         if isinstance(seen, SyntaxError) and seen.filename and is_user_file(Path(seen.filename), roots):
             return f"{relative_to_roots(Path(seen.filename), roots)}:{seen.lineno}"
         for frame in reversed(traceback.extract_tb(seen.__traceback__)):
             if is_user_file(Path(frame.filename), roots):
                 return f"{relative_to_roots(Path(frame.filename), roots)}:{frame.lineno}"
-        seen = seen.__cause__ or seen.__context__
     return ""
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause or context, the cause of the cause, and so on."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 def is_user_file(path: Path, roots: Sequence[Path]) -> bool:

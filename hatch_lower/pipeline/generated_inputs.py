@@ -31,6 +31,7 @@ from hatch_lower.pipeline.module_checks import path_text
 from hatch_lower.pipeline.parameters import user_input_values
 from hatch_lower.pipeline.random_inputs import (
     InputCase,
+    case_of,
     equal_values,
     example_case,
     has_equal_elements,
@@ -250,15 +251,8 @@ class InputMaker:
     def case(self, name: str, sizes: Sizes, fill: Fill) -> InputCase:
         generator = torch.Generator().manual_seed(self._seed)
         pairs = zip(self.example.leaves(), self._sizes.values, strict=True)
-        return self._of(name, [self._leaf(leaf, value, sizes, fill, generator) for leaf, value in pairs])
-
-    def _of(self, name: str, leaves: list[object]) -> InputCase:
-        args, kwargs = tensors.tree_unflatten(leaves, self._spec)
-        return InputCase(name, args, kwargs, self._method.parameters)
-
-    @cached_property
-    def _spec(self) -> Any:
-        return self._method.program.call_spec.in_spec  # cached: the property builds a new spec each time
+        leaves = [self._leaf(leaf, value, sizes, fill, generator) for leaf, value in pairs]
+        return case_of(self._method, name, leaves)
 
     def _leaf(self, leaf: object, value: object, sizes: Sizes, fill: Fill, generator: torch.Generator) -> object:
         if isinstance(value, torch.SymInt):

@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 from hatch_lower.errors import CaptureError
 from hatch_lower.runtime.eager import copy_module
 from hatch_lower.runtime.torch_arrays import ARRAYS, same_bits
-from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import FakeTensor
 from hatch_lower.runtime.torch_private.tensors import own_tensors, read_change_counter
@@ -258,7 +257,7 @@ def same_results(
         given, named = copy.deepcopy((args, dict(kwargs)))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            return tensors.tree_leaves(module(*given, **named))
+            return trees.tree_leaves(module(*given, **named))
 
     call(one)
     state = {**dict(one.named_parameters()), **dict(one.named_buffers())}
