@@ -24,12 +24,14 @@ NO_SIZE = -1
 
 
 class NumberKind(Enum):
-    INTEGER = "integer"
-    REAL = "real"
-    CONDITION = "condition"
+    # the values are for messages
+    INTEGER = "an integer"
+    REAL = "a real number"
+    CONDITION = "a condition"
 
 
 NUMBERS = (NumberKind.INTEGER, NumberKind.REAL)
+ROUNDED = (NumberKind.REAL, NumberKind.INTEGER)  # a number and its number of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +60,10 @@ def chosen(condition: NumberKind, yes: NumberKind, no: NumberKind) -> NumberKind
     return same(yes, no) if condition is NumberKind.CONDITION else None
 
 
-def rounding_kind(real: NumberKind, digits: NumberKind) -> NumberKind | None:
-    return NumberKind.REAL if real is NumberKind.REAL and digits is NumberKind.INTEGER else None
-
-
-def floor_divide(numerator: int, denominator: int) -> int:
-    return numerator // denominator if denominator else NO_SIZE
-
-
-def modulo(numerator: int, denominator: int) -> int:
-    return numerator % denominator if denominator else NO_SIZE
-
-
 def power(base: int, exponent: int) -> int:
     if exponent < 0 or (abs(base) > 1 and exponent * base.bit_length() > BITS_LIMIT):
         return NO_SIZE
     return int(base**exponent)
-
-
-def total(*numbers: Any) -> Any:
-    return reduce(operator.add, numbers)  # not `sum`: `sum` rounds real numbers less than `+` does
-
-
-def multiply_all(*numbers: Any) -> Any:
-    return reduce(operator.mul, numbers)
-
-
-def choose_greatest(*numbers: Any) -> Any:
-    return max(numbers)
-
-
-def choose_least(*numbers: Any) -> Any:
-    return min(numbers)
 
 
 def real(function: Callable[..., Any], *numbers: Any) -> float:
@@ -112,7 +86,8 @@ REAL_FUNCTIONS = (*("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2",
 OPERATIONS: Mapping[str, SizeOperation] = MappingProxyType(
     {
         "abs": SizeOperation(1, same, abs),
-        "add": SizeOperation(None, same, total, " + "),
+        # not `sum`: `sum` rounds real numbers less than `+` does
+        "add": SizeOperation(None, same, lambda *numbers: reduce(operator.add, numbers), " + "),
         "and": SizeOperation(None, CONDITIONS, lambda *conditions: all(conditions), " and "),
         "bitand": SizeOperation(2, INTEGERS, operator.and_, " & "),
         "bitor": SizeOperation(2, INTEGERS, operator.or_, " | "),
@@ -121,13 +96,13 @@ OPERATIONS: Mapping[str, SizeOperation] = MappingProxyType(
         "eq": SizeOperation(2, COMPARED, operator.eq, " == "),
         "float": SizeOperation(1, only(NumberKind.INTEGER, NumberKind.REAL), partial(real, float)),
         "floor": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, math.floor)),
-        "floordiv": SizeOperation(2, INTEGERS, floor_divide, "//"),
+        "floordiv": SizeOperation(2, INTEGERS, lambda one, other: one // other if other else NO_SIZE, "//"),
         "le": SizeOperation(2, COMPARED, operator.le, " <= "),
         "lt": SizeOperation(2, COMPARED, operator.lt, " < "),
-        "max": SizeOperation(None, same, choose_greatest),
-        "min": SizeOperation(None, same, choose_least),
-        "mod": SizeOperation(2, INTEGERS, modulo, " % "),
-        "mul": SizeOperation(None, same, multiply_all, "*"),
+        "max": SizeOperation(None, same, lambda *numbers: max(numbers)),
+        "min": SizeOperation(None, same, lambda *numbers: min(numbers)),
+        "mod": SizeOperation(2, INTEGERS, lambda one, other: one % other if other else NO_SIZE, " % "),
+        "mul": SizeOperation(None, same, lambda *numbers: reduce(operator.mul, numbers), "*"),
         "ne": SizeOperation(2, COMPARED, operator.ne, " != "),
         "neg": SizeOperation(1, same, operator.neg, "-"),
         "not": SizeOperation(1, CONDITIONS, operator.not_, "not "),
@@ -135,7 +110,7 @@ OPERATIONS: Mapping[str, SizeOperation] = MappingProxyType(
         "pow": SizeOperation(2, INTEGERS, power, "**"),
         "realpow": SizeOperation(2, REALS, partial(real, operator.pow), "**"),
         "round": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, round)),
-        "rounddecimal": SizeOperation(2, rounding_kind, partial(real, round)),
+        "rounddecimal": SizeOperation(2, lambda *kinds: kinds[0] if kinds == ROUNDED else None, partial(real, round)),
         "sub": SizeOperation(2, same, operator.sub, " - "),
         "truediv": SizeOperation(2, any_number(NumberKind.REAL), partial(real, operator.truediv), " / "),
         "trunc": SizeOperation(1, only(NumberKind.REAL, NumberKind.INTEGER), partial(whole, math.trunc)),
@@ -146,11 +121,6 @@ OPERATIONS: Mapping[str, SizeOperation] = MappingProxyType(
 
 
 DEPTH_LIMIT = 32
-NOUNS: Mapping[NumberKind, str] = {
-    NumberKind.INTEGER: "an integer",
-    NumberKind.REAL: "a real number",
-    NumberKind.CONDITION: "a condition",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +141,7 @@ def read_symbol(value: object) -> str:
 def read_expression(value: object) -> Any:
     expression = read_part(value, 0)
     if (kind := find_number_kind(expression)) is not NumberKind.INTEGER:
-        raise Damage(f"{NOUNS[kind]} instead of a size")
+        raise Damage(f"{kind.value} instead of a size")
     return expression
 
 
@@ -196,7 +166,7 @@ def read_part(value: object, depth: int) -> Any:
     if len(args) != operation.arity if operation.arity is not None else not args:
         raise Damage(f"`{op}` of {len(args)} arguments")
     if operation.kind(*map(find_number_kind, args)) is None:
-        raise Damage(f"`{op}` of {', '.join(NOUNS[find_number_kind(part)] for part in args[:4])}")
+        raise Damage(f"`{op}` of {', '.join(find_number_kind(part).value for part in args[:4])}")
     if op in ("floordiv", "mod") and args[1] == 0:
         raise Damage("a division by 0")
     # reading a file must not compute huge numbers

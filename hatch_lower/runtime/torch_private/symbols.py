@@ -70,6 +70,15 @@ COMPUTABLE = frozenset(
 )
 
 
+def call_or_trace(function: Callable[..., Any], *values: Any) -> Any:
+    traced = next((value for value in values if isinstance(value, torch.fx.Proxy)), None)
+    return function(*values) if traced is None else traced.tracer.create_proxy("call_function", function, values, {})
+
+
+def traced_conversion(function: Callable[..., Any]) -> staticmethod[[Any, object], Any]:
+    return staticmethod(lambda x, dtype: call_or_trace(function, x))
+
+
 class TracedAnalysis(PythonReferenceAnalysis):
     # for functions that torch computes with numbers only, or not at all
 
@@ -85,25 +94,11 @@ class TracedAnalysis(PythonReferenceAnalysis):
     def modular_indexing(base: Any, divisor: Any, modulus: Any) -> Any:
         return base // divisor % modulus
 
-    @staticmethod
-    def trunc_to_int(x: Any, dtype: object) -> Any:
-        return call_or_trace(math.trunc, x)
-
-    @staticmethod
-    def ceil_to_int(x: Any, dtype: object) -> Any:
-        return call_or_trace(math.ceil, x)
-
-    @staticmethod
-    def floor_to_int(x: Any, dtype: object) -> Any:
-        return call_or_trace(math.floor, x)
-
-    @staticmethod
-    def round_to_int(x: Any, dtype: object) -> Any:
-        return call_or_trace(round, x)
-
-    @staticmethod
-    def to_dtype(x: Any, dtype: object) -> Any:
-        return call_or_trace(torch.sym_float, x)
+    trunc_to_int = traced_conversion(math.trunc)
+    ceil_to_int = traced_conversion(math.ceil)
+    floor_to_int = traced_conversion(math.floor)
+    round_to_int = traced_conversion(round)
+    to_dtype = traced_conversion(torch.sym_float)
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
@@ -112,11 +107,6 @@ class TracedAnalysis(PythonReferenceAnalysis):
     @staticmethod
     def maximum(a: Any, b: Any) -> Any:
         return call_or_trace(torch.sym_max, a, b)
-
-
-def call_or_trace(function: Callable[..., Any], *values: Any) -> Any:
-    traced = next((value for value in values if isinstance(value, torch.fx.Proxy)), None)
-    return function(*values) if traced is None else traced.tracer.create_proxy("call_function", function, values, {})
 
 
 def function_name(kind: type[sympy.Basic], prefix: str) -> str:
