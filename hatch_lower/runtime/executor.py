@@ -26,7 +26,7 @@ from hatch_lower.runtime.writer import MethodWriter
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.exchange import Exchange
-    from hatch_lower.runtime.timing import Clock, Timing
+    from hatch_lower.runtime.timing import Timing
 
 
 class MethodCode(Frozen):
@@ -39,34 +39,22 @@ class MethodCode(Frozen):
     text: str  # the signature with dtypes and symbolic shapes
 
 
-def compile_method(
-    plan: Plan,
-    name: str,
-    arrays: Arrays,
-    exchanges: Sequence[Exchange | None],
-    without_elements: Sequence[str],
-    *,
-    is_locked: bool,
-    checks_outputs: bool = False,
-    clock: Clock | None = None,
-) -> MethodCode:
-    writer = MethodWriter(plan, name, arrays, exchanges, without_elements, is_locked, checks_outputs, clock)
+def compile_method(writer: MethodWriter) -> MethodCode:
+    name, method = writer.name, writer.method
     source = "\n".join(writer.write()) + "\n"
     parameters = [
         inspect.Parameter(
             parameter.name,
             inspect.Parameter.KEYWORD_ONLY if parameter.kind == "keyword" else inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
-        for parameter in plan.methods[name].parameters
+        for parameter in method.parameters
     ]
     try:
         code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         found = f"Python cannot compile the method: {type(error).__name__}: {error}"
         raise installation_error("a packaged program cannot be run", f"method `{name:.80}`", found) from error
-    return MethodCode(
-        source, code, writer.names, inspect.Signature(parameters), signature_text(name, plan.methods[name])
-    )
+    return MethodCode(source, code, writer.names, inspect.Signature(parameters), signature_text(name, method))
 
 
 def link_method(
@@ -263,14 +251,16 @@ def execute_plan(
     exchanges = tuple(exchange_of(arrays, kind, entry) for kind, entry in zip(kinds, plan.delegates, strict=True))
     codes = {
         name: compile_method(
-            plan,
-            name,
-            arrays,
-            exchanges,
-            [kind.without_elements for kind in kinds],
-            is_locked=is_locked,
-            checks_outputs=checks_outputs,
-            clock=None if timing is None else timing.clock(name),
+            MethodWriter(
+                plan,
+                name,
+                arrays,
+                exchanges,
+                [kind.without_elements for kind in kinds],
+                is_locked=is_locked,
+                checks_outputs=checks_outputs,
+                clock=None if timing is None else timing.clock(name),
+            )
         )
         for name in plan.methods
     }

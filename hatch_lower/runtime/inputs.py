@@ -22,8 +22,7 @@ from hatch_lower.format.arguments import (
 )
 from hatch_lower.format.expression import Compound, Expression, evaluate_size, symbols_in
 from hatch_lower.format.graph import DelegateCall
-from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.analysis import SIZE, Binding
+from hatch_lower.runtime.analysis import SIZE
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.names import CodeNames, expression_code, tuple_code
 from hatch_lower.runtime.refusals import ArgumentRefusals, refuse_produced
@@ -32,22 +31,14 @@ from hatch_lower.runtime.refusals import ArgumentRefusals, refuse_produced
 class InputWriter:
     """Writer of the checks of a method's flat inputs; `leaves` are the names of their variables."""
 
-    def __init__(
-        self,
-        plan: MethodPlan,
-        arrays: Arrays,
-        names: CodeNames,
-        refusals: ArgumentRefusals,
-        leaves: Sequence[str],
-        bindings: Sequence[Binding],
-    ) -> None:
-        self._plan = plan
-        self._arrays = arrays
+    def __init__(self, refusals: ArgumentRefusals, names: CodeNames, leaves: Sequence[str]) -> None:
+        self._plan = refusals.plan
+        self._arrays = refusals.arrays
         self._names = names
         self._refusals = refusals
         self._leaves = leaves
-        self._bindings = {(binding.input, binding.dimension, binding.symbol): binding for binding in bindings}
-        self._mutated = frozenset(index for index, _ in plan.input_mutations)
+        self._bindings = {(each.input, each.dimension, each.symbol): each for each in refusals.bindings}
+        self._mutated = frozenset(index for index, _ in self._plan.input_mutations)
         self.symbols: dict[str, str] = {}  # by symbol, the variable of its value after the checks
 
     def write(self) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from hatch_lower.errors import NO_MEMORY, CallError, InputError, LowerError, ProgramError
 from hatch_lower.format.arguments import Input, LiteralInput, Special, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.expression import Expression, evaluate_size, expression_text, symbols_in
-from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.analysis import SIZE, Binding
+from hatch_lower.format.plan import MethodPlan, input_paths
+from hatch_lower.runtime.analysis import SIZE, bind_symbols
 from hatch_lower.runtime.arrays import Arrays, same_layout
 
 # messages of torch, its native code and ONNX Runtime; not Python's message for lists, which is no fault of the caller
@@ -26,18 +26,16 @@ FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, whi
 class ArgumentRefusals:
     """Functions that raise the fitting `InputError`; an object for each method, bound into its code."""
 
-    def __init__(
-        self, method: str, plan: MethodPlan, arrays: Arrays, paths: Sequence[str], bindings: Sequence[Binding]
-    ) -> None:
+    def __init__(self, method: str, plan: MethodPlan, arrays: Arrays) -> None:
         self._method = method
-        self._arrays = arrays
-        self._plan = plan
-        self._paths = paths
-        self._bindings = bindings
+        self.arrays = arrays
+        self.plan = plan
+        self._paths = input_paths(plan)
+        self.bindings = bind_symbols(plan.inputs)
 
     def refuse_call(self, given: Mapping[str, bool], rest: Sequence[object], extra: Mapping[str, object]) -> NoReturn:
-        names = [parameter.name for parameter in self._plan.parameters if parameter.kind == "positional"]
-        keywords = [parameter.name for parameter in self._plan.parameters if parameter.kind == "keyword"]
+        names = [parameter.name for parameter in self.plan.parameters if parameter.kind == "positional"]
+        keywords = [parameter.name for parameter in self.plan.parameters if parameter.kind == "keyword"]
         wanted = ", ".join([f"`{name}`" for name in names] + [f"`{name}=`" for name in keywords]) or "no arguments"
         if rest:
             found = f"{len(names) + len(rest)} positional arguments"
@@ -60,17 +58,17 @@ class ArgumentRefusals:
         for index, value in enumerate(values):
             self.check_value(index, value)
         sizes: dict[str, int] = {}
-        for binding in self._bindings:
+        for binding in self.bindings:
             value = values[binding.input]
             sizes[SIZE] = value if binding.dimension is None else value.shape[binding.dimension]
             sizes[binding.symbol] = evaluate_size(binding.expression, sizes)
-        for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
+        for index, (entry, value) in enumerate(zip(self.plan.inputs, values, strict=True)):
             if reason := self._size_mismatch(entry, value, sizes):
                 self._refuse(index, value, reason)
 
     def check_value(self, index: int, value: object) -> None:
         # checks a leaf alone: type, dtype, device, layout, rank, static sizes, literal
-        entry = self._plan.inputs[index]
+        entry = self.plan.inputs[index]
         if isinstance(entry, TensorInput):
             reason = self._mismatch(entry, value)
         elif isinstance(entry, SymbolInput):
@@ -81,24 +79,24 @@ class ArgumentRefusals:
             self._refuse(index, value, reason)
 
     def check_memory(self, index: int, value: object) -> None:
-        if reason := self._arrays.memory_reason(value):
+        if reason := self.arrays.memory_reason(value):
             self._refuse(index, value, reason)
 
     def as_array(self, index: int, value: object) -> object:
-        plain = self._arrays.plain(value)
+        plain = self.arrays.plain(value)
         if plain is None:
-            self._refuse(index, value, self._arrays.foreign_reason(value))
+            self._refuse(index, value, self.arrays.foreign_reason(value))
         return plain
 
     def keep_layout(self, index: int, value: object, strides: tuple[int, ...]) -> None:
         # a tensor changed in place cannot be copied into other strides
-        if reason := self._arrays.layout_mismatch(value, strides):
+        if reason := self.arrays.layout_mismatch(value, strides):
             self._refuse(index, value, f"{reason}: the method changes this tensor in place")
 
     def _mismatch(self, entry: TensorInput, value: object) -> str:
-        if not isinstance(value, self._arrays.kind):
-            return f"not {self._arrays.noun}"
-        if reason := self._arrays.kind_mismatch(entry, value):
+        if not isinstance(value, self.arrays.kind):
+            return f"not {self.arrays.noun}"
+        if reason := self.arrays.kind_mismatch(entry, value):
             return reason
         if len(value.shape) != len(entry.shape):
             return f"{len(value.shape)} dimensions, which must be {len(entry.shape)}"
@@ -111,12 +109,12 @@ class ArgumentRefusals:
         # compares types, too: 1 is neither 1.0 nor True
         expected = entry.value
         if isinstance(expected, Special):
-            return self._arrays.is_special(value, expected)
+            return self.arrays.is_special(value, expected)
         is_nan = isinstance(expected, float | complex) and expected != expected
         return type(value) is type(expected) and bool(value == expected or (is_nan and value != value))
 
     def _size_mismatch(self, entry: Input, value: Any, sizes: Mapping[str, int]) -> str:
-        labels = {name: limits.name for name, limits in self._plan.symbols.items()}
+        labels = {name: limits.name for name, limits in self.plan.symbols.items()}
         if isinstance(entry, LiteralInput):
             return ""
         pairs = zip(entry.shape, value.shape, strict=True) if isinstance(entry, TensorInput) else [(entry.expr, value)]
@@ -129,7 +127,7 @@ class ArgumentRefusals:
                 text = expression_text(expression, labels)
                 return f"{name}, which must be {text}" + ("" if isinstance(expression, int) else f" = {expected}")
             for symbol in sorted(symbols_in(expression)):
-                limits = self._plan.symbols[symbol]
+                limits = self.plan.symbols[symbol]
                 if sizes[symbol] < limits.min:
                     return f"{name}, but {limits.name} must be at least {limits.min}"
                 if limits.max is not None and sizes[symbol] > limits.max:
@@ -137,13 +135,13 @@ class ArgumentRefusals:
         return ""
 
     def _refuse(self, index: int, value: object, reason: str) -> NoReturn:
-        entry = self._plan.inputs[index]
-        ranges = ", ".join(range_texts([entry], self._plan.symbols))
-        what = f"method `{self._method}` takes {input_text(entry, self._plan.symbols)} for `{self._paths[index]}`"
+        entry = self.plan.inputs[index]
+        ranges = ", ".join(range_texts([entry], self.plan.symbols))
+        what = f"method `{self._method}` takes {input_text(entry, self.plan.symbols)} for `{self._paths[index]}`"
         raise InputError(
             f"{what}, {ranges}" if ranges else what,
-            found=f"{self._arrays.describe(value)}: {reason}",
-            hint=self._arrays.conversion_hint(value)
+            found=f"{self.arrays.describe(value)}: {reason}",
+            hint=self.arrays.conversion_hint(value)
             or "convert the argument, or export the method for arguments of this kind",
         )
 

@@ -17,7 +17,6 @@ from hatch_lower.errors import InputError, ProgramError, SampleError, nearest
 from hatch_lower.format.arguments import LiteralInput
 from hatch_lower.format.plan import MethodPlan, input_paths
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.analysis import bind_symbols
 from hatch_lower.runtime.leaves import input_leaves, stored_arrays
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.refusals import ArgumentRefusals
@@ -112,9 +111,8 @@ def sample_leaves(name: str, method: MethodPlan, sample: Sample) -> list[object]
 
 
 def check_leaves(name: str, method: MethodPlan, leaves: Sequence[object], where: str) -> None:
-    refusals = ArgumentRefusals(name, method, ARRAYS, input_paths(method), bind_symbols(method.inputs))
     try:
-        refusals.check_values(*leaves)
+        ArgumentRefusals(name, method, ARRAYS).check_values(*leaves)
     except InputError as error:
         raise misfit(where, f"{error.found}; {error.what}", error.hint) from error
 

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING
 from hatch_lower.format.arguments import Argument, ConstantName, Input, Special, TensorInput, Value
 from hatch_lower.format.constants import holds_state
 from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, Map, OpCall, PythonCall, Scan, While
-from hatch_lower.format.plan import Plan, input_paths
+from hatch_lower.format.plan import Plan
 from hatch_lower.format.tree import Leaf, count_leaves
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
+from hatch_lower.runtime.analysis import Aliasing, Root, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, ZeroTests, delegate_input_lines, lines_for_empty, refuse_empty
@@ -70,30 +70,30 @@ class MethodWriter:
         arrays: Arrays,
         exchanges: Sequence[Exchange | None],
         without_elements: Sequence[str],
+        *,
         is_locked: bool,
-        checks_outputs: bool,
-        clock: Clock | None,
+        checks_outputs: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self._plan = plan
         self._arrays = arrays
         self._exchanges = exchanges  # of each delegate
         self._without_elements = without_elements  # `Delegate.without_elements` of each delegate
-        self._name = name
+        self.name = name
         self._is_locked = is_locked
         self._checks_outputs = checks_outputs
         self._clock = clock  # records the start of each instruction; `None` if calls are not timed
-        self._method = plan.methods[name]
+        self.method = plan.methods[name]
         self._where = f"method `{name}`"
-        self._operators = arrays.operators(self._method.graph, self._where)
+        self._operators = arrays.operators(self.method.graph, self._where)
         self._functions: list[str] = []
-        self.names = CodeNames(parameter.name for parameter in self._method.parameters)
+        self.names = CodeNames(parameter.name for parameter in self.method.parameters)
 
     def write(self) -> list[str]:
-        method, names = self._method, self.names
-        bindings = bind_symbols(method.inputs)
-        refusals = ArgumentRefusals(self._name, method, self._arrays, input_paths(method), bindings)
+        method, names = self.method, self.names
+        refusals = ArgumentRefusals(self.name, method, self._arrays)
         opening, leaves = self._open_parameters(refusals)
-        checks = InputWriter(method, self._arrays, names, refusals, leaves, bindings)
+        checks = InputWriter(refusals, names, leaves)
         body = checks.write()
         slots = method.graph.inputs
         checked = dict(zip(slots, method.inputs, strict=True))
@@ -115,7 +115,7 @@ class MethodWriter:
 
     def _open_parameters(self, refusals: ArgumentRefusals) -> tuple[list[str], list[str]]:
         """Return the lines that flatten the arguments, and the variable of each leaf."""
-        names, parameters = self.names, self._method.parameters
+        names, parameters = self.names, self.method.parameters
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
         rest, extra = names.local("rest"), names.local("extra")
         given = ", ".join(
@@ -133,7 +133,7 @@ class MethodWriter:
                 leaves.append(parameter.name)
             else:
                 opened = [names.fresh("leaf") for _ in range(count_leaves(parameter.tree))]
-                function = names.bind("open", take_apart(self._name, parameter.tree, parameter.name))
+                function = names.bind("open", take_apart(self.name, parameter.tree, parameter.name))
                 lines.append(f"[{', '.join(opened)}] = {function}({parameter.name})")
                 leaves += opened
         return lines, leaves
@@ -157,7 +157,7 @@ class MethodWriter:
         return lines
 
     def _kept_slots(self) -> frozenset[int]:
-        method = self._method
+        method = self.method
         sources = [source for _, source in (*method.mutations, *method.input_mutations)]
         slots = {value.slot for value in references_to_values(sources)}
         return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
@@ -196,7 +196,7 @@ class MethodWriter:
                 variable = self.names.fresh("a")
                 lines.append(f"{variable} = {code}")
                 lines += delegate_input_lines(
-                    where, entry, variable, scope.symbols, self._arrays, self.names, self._method.symbols
+                    where, entry, variable, scope.symbols, self._arrays, self.names, self.method.symbols
                 )
                 given.append(variable)
             else:
@@ -234,7 +234,7 @@ class MethodWriter:
             instruction,
             out,
             given,
-            ZeroTests(scope.symbols, self._method.symbols, self.names),
+            ZeroTests(scope.symbols, self.method.symbols, self.names),
             self._arrays,
             refuse=refuse if does == "refuse" else None,
             has_state=holds_state(entry) or any(self._plan.constants[name].mutable for name in entry.constants),
@@ -290,7 +290,7 @@ class MethodWriter:
         # All values are computed from the old contents, so values that share memory with a target of an assignment are
         # cloned first. An output never shares memory with a constant: a write by the caller would change the model,
         # and every other instance.
-        method, names = self._method, self.names
+        method, names = self.method, self.names
         aliasing = Aliasing(method.graph, self._plan.constants, self._operators)
         targets: list[tuple[str, Argument, Root]] = []
         for name, source in method.mutations:

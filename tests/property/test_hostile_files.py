@@ -80,6 +80,7 @@ from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.sources import hub_file, hub_path
 from hatch_lower.runtime.torch_arrays import ARRAYS
+from hatch_lower.runtime.writer import MethodWriter
 
 pytestmark = [
     pytest.mark.torch,
@@ -404,9 +405,8 @@ def test_no_text_of_a_file_gets_into_code(package: Package) -> None:
                 try:
                     plan = read_plan(canonical_json(changed), "plan")
                     same, empty = [None] * len(plan.delegates), ["refuse"] * len(plan.delegates)
-                    sources = [
-                        compile_method(plan, each, ARRAYS, same, empty, is_locked=False).source for each in plan.methods
-                    ]
+                    writers = [MethodWriter(plan, each, ARRAYS, same, empty, is_locked=False) for each in plan.methods]
+                    sources = [compile_method(writer).source for writer in writers]
                 except LowerError:
                     continue
                 compiled += 1
