@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
@@ -17,7 +18,7 @@ from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import WeightsSource
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.download import download, errors_of
+from hatch_lower.runtime.download import Show, download, errors_of
 from hatch_lower.runtime.origins import (
     INSTALL,
     LIMITS,
@@ -137,8 +138,8 @@ def fetch_source(source: WeightsSource, to: Path | None, origin: str, limits: Do
             raise refused_url(fault)
         if url.startswith(HUB) and to is None and taken is None and not origin:
             return Fetched(source.url, fetch_from_hub(source), source.size, is_new=True)
-        with FetchProgress(sys.stderr, file_name_in_url(url), source.size) as progress:
-            is_new = download(source, open_origin(url, limits), target, limits, progress.show)
+        with progress_line(sys.stderr, file_name_in_url(url), source.size) as show:
+            is_new = download(source, open_origin(url, limits), target, limits, show)
     return Fetched(source.url, target, source.size, is_new)
 
 
@@ -200,28 +201,26 @@ def import_hub() -> Any:
     return huggingface_hub
 
 
-class FetchProgress:
-    """A line with the progress on a terminal; no output if the stream is not a terminal."""
+@contextmanager
+def progress_line(stream: TextIO, name: str, size: int) -> Iterator[Show]:
+    """Yield a function that shows the received bytes in a line on a terminal; on other streams without effect."""
+    drawn = 0.0
 
-    def __init__(self, stream: TextIO, name: str, size: int) -> None:
-        self._stream = stream
-        self._name = name
-        self._size = size
-        self._is_shown = stream.isatty()
-        self._drawn = 0.0
+    def write(line: str) -> None:
+        stream.write(f"\r\x1b[2K{line}")
+        stream.flush()
 
-    def __enter__(self) -> FetchProgress:
-        self.show(0)
-        return self
+    def show(count: int) -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn >= 0.1:
+            drawn = time.monotonic()
+            write(f"  fetch  {name}: {size_text(count)} of {size_text(size)}")
 
-    def __exit__(self, *error: object) -> None:
-        if self._is_shown:
-            self._stream.write("\r\x1b[2K")
-            self._stream.flush()
-
-    def show(self, count: int) -> None:
-        now = time.monotonic()
-        if self._is_shown and now - self._drawn >= 0.1:
-            self._drawn = now
-            self._stream.write(f"\r\x1b[2K  fetch  {self._name}: {size_text(count)} of {size_text(self._size)}")
-            self._stream.flush()
+    if not stream.isatty():
+        yield lambda count: None
+        return
+    show(0)
+    try:
+        yield show
+    finally:
+        write("")

@@ -20,7 +20,7 @@ import hatch_lower
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, InputError, LowerError, ProgramError
-from hatch_lower.runtime.obtain import Fetched, FetchProgress
+from hatch_lower.runtime.obtain import Fetched, progress_line
 from hatch_lower.runtime.origins import DownloadLimits, netrc_headers
 from hatch_lower.runtime.sources import file_name
 
@@ -369,10 +369,10 @@ class Terminal:
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:
     pipe: Any = Terminal(is_one=False)
-    with FetchProgress(pipe, "model.safetensors", 1 << 20) as progress:
-        progress.show(1 << 19)
+    with progress_line(pipe, "model.safetensors", 1 << 20) as show:
+        show(1 << 19)
     assert pipe.text == ""
     terminal: Any = Terminal(is_one=True)
-    with FetchProgress(terminal, "model.safetensors", 1 << 20) as progress:
-        progress.show(1 << 19)  # too soon after the first line
+    with progress_line(terminal, "model.safetensors", 1 << 20) as show:
+        show(1 << 19)  # too soon after the first line
     assert terminal.text == "\r\x1b[2K  fetch  model.safetensors: 0 B of 1.00 MiB\r\x1b[2K"
