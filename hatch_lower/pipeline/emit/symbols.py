@@ -22,44 +22,18 @@ from hatch_lower.format.expression import (
     symbols_in,
 )
 from hatch_lower.runtime.analysis import bind_symbols
-from hatch_lower.runtime.torch_private.symbols import (
-    CeilToInt,
-    CleanDiv,
-    FloatPow,
-    FloatTrueDiv,
-    FloorDiv,
-    FloorToInt,
-    Identity,
-    IntTrueDiv,
-    LShift,
-    Max,
-    Min,
-    Mod,
-    ModularIndexing,
-    PowByNatural,
-    PythonMod,
-    RoundDecimal,
-    RoundToInt,
-    RShift,
-    ToFloat,
-    TruncToFloat,
-    TruncToInt,
-    ValueRanges,
-    Where,
-    bound_sympy,
-    function_name,
-    unsimplified,
-)
+from hatch_lower.runtime.torch_private import symbols as torch_symbols
+from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy, function_name, unsimplified
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 OPERATORS: Mapping[type, str] = {
-    **dict.fromkeys((sympy.Max, Max), "max"),
-    **dict.fromkeys((sympy.Min, Min), "min"),
-    **dict.fromkeys((FloorDiv, CleanDiv), "floordiv"),
-    **dict.fromkeys((sympy.Mod, Mod, PythonMod), "mod"),
-    **dict.fromkeys((sympy.ceiling, CeilToInt), "ceil"),
-    **dict.fromkeys((sympy.floor, FloorToInt), "floor"),
-    **dict.fromkeys((FloatTrueDiv, IntTrueDiv), "truediv"),
+    **dict.fromkeys((sympy.Max, torch_symbols.Max), "max"),
+    **dict.fromkeys((sympy.Min, torch_symbols.Min), "min"),
+    **dict.fromkeys((torch_symbols.FloorDiv, torch_symbols.CleanDiv), "floordiv"),
+    **dict.fromkeys((sympy.Mod, torch_symbols.Mod, torch_symbols.PythonMod), "mod"),
+    **dict.fromkeys((sympy.ceiling, torch_symbols.CeilToInt), "ceil"),
+    **dict.fromkeys((sympy.floor, torch_symbols.FloorToInt), "floor"),
+    **dict.fromkeys((torch_symbols.FloatTrueDiv, torch_symbols.IntTrueDiv), "truediv"),
     sympy.Abs: "abs",
     sympy.Add: "add",
     sympy.And: "and",
@@ -70,12 +44,12 @@ OPERATORS: Mapping[type, str] = {
     sympy.Ne: "ne",
     sympy.Not: "not",
     sympy.Or: "or",
-    FloatPow: "realpow",
-    RoundDecimal: "rounddecimal",
-    RoundToInt: "round",
-    ToFloat: "float",
-    TruncToInt: "trunc",
-    Where: "where",
+    torch_symbols.FloatPow: "realpow",
+    torch_symbols.RoundDecimal: "rounddecimal",
+    torch_symbols.RoundToInt: "round",
+    torch_symbols.ToFloat: "float",
+    torch_symbols.TruncToInt: "trunc",
+    torch_symbols.Where: "where",
 }
 SWAPPED: Mapping[type, str] = {sympy.Ge: "le", sympy.Gt: "lt"}
 COMMUTATIVE = frozenset({"add", "and", "max", "min", "mul", "or"})
@@ -166,7 +140,7 @@ class SizeSymbols:
         return own
 
     def _whole(self, expr: sympy.Expr) -> Expression:
-        if isinstance(expr, IntTrueDiv):
+        if isinstance(expr, torch_symbols.IntTrueDiv):
             expr = self._quotient(expr)
         converted = self._convert(expr)
         if find_number_kind(converted) is not NumberKind.INTEGER:
@@ -182,19 +156,21 @@ class SizeSymbols:
             return bool(expr)
         if isinstance(expr, sympy.Symbol):
             return self._names.setdefault(expr, f"s{len(self._names)}")
-        if isinstance(expr, Identity):
+        if isinstance(expr, torch_symbols.Identity):
             return self._convert(expr.args[0])
         if isinstance(expr, sympy.Piecewise):
             return self._pieces(expr)
-        if isinstance(expr, (sympy.Pow, PowByNatural)):
+        if isinstance(expr, (sympy.Pow, torch_symbols.PowByNatural)):
             return self._power(*expr.args)
         parts = [self._convert(part) for part in expr.args]
-        if isinstance(expr, ModularIndexing):
+        if isinstance(expr, torch_symbols.ModularIndexing):
             return self._compound(expr, "mod", [Compound("floordiv", tuple(parts[:2])), parts[2]])
-        if isinstance(expr, (LShift, RShift)):
+        if isinstance(expr, (torch_symbols.LShift, torch_symbols.RShift)):
             factor = Compound("pow", (2, parts[1]))
-            return self._compound(expr, "mul" if isinstance(expr, LShift) else "floordiv", [parts[0], factor])
-        if isinstance(expr, TruncToFloat):
+            return self._compound(
+                expr, "mul" if isinstance(expr, torch_symbols.LShift) else "floordiv", [parts[0], factor]
+            )
+        if isinstance(expr, torch_symbols.TruncToFloat):
             return Compound("float", (self._compound(expr, "trunc", parts),))
         if type(expr) in SWAPPED:
             return self._compound(expr, SWAPPED[type(expr)], parts[::-1])
