@@ -11,20 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from hatch_lower.config import tables
 from hatch_lower.config.settings import HOOK_PATH
-from hatch_lower.config.tables import (
-    RESERVED_KEYS,
-    BackendChoice,
-    BenchTable,
-    CacheSettings,
-    HookTable,
-    MethodLimits,
-    ModelLimits,
-    ModelTable,
-    RecipeLimits,
-    RecipeTable,
-    toml_key,
-)
+from hatch_lower.config.tables import RESERVED_KEYS, BackendChoice, HookTable, toml_key
 
 INTRODUCTION = f"""\
 # Configuration
@@ -86,13 +75,13 @@ def reference_markdown() -> str:
     sections = [INTRODUCTION]
     for kind, title in (
         (HookTable, "`[….hooks.lower]`"),
-        (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
-        (ModelTable, "`[….hooks.lower.models.<name>]`"),
-        (CacheSettings, "`[….hooks.lower.cache]`"),
-        (BenchTable, "`[….hooks.lower.bench]`"),
-        (RecipeLimits, "Limits of recipes in `bench`"),
-        (MethodLimits, "Limits of methods in `bench`"),
-        (ModelLimits, "`[….hooks.lower.bench.models.<name>]`"),
+        (tables.RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
+        (tables.ModelTable, "`[….hooks.lower.models.<name>]`"),
+        (tables.CacheSettings, "`[….hooks.lower.cache]`"),
+        (tables.BenchTable, "`[….hooks.lower.bench]`"),
+        (tables.RecipeLimits, "Limits of recipes in `bench`"),
+        (tables.MethodLimits, "Limits of methods in `bench`"),
+        (tables.ModelLimits, "`[….hooks.lower.bench.models.<name>]`"),
     ):
         sections.append(f"## {title}\n\n{class_summary(kind)}\n")
         sections += setting_sections(kind)
