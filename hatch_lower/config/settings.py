@@ -143,6 +143,13 @@ class Settings(Frozen):
         return tuple(recipe.name for recipe in self.recipes)
 
 
+# fields of `Settings` that have the value of the table
+COPIED = (
+    *("bench", "cache", "editable", "executor", "inputs", "jobs", "keep_weights", "pass_env", "runtime_requirements"),
+    *("strict", "timeout"),
+)
+
+
 class Metadata(Frozen):
     """The project's metadata that settings depend on."""
 
@@ -195,18 +202,8 @@ def read_settings(
         dependencies=None if dependencies is None else tuple(dependencies),
         torch_free=tuple(resolve_torch_free(given, recipes)),
         extras=extras,
-        bench=given.bench,
-        cache=given.cache,
         check_bytes=int(given.check_megabytes * 1e6),
-        editable=given.editable,
-        executor=given.executor,
-        inputs=given.inputs,
-        jobs=given.jobs,
-        keep_weights=given.keep_weights,
-        pass_env=given.pass_env,
-        runtime_requirements=given.runtime_requirements,
-        strict=given.strict,
-        timeout=given.timeout,
+        **{name: getattr(given, name) for name in COPIED},
     )
 
 

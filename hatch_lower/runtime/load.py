@@ -24,9 +24,8 @@ from hatch_lower.format.values import Digest
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.classes import editable_folder
-from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.executor import Executor, execute_plan
-from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder, read_bytes
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, read_bytes
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
@@ -135,22 +134,6 @@ def load(
         return load_eager(found, found.source, recipe, verify, find_arrays(arrays))
     warn_if_stale(found.source, found.model)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)
-
-
-def load_folder(
-    folder: Path,
-    model: str | None = None,
-    recipe: str | None = None,
-    *,
-    delegates: Mapping[str, type[Delegate]] | None = None,
-    verify: bool = False,
-    checks_outputs: bool = False,
-    arrays: str | None = None,
-) -> LoadedModel:
-    """Load a model from a `_lowered` folder; `delegates`, if given, replace the installed delegates."""
-    # `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only their number
-    kinds = DelegateKinds(delegates, checks_outputs=checks_outputs)
-    return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays))
 
 
 def load_model(

@@ -34,21 +34,17 @@ def is_common(name: str) -> bool:
 
 def element_dtype(name: str) -> DType:
     """Return the NumPy dtype for elements of a plan's dtype; raw bytes if unavailable."""
-    if is_common(name):
-        return np.dtype(name)
-    found = extra_dtype(name) if name in OTHERS else None
+    found = known_dtype(name)
     return np.dtype(f"V{DTYPES[name].size}") if found is None else found
 
 
 def border_dtype(name: str) -> DType:
     """Return the NumPy dtype for a method's arguments. Raises `ProgramError` if unavailable."""
-    if is_common(name):
-        return np.dtype(name)
-    if name not in OTHERS:
+    found = known_dtype(name)
+    if found is None and name not in OTHERS:
         raise ProgramError(
             f"the program takes {name}, which NumPy does not have", hint='load the model with `arrays="torch"`'
         )
-    found = extra_dtype(name)
     if found is None:
         raise ProgramError(
             f"the program takes {name}, which NumPy has from the package `ml_dtypes`",
@@ -58,9 +54,11 @@ def border_dtype(name: str) -> DType:
     return found
 
 
-def extra_dtype(name: str) -> DType | None:
+def known_dtype(name: str) -> DType | None:
+    if is_common(name):
+        return np.dtype(name)
     try:
-        kind = getattr(importlib.import_module("ml_dtypes"), name, None)
+        kind = getattr(importlib.import_module("ml_dtypes"), name, None) if name in OTHERS else None
     except ImportError:
         return None
     return None if kind is None else np.dtype(kind)
@@ -267,7 +265,7 @@ def of_tensor(torch: Any, tensor: Any) -> Array | None:
         return None
     try:
         plain = tensor.detach().resolve_conj().resolve_neg()
-        dtype = None if is_common(name) else extra_dtype(name)
+        dtype = None if is_common(name) else known_dtype(name)
         if dtype is not None:
             plain = plain.view(getattr(torch, VIEWS[plain.itemsize]))
         array: Array = plain.numpy()

@@ -46,12 +46,6 @@ UNBOUNDED = re.compile(
 )
 
 
-def find_operators(graph: Graph, where: str) -> dict[str, ArrayOperator]:
-    """Return every operator that a graph calls, at any depth, by its name in the plan."""
-    overloads = resolve_operators(graph, where)
-    return {name: ArrayOperator(function_of(name, each), may_return_alias(each)) for name, each in overloads.items()}
-
-
 def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
     operators: dict[str, OpOverload[..., Any]] = {}
     for call in calls_in(graph):
@@ -201,7 +195,8 @@ class TorchArrays(Arrays):
     # Generated code
 
     def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
-        return find_operators(graph, where)
+        found = resolve_operators(graph, where)
+        return {name: ArrayOperator(function_of(name, each), may_return_alias(each)) for name, each in found.items()}
 
     def special(self, value: Special) -> object:
         return torch.device("cpu") if value.kind == "device" else getattr(torch, value.name)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.backends import TagBy, everything
+from support.loading import load_folder
 from support.lowered import write_lowered
 from support.plans import constant, delegate_entry, plan_of, plan_value
 from support.tables import TableDelegate
@@ -38,7 +39,6 @@ from hatch_lower.pipeline.emit.emit import EmittedProgram, MethodToEmit, emit_pr
 from hatch_lower.pipeline.lower_model import constants_text
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.runtime.delegates import Place
-from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import data_places, map_data
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.loading import load_folder
 from support.lowered import floats, lowered_model, write_lowered
 from support.plans import (
     Doubling,
@@ -35,7 +36,6 @@ from hatch_lower.errors import InputError, ProgramError, UnavailableError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 
 pytestmark = [

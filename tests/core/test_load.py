@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from support.loading import load_folder
 from support.lowered import file_entry, floats, install, lowered_model, safetensors_bytes, write_lowered
 from support.plans import (
     Doubling,
@@ -41,7 +42,7 @@ from hatch_lower.runtime.check import check_packaged_model
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
-from hatch_lower.runtime.load import load, load_folder
+from hatch_lower.runtime.load import load
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds, requirement_reason
 from hatch_lower.runtime.torch_private.operators import REGISTERED_BY

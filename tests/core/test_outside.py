@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from support.loading import load_folder
 from support.lowered import file_entry, floats, lowered_model, write_lowered
 from support.plans import c, call, constant, delegate_entry, method, op, plan_value, python, tensor_input, v
 from support.weights import COMMIT, Checkpoint, checkpoint, key_of, served, source_of, write_outside
@@ -21,7 +22,7 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
 from hatch_lower.errors import FetchError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.runtime.load import load, load_folder
+from hatch_lower.runtime.load import load
 from hatch_lower.runtime.sources import file_name, local_copy, weights_folders
 
 pytestmark = pytest.mark.torch

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.backends import BoundBackend, BoundDelegate, TagBy
+from support.loading import load_folder
 
 import hatch_lower
 from hatch_lower.errors import EdgeError, PackageError
@@ -20,7 +21,6 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
 from hatch_lower.format.constants import data_name
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.load import load_folder
 
 pytestmark = pytest.mark.torch
 

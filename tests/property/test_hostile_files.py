@@ -29,6 +29,7 @@ from support.effort import ALL, LONG
 from support.exports import Workshop, settings_of
 from support.hostile import MARKER, changed_bytes, changed_document, item_at, strings_in, time_limit, watched
 from support.installed import update_entries
+from support.loading import load_folder
 from support.lowered import floats
 from support.plans import (
     Doubling,
@@ -76,7 +77,6 @@ from hatch_lower.format.results import PayloadFile
 from hatch_lower.pipeline.lower_model import lower_model, start_build
 from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import compile_method, execute_plan
-from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.sources import hub_file, hub_path
 from hatch_lower.runtime.torch_arrays import ARRAYS

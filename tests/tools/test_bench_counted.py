@@ -268,10 +268,10 @@ def counted_here(folder: PackagedFolder, part: str) -> tuple[int, list[str]]:
 
 def test_every_call_finds_the_state_that_was_packaged(folder: PackagedFolder) -> None:
     import torch
+    from support.loading import load_folder
 
     from hatch_lower.cli.measure.counted_child import MethodCall
     from hatch_lower.format.plan import read_plan
-    from hatch_lower.runtime.load import load_folder
 
     plan = read_plan((folder.path / "digits" / "portable.json").read_bytes(), "portable.json")
     for stateful in (False, True):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.loading import load_folder
 from support.lowered import install
 
 from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
@@ -33,7 +34,6 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.lower_model import lower_model, start_build
-from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 
 pytestmark = pytest.mark.torch

@@ -41,10 +41,12 @@ from hatch_lower.exir.program._program import LoweredProgram
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.exchange import array_of, tensor_from_array
-from hatch_lower.runtime.load import load_folder
+from hatch_lower.runtime.files import open_folder
+from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 METHOD = "forward"
 
@@ -213,7 +215,7 @@ class Bench:
     def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
         chosen = kind or self.subject.delegate
         given = None if chosen is None else {self.subject.backend_id: chosen}
-        return load_folder(folder, delegates=given, checks_outputs=True)
+        return load_model(open_folder(folder), None, None, DelegateKinds(given, checks_outputs=True), False, ARRAYS)
 
     def delegate(self) -> type[Delegate]:
         return self.subject.delegate or DelegateKinds().load(self.subject.backend_id)
