@@ -55,13 +55,8 @@ class LowerError(Exception):
 
     def to_json(self) -> dict[str, str]:
         """Return the fields and the class name, so that another process can raise the error again."""
-        return {
-            "error": type(self).__name__,
-            "what": self.what,
-            "where": self.where,
-            "found": self.found,
-            "hint": self.hint,
-        }
+        fields = {name: getattr(self, name) for name in ("what", "where", "found", "hint")}
+        return {"error": type(self).__name__, **fields}
 
 
 class ConfigError(LowerError):

@@ -37,9 +37,8 @@ ROUNDED = (NumberKind.REAL, NumberKind.INTEGER)  # a number and its number of di
 @dataclass(frozen=True, slots=True)
 class SizeOperation:
     arity: int | None  # `None`: any number from 1
-    kind: Callable[
-        ..., NumberKind | None
-    ]  # kinds of the arguments to kind of the result; `None` if the arguments do not fit
+    # kinds of the arguments to kind of the result; `None` if the arguments do not fit
+    kind: Callable[..., NumberKind | None]
     compute: Callable[..., Any]
     sign: str = ""  # Python's operator sign, written between the arguments
 

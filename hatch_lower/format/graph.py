@@ -1,7 +1,8 @@
 """Graphs of instructions: ATen ops, arithmetic on sizes, delegate calls, and control flow with nested graphs."""
 
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeAlias
@@ -24,26 +25,66 @@ from hatch_lower.frozen import Frozen
 DEPTH_LIMIT = 16
 OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 KEYWORD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-# Operations on sizes and sequences, to their number of arguments. `item_*` turn the size that a delegate returned (a
-# number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null.
+# Operations on sizes and sequences. `item_*` turn the size that a delegate returned (a number or a 0-d tensor) into a
+# Python number; `round` takes the number of digits, or null. Operations with an operator in Python's syntax:
+PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
+    {
+        "add": "{0} + {1}",
+        "and_": "{0} & {1}",
+        "eq": "{0} == {1}",
+        "floordiv": "{0} // {1}",
+        "ge": "{0} >= {1}",
+        "getitem": "{0}[{1}]",
+        "gt": "{0} > {1}",
+        "le": "{0} <= {1}",
+        "lshift": "{0} << {1}",
+        "lt": "{0} < {1}",
+        "mod": "{0} % {1}",
+        "mul": "{0} * {1}",
+        "ne": "{0} != {1}",
+        "neg": "-{0}",
+        "not_": "not {0}",
+        "or_": "{0} | {1}",
+        "pos": "+{0}",
+        "pow": "{0} ** {1}",
+        "rshift": "{0} >> {1}",
+        "sub": "{0} - {1}",
+        "sym_ite": "{1} if {0} else {2}",
+        "sym_not": "not {0}",
+        "truediv": "{0} / {1}",
+        "xor": "{0} ^ {1}",
+    }
+)
+
+# other operations
+MATH_FUNCTIONS = (
+    *("acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "floor"),
+    *("log", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+)
+PYTHON_FUNCTIONS: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {
+        **{name: getattr(math, name) for name in MATH_FUNCTIONS},
+        "abs": abs,
+        "item_bool": bool,
+        "item_float": float,
+        "item_int": int,
+        "max": max,
+        "min": min,
+        "round": round,
+        "sym_bool": bool,
+        "sym_float": float,
+        "sym_int": int,
+        "sym_max": max,
+        "sym_min": min,
+        "sym_sum": sum,
+    }
+)
+# operation to its number of arguments
 PYTHON_OPS: Mapping[str, int] = MappingProxyType(
     {
-        **dict.fromkeys(
-            (
-                *("abs", "ceil", "floor", "item_bool", "item_float", "item_int", "neg", "not_", "pos", "sqrt"),
-                *("sym_bool", "sym_float", "sym_int", "sym_not", "sym_sum", "trunc"),
-                *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "tan", "tanh"),
-            ),
-            1,
-        ),
-        **dict.fromkeys(
-            (
-                *("add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "max", "min", "mod"),
-                *("mul", "ne", "or_", "pow", "round", "rshift", "sub", "sym_max", "sym_min", "truediv", "xor"),
-            ),
-            2,
-        ),
-        "sym_ite": 3,
+        **{name: template.count("{") for name, template in PYTHON_TEMPLATES.items()},
+        **dict.fromkeys(PYTHON_FUNCTIONS, 1),
+        **dict.fromkeys(("max", "min", "round", "sym_max", "sym_min"), 2),
     }
 )
 

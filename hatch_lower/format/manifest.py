@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from hatch_lower.canonical import canonical_json
 from hatch_lower.format.codec import Damage, decode_file, encode
 from hatch_lower.format.constants import TargetEntry
-from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
+from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
 from hatch_lower.frozen import Frozen
 
@@ -89,14 +90,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    return package_manifest(
-        manifest.distribution,
-        manifest.version,
-        manifest.hatch_lower,
-        manifest.torch,
-        manifest.tools,
-        {name: model_json(model) for name, model in manifest.models.items()},
-    )
+    return canonical_json({"schema": MANIFEST_SCHEMA, **encode(manifest, packaged=True)})
 
 
 def model_json(model: ModelEntry) -> Any:

@@ -175,10 +175,8 @@ def held_part(target: Path) -> Iterator[PartFile]:
     while not is_foreign(path):
         with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:
             is_locked = lock(file)
-            if is_locked and not is_same_file(
-                file, path
-            ):  # the previous owner of the lock has finished or removed the file
-                continue
+            if is_locked and not is_same_file(file, path):
+                continue  # the previous owner of the lock has finished or removed the file
             found = os.fstat(file.fileno())
             if is_locked and is_own_file(found):
                 if found.st_nlink > 1:  # writing would change the other hard links

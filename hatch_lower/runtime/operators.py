@@ -2,68 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeAlias
 
 from hatch_lower.errors import InputError
-from hatch_lower.format.graph import Graph, OpCall, walk_instructions
+from hatch_lower.format.graph import PYTHON_FUNCTIONS, PYTHON_TEMPLATES, Graph, OpCall, walk_instructions
 from hatch_lower.runtime.arrays import Array, Arrays
 from hatch_lower.runtime.names import CodeNames
-
-# operations with an operator in Python's syntax; for others, see `PYTHON_FUNCTIONS`
-PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
-    {
-        "add": "{0} + {1}",
-        "and_": "{0} & {1}",
-        "eq": "{0} == {1}",
-        "floordiv": "{0} // {1}",
-        "ge": "{0} >= {1}",
-        "getitem": "{0}[{1}]",
-        "gt": "{0} > {1}",
-        "le": "{0} <= {1}",
-        "lshift": "{0} << {1}",
-        "lt": "{0} < {1}",
-        "mod": "{0} % {1}",
-        "mul": "{0} * {1}",
-        "ne": "{0} != {1}",
-        "neg": "-{0}",
-        "not_": "not {0}",
-        "or_": "{0} | {1}",
-        "pos": "+{0}",
-        "pow": "{0} ** {1}",
-        "rshift": "{0} >> {1}",
-        "sub": "{0} - {1}",
-        "sym_ite": "{1} if {0} else {2}",
-        "sym_not": "not {0}",
-        "truediv": "{0} / {1}",
-        "xor": "{0} ^ {1}",
-    }
-)
-
-MATH_FUNCTIONS = (
-    *("acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "floor"),
-    *("log", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
-)
-PYTHON_FUNCTIONS: Mapping[str, Callable[..., object]] = MappingProxyType(
-    {
-        **{name: getattr(math, name) for name in MATH_FUNCTIONS},
-        "abs": abs,
-        "item_bool": bool,
-        "item_float": float,
-        "item_int": int,
-        "max": max,
-        "min": min,
-        "round": round,
-        "sym_bool": bool,
-        "sym_float": float,
-        "sym_int": int,
-        "sym_max": max,
-        "sym_min": min,
-        "sym_sum": sum,
-    }
-)
 
 
 def python_code(op: str, args: list[str], names: CodeNames) -> str:
