@@ -11,7 +11,6 @@ import netrc
 import os
 import re
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from hatch_lower import __version__
 from hatch_lower.canonical import PIECE
 from hatch_lower.frozen import Frozen
+from hatch_lower.timeouts import call_within
 from hatch_lower.urls import WEB, UrlError, open_fault, open_remote_folder, web_fault
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # temporary errors
@@ -74,12 +74,12 @@ class DownloadOrigin(Protocol):
         # raises `RefusedDownloadError` if the file is unavailable; `BrokenError`, from pieces too, if a retry may help
 
 
-def choose_download_origin(url: str, limits: DownloadLimits, headers: Mapping[str, str] = {}) -> DownloadOrigin:
+def choose_download_origin(url: str, limits: DownloadLimits) -> DownloadOrigin:
     if fault := open_fault(url):
         raise refused_url(fault)
     scheme = urlsplit(url).scheme
     if scheme in WEB:
-        return HttpOrigin(url, limits, headers)
+        return HttpOrigin(url, limits)
     return LocalOrigin(local_path(url)) if scheme == "file" else FilesOrigin(url, limits)
 
 
@@ -149,7 +149,7 @@ class HttpOrigin:
                 request.add_unredirected_header(name, value)
             opener = make_opener()
             patience = self._limits.silence
-            return within_seconds(2 * patience, lambda: opener.open(request, timeout=patience))
+            return call_within(2 * patience, lambda: opener.open(request, timeout=patience), TimeoutError())
         except urllib.error.HTTPError:
             raise
         except TimeoutError as error:
@@ -240,32 +240,6 @@ def netrc_headers(url: str) -> Mapping[str, str]:
             text = base64.b64encode(f"{found[0]}:{found[2]}".encode()).decode()
             return {"Authorization": f"Basic {text}"}
     return {}
-
-
-def within_seconds(seconds: float, call: Callable[[], Any]) -> Any:
-    """Call a function with a timeout. After `TimeoutError` the call continues in a thread, and its result is closed."""
-    # the timeout of a socket restarts with each byte, also of headers
-    results: list[Any] = []
-    errors: list[BaseException] = []
-    abandoned = threading.Event()
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-        if abandoned.is_set() and results:
-            results[0].close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        abandoned.set()
-        raise TimeoutError
-    return results[0]
 
 
 class FilesOrigin:

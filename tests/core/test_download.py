@@ -17,7 +17,13 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import FetchError
 from hatch_lower.format.weights import WeightsSource
 from hatch_lower.runtime.download import Received, complete, download, errors_of, held_part, private_part
-from hatch_lower.runtime.origins import DownloadLimits, Redirects, RefusedDownloadError, choose_download_origin
+from hatch_lower.runtime.origins import (
+    DownloadLimits,
+    HttpOrigin,
+    Redirects,
+    RefusedDownloadError,
+    choose_download_origin,
+)
 
 DATA = bytes(range(256)) * 40
 OTHER = bytes(reversed(DATA))
@@ -259,11 +265,12 @@ def test_a_disk_that_is_full_before_or_while_it_is_written(
 PROCESS = """
 import sys
 from pathlib import Path
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.runtime.download import download
-from hatch_lower.runtime.origins import Limits, origin_of
+from hatch_lower.runtime.origins import LIMITS, choose_download_origin
 url, size, sha256, target = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-print(download(Source(url, size, sha256), origin_of(url, Limits()), target, Limits(), lambda count: None))
+source = WeightsSource(url, size, sha256)
+print(download(source, choose_download_origin(url, LIMITS), target, LIMITS, lambda count: None))
 """
 
 
@@ -281,14 +288,15 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from hatch_lower.errors import FetchError
-from hatch_lower.format.weights import Source
+from hatch_lower.format.weights import WeightsSource
 from hatch_lower.runtime.download import download, errors_of
-from hatch_lower.runtime.origins import Limits, Redirects, RefusedError, origin_of
+from hatch_lower.runtime.origins import LIMITS, Redirects, RefusedDownloadError, choose_download_origin
 url, size, sha256, target = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     with errors_of(url, target):
-        download(Source(url, size, sha256), origin_of(url, Limits()), target, Limits(), lambda count: None)
+        origin = choose_download_origin(url, LIMITS)
+        download(WeightsSource(url, size, sha256), origin, target, LIMITS, lambda count: None)
 except FetchError as error:
     print(error)
 """
@@ -314,7 +322,7 @@ def test_a_redirect_is_followed_without_credentials(server: Served, tmp_path: Pa
     with served({"/stored": DATA}) as storage:
         server.faults.append(f"redirect {storage.url}/stored")
         url = f"{server.url}/model"
-        origin = choose_download_origin(url, HASTY, {"Authorization": "Bearer secret"})
+        origin = HttpOrigin(url, HASTY, {"Authorization": "Bearer secret"})
         assert download(source_of(url, DATA), origin, tmp_path / "file", HASTY, lambda count: None)
         ((_, _, sent),) = storage.requests
         assert "Authorization" not in sent

@@ -16,7 +16,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,7 @@ from hatch_lower.cache.remote.transport import (
     UnreachableError,
 )
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.timeouts import call_within
 
 WORKER = "hatch-lower"  # bazel-remote writes the client's address into an empty field
 MOST_FILES = 100_000
@@ -120,24 +120,6 @@ Result = TypeVar("Result")
 ENVELOPE = "entry.json"
 EMPTY = sha256_bytes(b"")
 WRONG_CONTENTS = "the server sent an object whose contents do not match the name"
-
-
-def run_within(seconds: float, work: Callable[[], Result]) -> Result:
-    # Sockets limit the silence of a peer but not the time of an answer: a server may send a header byte by byte. Name
-    # servers and the libraries of object stores have no limits that could be set. So a thread does the work, and is
-    # abandoned at the end of the time.
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="remote-cache", daemon=True).start()
-    if not wait([future], max(seconds, 0)).done:
-        raise TransferError("the transfer took too long")
-    return future.result()
 
 
 class RemoteClient:
@@ -278,7 +260,7 @@ class RemoteClient:
         begin = time.monotonic()
         seconds = min(self._limits.seconds(size), left)
         try:
-            return run_within(seconds, work)
+            return call_within(seconds, work, TransferError("the transfer took too long"))
         finally:
             taken = time.monotonic() - begin
             self._spent += taken
