@@ -138,21 +138,15 @@ def names_torch(requirement: str) -> bool:
 
 def refuse_incomplete_build() -> None:
     """Raise `ConfigError` if a package of the extra `build` is missing; a build of known models needs fewer."""
-    missing = [str(each) for each in own_requirements(["build"]) if not is_distribution_installed(each.name)]
+    missing = [
+        str(each) for each in own_requirements(["build"]) if not [*importlib.metadata.distributions(name=each.name)]
+    ]
     if missing:
         raise ConfigError(
             "hatch-lower is installed without packages that a build needs",
             found="\n".join(f"`{requirement}` is not installed" for requirement in missing),
             hint="install `hatch-lower[build]`; a build in an isolated environment does so by itself",
         )
-
-
-def is_distribution_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def distributions_required(requirements: Iterable[str]) -> frozenset[str]:

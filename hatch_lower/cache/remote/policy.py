@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign, needs_library, read_key, read_keys
 from hatch_lower.errors import CacheError, ConfigError, LowerError
 from hatch_lower.frozen import Frozen
-from hatch_lower.urls import folder_fault, open_fault
+from hatch_lower.urls import WEB, folder_fault, open_fault
 
 CACHE, PUSH, TOKEN = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_PUSH", "HATCH_LOWER_REMOTE_TOKEN"
 SIGNING_KEY, PUBLIC_KEYS = "HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_PUBLIC_KEYS"
@@ -25,7 +25,6 @@ ANY_KEY = "any"  # in place of keys: entries need no signature
 SECRETS = (TOKEN, SIGNING_KEY)  # variables that the code of a model has no use for
 
 PROJECT_KEY = "tool.hatch.build.hooks.lower.cache"
-WEB = ("http", "https")
 # fsspec's schemes, and the options with which fsspec leaves this user's credentials alone
 ANONYMOUS: Mapping[str, Mapping[str, object]] = {
     **{scheme: {"anon": True} for scheme in ("s3", "az", "abfs", "abfss")},
