@@ -133,7 +133,6 @@ def path_of(name: str) -> bytes:
 GRAPH, NODE = 7, 1
 INPUT, OUTPUT, NAME = 1, 2, 3
 BLOCKED = "_nchwc"
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5  # protobuf's kinds of fields
 
 
 class ModelNode(NamedTuple):
@@ -143,49 +142,21 @@ class ModelNode(NamedTuple):
 
 
 def read_nodes(model: bytes) -> list[ModelNode]:
-    """Return the nodes of a model's graph, without nested graphs; `ValueError` if the bytes are no model."""
-    graphs = (graph for number, graph in fields_of(memoryview(model)) if number == GRAPH)
-    return [read_node(node) for graph in graphs for number, node in fields_of(graph) if number == NODE]
+    """Return the nodes of a model's graph, without nested graphs; protobuf's `DecodeError` if the bytes are no model."""
+    return [read_node(node) for graph in fields_of(model, GRAPH) for node in fields_of(graph, NODE)]
 
 
-def read_node(data: memoryview) -> ModelNode:
-    texts: dict[int, list[str]] = {INPUT: [], OUTPUT: [], NAME: []}
-    for number, content in fields_of(data):
-        if number in texts:
-            texts[number].append(bytes(content).decode())
+def read_node(data: bytes) -> ModelNode:
+    texts = {number: [text.decode() for text in fields_of(data, number)] for number in (INPUT, OUTPUT, NAME)}
     return ModelNode("".join(texts[NAME][-1:]), tuple(texts[INPUT]), tuple(texts[OUTPUT]))
 
 
-def fields_of(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the numbers and contents of a message's fields, except plain numbers."""
-    place = 0
-    while place < len(data):
-        tag, place = varint(data, place)
-        number, kind = tag >> 3, tag & 7
-        if kind == VARINT:
-            _, place = varint(data, place)
-        elif kind in (FIXED_64, FIXED_32):
-            place += 8 if kind == FIXED_64 else 4
-        elif kind == BYTES:
-            size, place = varint(data, place)
-            if place + size > len(data):
-                raise ValueError("a field that ends behind the message")
-            yield number, data[place : place + size]
-            place += size
-        else:
-            raise ValueError(f"a field of the kind {kind}")
+def fields_of(data: bytes, number: int) -> list[bytes]:
+    """Return the contents of a message's fields of a number, which are bytes."""
+    from google.protobuf import empty_pb2, unknown_fields  # onnxruntime requires protobuf, but not onnx
 
-
-def varint(data: memoryview, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while place < len(data):
-        byte = data[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, place
-        shift += 7
-    raise ValueError("a number that does not end")
+    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
+    return [field.data for field in fields if field.field_number == number]
 
 
 def originals(known: Sequence[ModelNode], optimized: Sequence[ModelNode]) -> dict[str, tuple[str, ...]]:

@@ -5,16 +5,15 @@ Wheels as archives: contents, digests and attributes of their members.
 
 from __future__ import annotations
 
-import io
 import json
 import math
+import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from hatch_lower.canonical import sha256_stream
 from hatch_lower.driver.diff.difference import NOTHING, Difference, Known, compare_documents, reason_for_numbers
@@ -47,15 +46,16 @@ ATTRIBUTES: Mapping[str, tuple[Callable[[zipfile.ZipInfo], str], str]] = {
 
 class Wheel(Frozen):
     path: Path
+    archive: zipfile.ZipFile  # open as long as somebody has this
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; the last member of a repeated name
     digests: Mapping[str, str]
 
 
 def read_wheel(path: Path) -> Wheel:
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = {entry.filename: entry for entry in archive.infolist()}
-            return Wheel(path, members, {name: digest_of_member(archive, name) for name in members})
+        archive = zipfile.ZipFile(path)
+        members = {entry.filename: entry for entry in archive.infolist()}
+        return Wheel(path, archive, members, {name: digest_of_member(archive, name) for name in members})
     except ARCHIVE_ERRORS as error:
         raise unreadable_archive(path, error) from error
 
@@ -79,29 +79,13 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
     entry = wheel.members[name]
     if entry.compress_type == zipfile.ZIP_STORED:
         return map_part(wheel.path, member_start(wheel.path, entry), entry.file_size)
-    if entry.file_size <= PIECE:
-        with wheel.path.open("rb") as file, io.BytesIO() as small:
-            inflate(wheel, entry, file, small)
-            return memoryview(small.getvalue())
-    with tempfile.NamedTemporaryFile(prefix="hatch-lower-") as unpacked:
-        with wheel.path.open("rb") as file:
-            inflate(wheel, entry, file, unpacked)
-        unpacked.flush()
-        return map_part(Path(unpacked.name), 0, unpacked.tell())  # the mapping outlives the name
-
-
-def inflate(wheel: Wheel, entry: zipfile.ZipInfo, source: IO[bytes], target: IO[bytes]) -> None:
-    """Write a deflated member's contents. `zipfile` would read the whole directory for each member."""
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        source.seek(member_start(wheel.path, entry))
-        left = entry.compress_size
-        while left and (data := source.read(min(left, PIECE))):
-            left -= len(data)
-            while data:
-                target.write(inflater.decompress(data, PIECE))
-                data = inflater.unconsumed_tail
-        target.write(inflater.flush())
+        if entry.file_size <= PIECE:
+            return memoryview(wheel.archive.read(entry))
+        with wheel.archive.open(entry) as file, tempfile.NamedTemporaryFile(prefix="hatch-lower-") as unpacked:
+            shutil.copyfileobj(file, unpacked, PIECE)
+            unpacked.flush()
+            return map_part(Path(unpacked.name), 0, unpacked.tell())  # the mapping outlives the name
     except ARCHIVE_ERRORS as error:
         raise unreadable_archive(wheel.path, error) from error
 
