@@ -4,10 +4,13 @@ installed models.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import Distribution
+from pathlib import Path
 
 import click
 
@@ -21,8 +24,8 @@ from hatch_lower.cli.page.operations import (
     outside_reports,
     undelegated_reports,
 )
+from hatch_lower.config.requirements import distributions_required, read_requirement
 from hatch_lower.driver.contents import OpenedModel, OpenedRecipe, WheelModels, find_contents, sbom_text
-from hatch_lower.driver.installation import Sizes, installed_sizes
 from hatch_lower.errors import ProgramError, size_text
 from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.installed import (
@@ -85,6 +88,7 @@ def list_lines(report: Sequence[Report]) -> Iterator[str]:
 
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # the parts of a reason that concern a single node
+CACHED = ".pyc"  # written by Python at the first import, or by an installer
 SHOWN = 3  # operators or delegates in a row
 
 
@@ -130,8 +134,7 @@ def inspect(
         return
     folders = find_contents(target)
     if method is None:
-        sizes: Sizes = {}
-        show_report([contents_report(contents, sizes) for contents in folders], as_json, inspection_lines)
+        show_report([contents_report(contents) for contents in folders], as_json, inspection_lines)
         return
     report = method_report(folders, model, recipe, method, texts)
     if as_json:
@@ -148,18 +151,18 @@ def inspection_lines(reports: Sequence[Report]) -> Iterator[str]:
         yield from contents_lines(report)
 
 
-def contents_report(contents: WheelModels, sizes: Sizes) -> Report:
+def contents_report(contents: WheelModels) -> Report:
     manifest = contents.manifest
     return {
         "place": contents.place,
         "distribution": manifest.distribution,
         "version": manifest.version,
         "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
-        "models": {name: inspected_model(contents.model(name), sizes) for name in contents.models},
+        "models": {name: inspected_model(contents.model(name)) for name in contents.models},
     }
 
 
-def inspected_model(model: OpenedModel, sizes: Sizes) -> Report:
+def inspected_model(model: OpenedModel) -> Report:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     storages = {storage.key: storage for plan in plans for storage in plan.storages}
     weights = model.contents.weights(model.name)
@@ -170,13 +173,13 @@ def inspected_model(model: OpenedModel, sizes: Sizes) -> Report:
         "outside": [] if weights is None else outside_reports(weights, storages),
         "check": entry.check and {"size": entry.check.size},
         "methods": {name: method_facts(name, method) for name, method in plans[0].methods.items()},
-        "recipes": {name: recipe_report(recipe, sizes) for name, recipe in model.recipes.items()},
+        "recipes": {name: recipe_report(recipe) for name, recipe in model.recipes.items()},
     }
 
 
-def recipe_report(recipe: OpenedRecipe, installed: Sizes) -> Report:
+def recipe_report(recipe: OpenedRecipe) -> Report:
     sizes = {delegate.path: delegate.size for delegate in recipe.entry.delegates}
-    installation = installed_sizes(recipe.entry.requirements, installed)
+    installation = installed_sizes(recipe.entry.requirements)
     return {
         **recipe.facts(),
         "requirements": list(recipe.entry.requirements),
@@ -192,6 +195,36 @@ def recipe_report(recipe: OpenedRecipe, installed: Sizes) -> Report:
             for name, entry in recipe.entry.methods.items()
         },
     }
+
+
+def installed_sizes(requirements: Collection[str]) -> dict[str, int | None]:
+    """Return the bytes of the distributions that requirements install, the largest first.
+
+    A distribution that is not installed here has no size, and its dependencies are unknown.
+    """
+    # a wheel may have malformed requirements
+    unreadable = [text for text in requirements if read_requirement(text) is None]
+    names = distributions_required(text for text in requirements if text not in unreadable)
+    sizes = {name: installed_size(name) for name in names}
+    known = sorted(sizes.items(), key=lambda item: (-(item[1] or 0), item[0]))
+    return {**dict(known), **dict.fromkeys(unreadable)}
+
+
+@functools.cache
+def installed_size(name: str) -> int | None:
+    """Return how many bytes the files of an installed distribution have, without compiled modules."""
+    try:
+        files = importlib.metadata.files(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return sum(size_on_disk(Path(str(file.locate()))) for file in files or () if file.suffix != CACHED)
+
+
+def size_on_disk(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # removed by its owner
+        return 0
 
 
 def contents_lines(report: Report) -> Iterator[str]:

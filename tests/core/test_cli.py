@@ -18,10 +18,9 @@ from support.installed import update_entries
 from hatch_lower import __version__
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.entry import main
-from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
+from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, installed_sizes, undelegated_rows
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import schema_text
-from hatch_lower.driver.installation import installed_sizes
 from hatch_lower.errors import size_text
 from hatch_lower.format.arguments import ConstantName, Symbol, TensorInput, Value
 from hatch_lower.format.constants import Constant, DelegateEntry, Storage, TargetEntry
@@ -170,7 +169,7 @@ def test_the_list_of_commands_says_what_each_does_in_whole_sentences() -> None:
 
 def test_inspect_shows_what_a_wheel_holds(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hatch-lower": 500, "torch": 600 << 20, "numpy": 50 << 20}
-    monkeypatch.setattr("hatch_lower.driver.installation.installed_size", lambda name: sizes.get(name, 1 << 20))
+    monkeypatch.setattr("hatch_lower.cli.inspect.installed_size", lambda name: sizes.get(name, 1 << 20))
     monkeypatch.setattr(
         "hatch_lower.config.requirements.importlib.metadata.requires",
         lambda name: ["numpy", "sympy", "jinja2"] if name == "torch" else [],
@@ -267,7 +266,7 @@ def test_inspect_shows_what_a_build_left_out(tmp_path: Path) -> None:
 
 
 def test_an_installation_that_is_not_here_has_no_size() -> None:
-    sizes = installed_sizes(["hatch-lower>=0.1", "never-published>=2"], {})
+    sizes = installed_sizes(["hatch-lower>=0.1", "never-published>=2"])
     assert sizes["never-published"] is None
     assert sizes["packaging"] == sum(path.stat().st_size for path in installed_files("packaging"))
     assert installation_text(sizes) == "unknown: never-published not installed here"
