@@ -196,11 +196,7 @@ class ResultLookup:
 
 
 def remember(
-    store: Store,
-    key: Mapping[str, object],
-    inputs: RecordedInputs,
-    report: ModelReport,
-    shared: RecordedInputs | None = None,
+    store: Store, key: Mapping[str, object], inputs: RecordedInputs, report: ModelReport, shared: RecordedInputs | None
 ) -> None:
     """Keep a result with its recorded inputs, unless the inputs are incomplete."""
     if not store.writes or inputs.unknown:
@@ -214,7 +210,7 @@ def remember(
 
 
 def remember_made(
-    store: Store, key: Mapping[str, object], inputs: RecordedInputs, made: str, shared: RecordedInputs | None = None
+    store: Store, key: Mapping[str, object], inputs: RecordedInputs, made: str, shared: RecordedInputs | None
 ) -> None:
     """Keep the recorded inputs of a unit, with the key `made` of its record."""
     if not store.writes or inputs.unknown:

@@ -80,7 +80,7 @@ class Project:
 
     def remember(self, text: bytes, **others: Any) -> ModelReport:
         report = self.report(text)
-        remember(self.store(), KEY, self.inputs(**others), report)
+        remember(self.store(), KEY, self.inputs(**others), report, None)
         return report
 
 
@@ -174,7 +174,7 @@ def test_the_modes_of_the_cache(project: Project, mode: str, found: bool) -> Non
 
 @pytest.mark.parametrize("mode", ["read-only", "frozen", "off"])
 def test_nothing_is_remembered_where_nothing_is_written(project: Project, mode: str) -> None:
-    remember(project.store(mode), KEY, project.inputs(), project.report(b"plan"))
+    remember(project.store(mode), KEY, project.inputs(), project.report(b"plan"), None)
     assert plan_of(project, mode) is None
     assert not (project.folder / "cache").exists()
 

@@ -25,6 +25,7 @@ import json, sys
 from pathlib import Path
 from hatch_lower.driver.inputs.collect import collect
 from hatch_lower.driver.inputs.machine import marks_of_project
+from hatch_lower.driver.inputs.present import Present
 from hatch_lower.driver.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.driver.inputs.recorder import Recorder
@@ -45,9 +46,8 @@ recorded_path += added
 roots = Roots(project, tuple(map(Path, recorded_path)), Path(work, "home"), (work,))
 stats = StatCache(work / "stats.json")
 mark = marks_of_project("digits", "1.0", metadata)
-inputs = collect(
-    observations, roots, began_ns=began, globs=globs, tools=tools, secret=b"secret", stats=stats, project=mark
-)
+present = Present(roots, observations.environment, b"secret", stats, mark)
+inputs = collect(observations, present, began_ns=began, globs=globs, tools=tools)
 Path(work, "inputs.json").write_text(json.dumps({"inputs": encode(inputs), "path": recorded_path}, sort_keys=True))
 """
 

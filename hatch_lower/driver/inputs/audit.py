@@ -27,7 +27,7 @@ from hatch_lower.driver.inputs.preload import RecordingSwitch
 PATHS = (str, bytes, os.PathLike)
 # the original functions: a recorder may exchange the functions of `os` for stand-ins
 plain_lstat, plain_stat = os.lstat, os.stat
-WITH_STATE = (Kind.READ, Kind.LOOKED, Kind.HARD_LINKED, Kind.LISTED_BY_IMPORT, Kind.LISTED_BY_CODE)
+WITH_STATE = (Kind.OPENED, Kind.LOOKED_AT, Kind.LINKED, Kind.LISTED_BY_IMPORT, Kind.LISTED_BY_CODE)
 
 
 class Pauses(threading.local):
@@ -150,20 +150,20 @@ class Notes:
             self._add(Kind.INCOMPLETE, reason.replace("\0", " "))
 
     def _add(self, kind: Kind, text: str) -> None:
-        if kind in (Kind.READ, Kind.LOOKED) and not self.is_there(text):
+        if kind in (Kind.OPENED, Kind.LOOKED_AT) and not self.is_there(text):
             kind = Kind.MISSING  # a file that is made later is no input
         if self.log is not None:
             self._switch.note(kind, text)
             return
         state = path_state(text, kind) if kind in WITH_STATE else ""
         self._events.setdefault(Record(kind, text, state))
-        if kind in (Kind.READ, Kind.LOOKED) and not state:  # a link that leads nowhere
+        if kind in (Kind.OPENED, Kind.LOOKED_AT) and not state:  # a link that leads nowhere
             self._events.setdefault(Record(Kind.MISSING, text))
 
 
 def path_state(path: str, kind: Kind) -> str:
     """Return the state of a path; empty if missing or not permitted."""
-    look = plain_lstat if kind == Kind.HARD_LINKED else plain_stat
+    look = plain_lstat if kind == Kind.LINKED else plain_stat
     try:
         return FileState.of(look(path)).text()
     except (OSError, ValueError):
@@ -231,7 +231,7 @@ class AuditEvents:
         if creates or (flags & os.O_TRUNC and not doubtful):
             self._notes.note_written(path)
         elif access != os.O_WRONLY:
-            self._notes.note(Kind.READ, path)
+            self._notes.note(Kind.OPENED, path)
 
     def _on_list(self, path: object, *_: object) -> None:
         lister = outside(sys._getframe(1)).f_code.co_filename
@@ -245,7 +245,7 @@ class AuditEvents:
 
     def _on_mkdir(self, path: object, mode: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and not self._notes.is_there(path):
-            self._notes.note_change(Kind.FOLDER_MADE, path)
+            self._notes.note_change(Kind.FOLDERS_MADE, path)
 
     def _on_remove(self, path: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and self._notes.is_there(path):
@@ -253,20 +253,20 @@ class AuditEvents:
 
     def _on_rename(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # otherwise the call fails
-            self._notes.note(Kind.READ, source)
+            self._notes.note(Kind.OPENED, source)
             self._notes.note_change(Kind.REMOVED, source)
             self._notes.note_written(target)
 
     def _on_link(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # otherwise the call fails
-            self._notes.note(Kind.READ, source)
+            self._notes.note(Kind.OPENED, source)
             self._notes.note_change(Kind.WRITTEN, target)
             if self._notes.log is None:  # otherwise the library takes the note
-                self._notes.note_change(Kind.HARD_LINKED, source)
+                self._notes.note_change(Kind.LINKED, source)
 
     def _on_dlopen(self, name: object, *_: object) -> None:
         if "/" in argument_text(name):  # the list of mapped libraries has libraries without a path
-            self._notes.note(Kind.READ, name)
+            self._notes.note(Kind.OPENED, name)
 
     def _on_dlsym(self, library: object, name: object) -> None:
         if self._c_library.is_unseen(library, name):
@@ -279,7 +279,7 @@ class AuditEvents:
         if text and text != ":memory:":
             for path in (text, f"{text}-wal", f"{text}-journal"):
                 if self._notes.is_there(path):
-                    self._notes.note(Kind.READ, path)
+                    self._notes.note(Kind.OPENED, path)
                 elif path == text:
                     self._notes.note_change(Kind.WRITTEN, path)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import source_from_cache
 from pathlib import PurePath
 
-from hatch_lower.cache.stats import FileState, StatCache
+from hatch_lower.cache.stats import FileState
 from hatch_lower.driver.environment import LOADER
 from hatch_lower.driver.inputs.machine import Owners
 from hatch_lower.driver.inputs.present import LINK, PORTIONS, Present, files_matching
@@ -42,18 +42,10 @@ NOTHING = FileState(0, 0, 0, 0, 0, 0)  # the state of a path without a file
 
 
 def collect(
-    observations: ObservedReads,
-    roots: Roots,
-    *,
-    began_ns: int,
-    globs: Sequence[str],
-    tools: Sequence[str],
-    secret: bytes,
-    stats: StatCache,
-    project: Mapping[str, str] = {},
+    observations: ObservedReads, present: Present, *, began_ns: int, globs: Sequence[str], tools: Sequence[str]
 ) -> RecordedInputs:
     """Return observations as recorded inputs; a change since `began_ns` makes the inputs doubtful."""
-    present = Present(roots, observations.environment, secret, stats, project)
+    roots = present.roots
     collector = Collector(observations, roots, present, began_ns)
     # the order matters: looks leave out files with known contents, and names that `importable` records
     asked = observations.asked

@@ -21,25 +21,29 @@ from hatch_lower.frozen import Frozen
 
 
 class Kind(StrEnum):
-    """The kind of an event, by its letter in the log; `preload.c` has the same letters."""
+    """The kind of an event, by its letter in the log; `preload.c` has the same letters.
+
+    The names are those of the fields of `Observed`, except `INNER_KINDS`.
+    """
 
     # noted by the library alone
-    UPDATED, DENIED, LINK, LISTED, LISTED_BY_PROGRAM, EXECUTED, PROCESS = "B", "D", "K", "L", "F", "X", "P"
-    VARIABLE, NETWORK, BOUND = "V", "N", "U"
+    UPDATED, DENIED, LINKS, LISTED, LISTED_BY_PROGRAMS, EXECUTED, PROCESSES = "B", "D", "K", "L", "F", "X", "P"
+    VARIABLES, NETWORK, BOUND = "V", "N", "U"
     # noted by the recorder alone
     LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
-    FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
+    FOLDERS_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
     # also noted by the recorder without the library
-    READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
+    OPENED, WRITTEN, MISSING, LOOKED_AT, TIMED, LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
 
 
 # small letters: the path that a link led to follows
-KINDS = {kind.value: kind for kind in Kind} | {kind.lower(): kind for kind in (Kind.READ, Kind.UPDATED)}
-OTHER_KINDS = frozenset({Kind.VARIABLE, Kind.NETWORK, Kind.INCOMPLETE, Kind.BOUND, Kind.VARIABLE_SET})  # no path
+KINDS = {kind.value: kind for kind in Kind} | {kind.lower(): kind for kind in (Kind.OPENED, Kind.UPDATED)}
+OTHER_KINDS = frozenset({Kind.VARIABLES, Kind.NETWORK, Kind.INCOMPLETE, Kind.BOUND, Kind.VARIABLE_SET})  # no path
 # the system's names of descriptors without a file; programs look for files with these names
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 # kinds that count at any place in the log: written files, and processes
-KEPT_KINDS = frozenset({Kind.WRITTEN, Kind.PROCESS})
+KEPT_KINDS = frozenset({Kind.WRITTEN, Kind.PROCESSES})
+INNER_KINDS = frozenset({Kind.UPDATED, Kind.BOUND, Kind.VARIABLE_SET})  # they decide about other kinds
 
 
 class Record(NamedTuple):
@@ -132,7 +136,7 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
         elif not text.rpartition("/")[2].startswith(NO_FILES):
             name = text if kind in OTHER_KINDS else plain(text)
             if kind == Kind.MISSING and text.endswith("/"):  # a file was looked for like a folder
-                kind = Kind.LOOKED
+                kind = Kind.LOOKED_AT
             HANDLERS[kind](findings, kind, name, state)
             if target:
                 findings.targets.setdefault(plain(target), []).append(name)
@@ -144,7 +148,7 @@ class Findings:
 
     def __init__(self, reasons: Iterable[str]) -> None:
         self.kinds: dict[Kind, dict[str, None]] = {kind: {} for kind in Kind}
-        self.opened, self.written = self.kinds[Kind.READ], self.kinds[Kind.WRITTEN]
+        self.opened, self.written = self.kinds[Kind.OPENED], self.kinds[Kind.WRITTEN]
         self.incomplete = dict.fromkeys(reasons)
         self.targets: dict[str, list[str]] = {}
         self.states: dict[str, dict[str, None]] = {}
@@ -160,7 +164,7 @@ class Findings:
             self.add(kind, name, state)
 
     def add_update(self, kind: Kind, name: str, state: str) -> None:
-        self.add_input(Kind.READ, name, state)
+        self.add_input(Kind.OPENED, name, state)
         self.kinds[kind][name] = None
 
     def add_foreign(self, kind: Kind, name: str, state: str) -> None:
@@ -178,41 +182,26 @@ class Findings:
     def observed(self) -> Observed:
         self.states |= {path: {**self.states.get(path, {}), "": None} for path in self.kinds[Kind.MISSING]}
         self.opened.update(led_elsewhere(self.opened, self.targets, self.written))
-        kinds = {kind: tuple(names) for kind, names in self.kinds.items()}
-        return Observed(
-            opened=kinds[Kind.READ],
-            written=tuple(self.written | self.kinds[Kind.UPDATED]),
-            missing=kinds[Kind.MISSING],
-            looked_at=kinds[Kind.LOOKED],
-            links=kinds[Kind.LINK],
-            listed=tuple(self.kinds[Kind.LISTED] | self.kinds[Kind.LISTED_BY_PROGRAM]),
-            listed_by_programs=kinds[Kind.LISTED_BY_PROGRAM],
-            denied=kinds[Kind.DENIED],
-            variables=kinds[Kind.VARIABLE],
-            executed=kinds[Kind.EXECUTED],
-            processes=kinds[Kind.PROCESS],
-            network=tuple(dict.fromkeys(map(address_text, kinds[Kind.NETWORK]))),
-            incomplete=tuple(self.incomplete | self.kinds[Kind.INCOMPLETE]),
-            timed=kinds[Kind.TIMED],
-            linked=kinds[Kind.HARD_LINKED],
-            states={path: tuple(texts) for path, texts in self.states.items()},
-            folders_made=kinds[Kind.FOLDER_MADE],
-            removed=kinds[Kind.REMOVED],
-            listed_by_import=kinds[Kind.LISTED_BY_IMPORT],
-            listed_by_metadata=kinds[Kind.LISTED_BY_METADATA],
-            listed_by_code=kinds[Kind.LISTED_BY_CODE],
-        )
+        found = {
+            **self.kinds,
+            Kind.WRITTEN: self.written | self.kinds[Kind.UPDATED],
+            Kind.LISTED: self.kinds[Kind.LISTED] | self.kinds[Kind.LISTED_BY_PROGRAMS],
+            Kind.NETWORK: dict.fromkeys(map(address_text, self.kinds[Kind.NETWORK])),
+            Kind.INCOMPLETE: self.incomplete | self.kinds[Kind.INCOMPLETE],
+        }
+        fields = {kind.name.lower(): tuple(names) for kind, names in found.items() if kind not in INNER_KINDS}
+        return Observed(**fields, states={path: tuple(texts) for path, texts in self.states.items()})
 
 
 # by kind of event, the kind after which the event concerns the export's own file, variable or socket
-OWN = {Kind.VARIABLE: Kind.VARIABLE_SET, Kind.NETWORK: Kind.BOUND, Kind.REMOVED: Kind.WRITTEN}
+OWN = {Kind.VARIABLES: Kind.VARIABLE_SET, Kind.NETWORK: Kind.BOUND, Kind.REMOVED: Kind.WRITTEN}
 HANDLERS: Mapping[Kind, Callable[[Findings, Kind, str, str], None]] = {
     **dict.fromkeys(Kind, Findings.add),
-    **dict.fromkeys((Kind.READ, Kind.MISSING, Kind.LOOKED, Kind.LINK, Kind.DENIED), Findings.add_input),
+    **dict.fromkeys((Kind.OPENED, Kind.MISSING, Kind.LOOKED_AT, Kind.LINKS, Kind.DENIED), Findings.add_input),
     **dict.fromkeys(OWN, Findings.add_foreign),
     Kind.UPDATED: Findings.add_update,
-    Kind.FOLDER_MADE: Findings.add_folder,
-    Kind.HARD_LINKED: Findings.add_link,
+    Kind.FOLDERS_MADE: Findings.add_folder,
+    Kind.LINKED: Findings.add_link,
 }
 
 

@@ -96,7 +96,7 @@ class Recorder:
             f"{spelling(root)}/" for root in project_roots for spelling in (os.path.abspath, os.path.realpath)
         )
         self._notes = Notes(log)
-        self._note_read = partial(self._notes.note, Kind.READ)
+        self._note_read = partial(self._notes.note, Kind.OPENED)
         self._events = AuditEvents(self._notes)
         self._environment = EnvironmentReads(self.is_own, self._notes.note_variable_set)
         self._initial: Mapping[str, str] = {}
@@ -117,7 +117,7 @@ class Recorder:
         wrap_library_search(self._exchanged, self._note_read, self._notes.silent)
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
-            wrap_looks(self._exchanged, partial(self._notes.note, Kind.LOOKED))
+            wrap_looks(self._exchanged, partial(self._notes.note, Kind.LOOKED_AT))
         wrap_times(self._exchanged, partial(self._notes.note, Kind.TIMED), self._notes.note_scan)
         sys.addaudithook(self._events.hear)
 

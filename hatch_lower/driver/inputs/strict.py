@@ -38,6 +38,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe, is_sample_file
 from hatch_lower.driver.inputs.collect import collect
 from hatch_lower.driver.inputs.log import read_log
+from hatch_lower.driver.inputs.present import Present
 from hatch_lower.driver.inputs.record import RecordedInputs, secret
 from hatch_lower.driver.inputs.recorder import Recorder
 from hatch_lower.driver.lookup import open_stats, roots_of
@@ -208,16 +209,9 @@ class Watch:
         stats = open_stats(store)
         model = next(model for model in request.settings.models if model.name == request.model)
         recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
-        inputs = collect(
-            self.recorder.observations(),
-            roots,
-            began_ns=self._began,
-            globs=request.settings.inputs,
-            tools=tools_of(recipes),
-            secret=secret(store.directory),
-            stats=stats,
-            project=request.project,
-        )
+        observations, globs = self.recorder.observations(), request.settings.inputs
+        present = Present(roots, observations.environment, secret(store.directory), stats, request.project)
+        inputs = collect(observations, present, began_ns=self._began, globs=globs, tools=tools_of(recipes))
         stats.save()  # the next build compares the digests of these files
         return inputs
 
