@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from hatch_lower.errors import ProcessError
 from hatch_lower.events import Event
@@ -64,11 +64,16 @@ def end_with_parent() -> None:
     def wait() -> None:
         while os.read(lifeline, 1):
             pass
-        if os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
+        end_group()
 
     threading.Thread(target=wait, name=LIFELINE, daemon=True).start()
+
+
+def end_group() -> NoReturn:
+    """End this process, and its group if this process leads the group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def refuse_signals(model: str) -> None:

@@ -214,7 +214,7 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:
-    """Kill all remaining processes of a child's session, and release the process id."""
+    """Kill all remaining processes of a process's session, and release the process id."""
     if process.returncode is None:
         signal_group(process, signal.SIGKILL)
         process.wait()

@@ -157,8 +157,8 @@ def fake_counts(
     return Counter(str(write_program(path / "bin", "counts", text)))
 
 
-def run_count(counter: Counter, folder: PackagedFolder, limit_seconds: float = 60.0) -> ChildFigures:
-    return count_instructions(counter, folder, "digits", "portable", os.environ, limit_seconds)
+def run_count(counter: Counter, folder: PackagedFolder) -> ChildFigures:
+    return count_instructions(counter, folder, "digits", "portable", os.environ, ())
 
 
 def test_the_cost_of_counting_is_subtracted(tmp_path: Path, folder: PackagedFolder) -> None:
@@ -196,8 +196,11 @@ def test_the_counts_of_other_parts_stay_when_a_process_dies(tmp_path: Path, fold
         ("import time; time.sleep(60)", "the process took longer than 0.5 seconds"),
     ],
 )
-def test_a_process_that_ends_early_is_a_reason(end: str, reason: str, tmp_path: Path, folder: PackagedFolder) -> None:
-    counts = run_count(fake_counts(tmp_path, {}, end=end), folder, 0.5 if "sleep" in end else 60.0)
+def test_a_process_that_ends_early_is_a_reason(
+    end: str, reason: str, tmp_path: Path, folder: PackagedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counted, "LIMIT_SECONDS", 0.5 if "sleep" in end else 60.0)
+    counts = run_count(fake_counts(tmp_path, {}, end=end), folder)
     assert counts.figures == {}
     assert set(counts.reasons.values()) == {reason}
     assert len(counts.reasons) == 3
@@ -305,7 +308,7 @@ sys.exit(child.returncode or told.count(b"enable") != told.count(b"disable"))
 def test_the_child_switches_perf_around_each_call(tmp_path: Path, folder: PackagedFolder) -> None:
     perf = write_program(tmp_path / "bin", "perf", CONTROLLED.format(python=sys.executable))
     request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable", "part": FORWARD}
-    assert count_part(Counter(str(perf)), folder.path, request, os.environ, 120.0) == 1000.0
+    assert count_part(Counter(str(perf)), folder.path, request, os.environ) == 1000.0
 
 
 def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
@@ -318,7 +321,7 @@ def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
     code = (
         "import os; from pathlib import Path; from hatch_lower.cli.measure.counted import Counter, count_part\n"
         f"counter, folder = Counter({str(perf)!r}), Path({str(folder.path)!r})\n"
-        f"count_part(counter, folder, {request}, os.environ, 600)"
+        f"count_part(counter, folder, {request}, os.environ)"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -20,13 +20,12 @@ from typing import Any, BinaryIO
 
 from hatch_lower.cli.measure.figures import thread_variables
 from hatch_lower.driver.child_guards import uninterrupted
-from hatch_lower.driver.process import ended_within, is_over, signal_group
+from hatch_lower.driver.process import ended_within, is_over, reap, signal_group
 from hatch_lower.errors import ProcessError, error_from_json
 
 Tell = Callable[[str], None]  # receives progress, a line at a time
 
 GRACE_SECONDS = 10.0  # seconds for an interrupted command to clean up
-LAST_LINES = 40
 LAST_BYTES = 1 << 20
 
 
@@ -90,7 +89,7 @@ def run_limited(
         try:
             in_time = ended_within(process, seconds)
         finally:
-            kill_group(process)
+            reap(process)
             assert process.stdin is not None
             process.stdin.close()
         output.seek(max(output.seek(0, os.SEEK_END) - LAST_BYTES, 0))
@@ -102,16 +101,7 @@ def end_command(process: subprocess.Popen[bytes]) -> None:
     if not is_over(process):
         signal_group(process, signal.SIGINT)
     ended_within(process, GRACE_SECONDS)
-    kill_group(process)
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def last_output_lines(lines: Sequence[str]) -> str:
-    return "\n".join(lines[-LAST_LINES:])
+    reap(process)
 
 
 CHILD_ERROR_LINES = 20

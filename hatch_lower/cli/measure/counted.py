@@ -102,8 +102,7 @@ def count_instructions(
     model: str,
     recipe: str,
     environment: Mapping[str, str],
-    limit_seconds: float = LIMIT_SECONDS,
-    imports: Sequence[str] = (),
+    imports: Sequence[str],
 ) -> ChildFigures:
     """Count the instructions of a load of a recipe, and of a call of each method.
 
@@ -122,7 +121,7 @@ def count_instructions(
     numbers: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for part in parts:
-        number = count_part(counter, folder.path.resolve(), {**request, "part": part}, environment, limit_seconds)
+        number = count_part(counter, folder.path.resolve(), {**request, "part": part}, environment)
         if isinstance(number, str):
             reasons[part] = number
         else:
@@ -138,7 +137,7 @@ def count_instructions(
 
 
 def count_part(
-    counter: Counter, folder: Path, request: Mapping[str, object], environment: Mapping[str, str], limit_seconds: float
+    counter: Counter, folder: Path, request: Mapping[str, object], environment: Mapping[str, str]
 ) -> float | str:
     """Run a child process; return the instructions of a range of a part, or the reason for their absence."""
     with work_folder() as work:
@@ -150,12 +149,12 @@ def count_part(
         options = ["stat", "-x,", "-e", EVENT, "-o", str(work / PERF_OUTPUT), "--delay=-1", control, "--"]
         command = [*counter.prefix, counter.program, *options]
         command += [sys.executable, "-m", "hatch_lower.cli.measure.counted_child"]
-        status, said = run_counted(command, {**environment, **FIXED}, limit_seconds, work)
+        status, said = run_counted(command, {**environment, **FIXED}, LIMIT_SECONDS, work)
         answer: dict[str, Any] = {"ranges": 0, "reason": ""}
         with suppress(FileNotFoundError):
             answer = json.loads((work / ANSWER).read_text(encoding="utf-8"))
         if answer["reason"] or not answer["ranges"]:
-            return answer["reason"] or exit_reason(status, said, limit_seconds)
+            return answer["reason"] or exit_reason(status, said)
         try:
             number = perf_number(work / PERF_OUTPUT)
         except (OSError, ValueError) as error:  # the disk is full, for example
@@ -163,9 +162,9 @@ def count_part(
         return number if isinstance(number, str) else number / answer["ranges"]
 
 
-def exit_reason(status: int | None, said: str, limit_seconds: float) -> str:
+def exit_reason(status: int | None, said: str) -> str:
     if status is None:
-        return f"the process took longer than {limit_seconds:g} seconds"
+        return f"the process took longer than {LIMIT_SECONDS:g} seconds"
     if status < 0:  # Popen's representation of a signal
         return f"the process was ended by signal {-status}"
     return last_line(said) or f"the process ended with status {status}"

@@ -33,12 +33,12 @@ HINT = "`hatch-lower check` runs the same inputs, with output on the terminal"
 
 
 def measure_errors(
-    folders: Mapping[str, PackagedFolder], title: str, seconds: float, imports: Sequence[str] = ()
+    folders: Mapping[str, PackagedFolder], title: str, seconds: float, imports: Mapping[str, Sequence[str]] = {}
 ) -> ChildFigures:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
     An error that is not a number is infinite. Messages call the folders `title`. The time limit is `seconds`. `imports`
-    are the modules that the project's settings name; a program from a folder imports no modules itself.
+    are, by recipe, the modules that the project's settings name; a program from a folder imports no modules itself.
     """
     skipped = {
         FigureSubject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
@@ -46,7 +46,7 @@ def measure_errors(
     folders = {name: folder for name, folder in folders.items() if FigureSubject(name) not in skipped}
     places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
     models = {name: (places[name], folder.installed) for name, folder in folders.items()}
-    request = {"models": models, "imports": list(imports)}
+    request = {"models": models, "imports": sorted({module for modules in imports.values() for module in modules})}
     rows, ending, said = run_child(request, seconds) if models else ([], "", "")
     read = [{**row, "detail": row["detail"].replace(places[row["model"]], title)} for row in rows]
     for row in read:
@@ -69,12 +69,8 @@ def measure_errors(
         else:
             # finite differences are within the tolerance, so the other difference is not finite
             largest = math.inf if row["status"] == "differs" else row["largest_error"]
-            figures[subject] = {"error": rounded_error(largest)}
+            figures[subject] = {"error": float(f"{largest:.{DIGITS - 1}e}")}
     return ChildFigures(figures, skipped)
-
-
-def rounded_error(value: float) -> float:
-    return float(f"{value:.{DIGITS - 1}e}")
 
 
 def unfinished_methods(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[FigureSubject]:

@@ -132,8 +132,7 @@ def exact_tier(task: Task, methods: Sequence[FigureSubject], notes: list[str]) -
     errors: Figures = {}
     for name, side in task.sides.items():
         if name == "A" or not all(task.is_equal(subject) for subject in methods):
-            imports = sorted({module for modules in task.imports.values() for module in modules})
-            measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST), imports)
+            measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST), task.imports)
             errors = measured.figures
             reasons = measured.reasons.items()
             notes += [f"no largest error of {subject}, {name}: {reason}" for subject, reason in reasons]
@@ -156,7 +155,7 @@ def add_counts(
         for model, recipe in recipes:
             tell(f"counting instructions of {model}/{recipe}, {name}")
             imports = task.imports.get(recipe, ())
-            counts = count_instructions(counter, side.folders[model], model, recipe, task.environment, imports=imports)
+            counts = count_instructions(counter, side.folders[model], model, recipe, task.environment, imports)
             notes += [f"no instructions of {subject}, {name}: {reason}" for subject, reason in counts.reasons.items()]
             for subject, found in counts.figures.items():
                 figures[name] = {**figures[name], subject: {**figures[name].get(subject, {}), **found}}

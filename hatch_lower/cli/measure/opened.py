@@ -83,7 +83,8 @@ def input_values(
         tensor = tensors.get(f"{name}/input/{index}")
         if isinstance(entry, TensorInput) and tensor is not None:
             stored[index] = as_dtype(tensor, entry.dtype, ARRAYS)
-    sizes = {**guessed_sizes(method), **example_sizes(method, stored), **asked_sizes(method, wanted)}
+    asked = {key: wanted[symbol.name] for key, symbol in method.symbols.items() if symbol.name in wanted}
+    sizes = {**guessed_sizes(method), **example_sizes(method, stored), **asked}
     generator = torch.Generator().manual_seed(SEED)
     values: list[object] = []
     for index, entry in enumerate(method.inputs):
@@ -123,10 +124,6 @@ def example_sizes(method: MethodPlan, stored: Mapping[int, Tensor]) -> dict[str,
         pairs = zip(entry.shape, tensor.shape, strict=True) if isinstance(entry, TensorInput) else ()
         sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
     return sizes
-
-
-def asked_sizes(method: MethodPlan, wanted: Mapping[str, int]) -> dict[str, int]:
-    return {key: wanted[symbol.name] for key, symbol in method.symbols.items() if symbol.name in wanted}
 
 
 def random_tensor(dtype: object, shape: Sequence[int], example: Tensor | None, generator: Generator) -> Tensor:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.measure.command import Tell, last_output_lines, run_command
+from hatch_lower.cli.measure.command import Tell, run_command
 from hatch_lower.cli.measure.figures import Figures, FigureSubject
 from hatch_lower.cli.measure.repository import (
     Commit,
@@ -41,6 +41,7 @@ from hatch_lower.hatch.outside import check_present, open_project
 from hatch_lower.runtime.classes import editable_folder
 
 PROJECT_FILE = "pyproject.toml"
+LAST_LINES = 40  # of the output of a build that failed
 SHOWN = 3  # files or folders that a line names
 
 
@@ -96,7 +97,7 @@ def build_wheel(root: Path, target: Path, title: str, environment: Mapping[str, 
         raise ProcessError(
             f"{title} cannot be built",
             where=f"`python -m hatchling build --target wheel` ended with status {status}",
-            found=last_output_lines(lines),
+            found="\n".join(lines[-LAST_LINES:]),
             hint="install all requirements of `[build-system] requires` into this environment, and fix the error",
         )
     return only_wheel(target, title)
@@ -134,7 +135,7 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
     check_present(root / PROJECT_FILE)
     repository = find_repository(root, environment)
     commit = find_commit(repository, revision)
-    title = project_title(revision, commit)
+    title = str(commit) if commit.sha.startswith(revision.lower()) else f"{revision} ({commit})"
     directory = open_store(environment, lambda _: None).directory
     with work_folder() as work, worktree(repository, commit, work / repository.top.name) as checkout:
         place = root.relative_to(repository.top)
@@ -181,10 +182,6 @@ def with_causes(error: ProcessError, commit: Commit, empty: Sequence[str]) -> Pr
 
 def listed_files(names: Sequence[str]) -> str:
     return ", ".join([*(f"`{name}`" for name in names[:SHOWN]), *(["…"] if len(names) > SHOWN else [])])
-
-
-def project_title(revision: str, commit: Commit) -> str:
-    return str(commit) if commit.sha.startswith(revision.lower()) else f"{revision} ({commit})"
 
 
 def copy_ignored(repository: Repository, root: Path, source: Path, title: str, tell: Tell) -> None:

@@ -187,8 +187,7 @@ class ModelsUnderTest:
 
     @functools.cached_property
     def _errors(self) -> ChildFigures:
-        imports = sorted({module for modules in self._imports.values() for module in modules})
-        return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
+        return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), self._imports)
 
 
 def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> ModelsUnderTest:

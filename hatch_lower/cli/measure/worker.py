@@ -12,17 +12,17 @@ import itertools
 import json
 import os
 import select
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hatch_lower.cli.measure.opened import check_tensors, input_values, load_opened, open_model, recipe_refusal
 from hatch_lower.cli.measure.profile.measure import measure_profile
+from hatch_lower.driver.child_guards import end_group
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.check import make_call_arguments
@@ -94,12 +94,6 @@ def read_while_asked(reading: int) -> str:
             if not read:
                 return data.decode()
             data += read
-
-
-def end_group() -> NoReturn:
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
 
 
 def answer(request: Request) -> Mapping[str, object]:
