@@ -133,19 +133,9 @@ def folders_in_wheel(path: Path) -> Iterator[WheelModels]:
         folder = member.removesuffix("/manifest.json")
         place = f"{path.name}: {folder}"
         manifest = read_manifest(wheel.read(member), f"{place}/manifest.json")
-        read = functools.partial(read_checked, wheel, folder)
-        map_file = functools.partial(map_checked, wheel, folder)
+        read = functools.partial(checked_member, wheel, folder, wheel.read)
+        map_file = functools.partial(checked_member, wheel, folder, wheel.map)
         yield WheelModels(place, manifest, tuple(sorted(manifest.models)), read, map_file)
-
-
-def read_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> bytes:
-    member = f"{folder}/{entry.path}"
-    return checked(wheel.read(member), entry, f"{wheel.path.name}: {member}")
-
-
-def map_checked(wheel: OpenedWheel, folder: str, entry: FileEntry) -> memoryview:
-    member = f"{folder}/{entry.path}"
-    return checked(wheel.map(member), entry, f"{wheel.path.name}: {member}")
 
 
 def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
@@ -168,6 +158,11 @@ def checked(data: Data, entry: FileEntry, where: str) -> Data:
             hint="build the wheel again",
         )
     return data
+
+
+def checked_member(wheel: OpenedWheel, folder: str, read: Callable[[str], Data], entry: FileEntry) -> Data:
+    member = f"{folder}/{entry.path}"
+    return checked(read(member), entry, f"{wheel.path.name}: {member}")
 
 
 def installed_contents(name: str) -> list[WheelModels]:

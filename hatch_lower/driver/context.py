@@ -100,7 +100,8 @@ def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, P
     if whole and all(folders[path] == {sources[0] / path[len(folder) + 1 :]} for path in below):
         yield folder, sources[0]
         return
-    children = {child_of(folder, path) for path in [*below, *special] if path != folder} - set(special)
+    deeper = [path.removeprefix(f"{folder}/") for path in [*below, *special] if path != folder]
+    children = {f"{folder}/{path.partition('/')[0]}" for path in deeper} - set(special)
     for source in sources:
         for entry in sorted(source.iterdir()):
             here = f"{folder}/{entry.name}"
@@ -108,10 +109,6 @@ def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, P
                 yield here, entry
     for child in sorted(children):
         yield from link_folder(child, folders, renamed)
-
-
-def child_of(folder: str, deeper: str) -> str:
-    return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
 
 
 def write_site(settings: Settings, view: ProjectView, folder: Path) -> tuple[Path, ...]:

@@ -142,7 +142,7 @@ class ModelNode(NamedTuple):
 
 
 def read_nodes(model: bytes) -> list[ModelNode]:
-    """Return the nodes of a model's graph, without nested graphs; protobuf's `DecodeError` if the bytes are no model."""
+    """Return the nodes of a model's graph, without nested graphs; `DecodeError` if the bytes are no model."""
     return [read_node(node) for graph in fields_of(model, GRAPH) for node in fields_of(graph, NODE)]
 
 

@@ -120,10 +120,8 @@ class Known(Frozen):
 
 
 def json_text(value: object) -> str:
-    return shortened_value(json.dumps(value, ensure_ascii=False, sort_keys=True))
-
-
-def shortened_value(text: str) -> str:
+    """Return a value as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 33]} … {text[-30:]}"
 
 

@@ -73,16 +73,14 @@ def reply_of(result: object) -> Reply:
     return Reply(worker if isinstance(worker, str) else "a worker", data if type(data) is bytes else b"")
 
 
-def reply_future(
-    future: Future[Any], explain: Callable[[BaseException], BaseException], known: Callable[[Any], Reply] = reply_of
-) -> Future[Reply]:
-    """Return the future of a reply. `explain` translates the engine's exceptions, `known` its results."""
+def reply_future(future: Future[Any], explain: Callable[[BaseException], BaseException]) -> Future[Reply]:
+    """Return the future of a reply. `explain` translates the engine's exceptions."""
     reply: Future[Reply] = Future()
 
     def take(done: Future[Any]) -> None:
         try:
             error = CancelledError() if done.cancelled() else done.exception()
-            value = None if error is not None else known(done.result())
+            value = None if error is not None else reply_of(done.result())
         except Exception as damage:
             error, value = damage, None
         with suppress(InvalidStateError):  # the reply was cancelled meanwhile
