@@ -66,6 +66,7 @@ def gaps(pairs: Sequence[tuple[int, int]], rows: int, columns: int) -> list[Gap]
 ABSENT = "default"
 CHECK = "aten._assert"  # prefix of torch's own checks
 Names = Mapping[str, Sequence[str]]  # operator to the names of its arguments
+Nodes = tuple[Sequence[Any], Sequence[str]]  # a row for each node, and its source line, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +111,9 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
 class OperatorComparison:
     """Two graphs with aligned operators; the operators of a pair may differ in edges only."""
 
-    def __init__(
-        self,
-        before: Sequence[object],
-        after: Sequence[Any],
-        sources_before: Sequence[str] = (),
-        sources_after: Sequence[str] = (),
-        names: Names | None = None,
-    ) -> None:
-        self._rows, self._names = (before, after), names or {}
-        self._before = operators_of(before, sources_before, self._names)
-        self._after = operators_of(after, sources_after, self._names)
+    def __init__(self, before: Nodes, after: Nodes, names: Names) -> None:
+        self._rows, self._names = (before[0], after[0]), names
+        self._before, self._after = (operators_of(*nodes, names) for nodes in (before, after))
         tokens = ([operator.token for operator in side] for side in (self._before, self._after))
         self._aligned = align(*tokens)
         self._pairs = [(self._before[left], self._after[right]) for left, right in self._aligned or ()]
@@ -158,7 +151,7 @@ class OperatorComparison:
     def _nested_lines(self, before: GraphOperator, after: GraphOperator) -> Iterator[str]:
         if before.content == after.content:
             return
-        nested = OperatorComparison(before.content[1], after.content[1], names=self._names)
+        nested = OperatorComparison((before.content[1], ()), (after.content[1], ()), self._names)
         operators, checks = nested.operator_lines()
         lines = operators or checks or list(nested.edge_lines(nested.placeholders())) or list(nested.value_lines())
         yield from (f"in a nested graph: {line}" for line in lines)
@@ -251,9 +244,8 @@ def differences(before: Form, after: Form) -> list[str]:
     (old_inputs, old_constants), (inputs, constants) = read_placeholders(before), read_placeholders(after)
     same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
     places = [(left.position, right.position) for left, right in [*same_inputs, *same_constants]]
-    compared = OperatorComparison(
-        before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments
-    )
+    names = after.arguments or before.arguments
+    compared = OperatorComparison((before.graph, before.sources), (after.graph, after.sources), names)
     operators, checks = compared.operator_lines()
     lines = [*change_lines(old_inputs, inputs, same_inputs), *range_lines(before.symbols, after.symbols), *operators]
     lines += [*change_lines(old_constants, constants, same_constants), *checks]

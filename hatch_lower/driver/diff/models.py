@@ -200,9 +200,9 @@ def graph_lines(first: OpenedRecipe, second: OpenedRecipe) -> Iterator[str]:
     for name in sorted(old.keys() & new.keys()):
         # arguments of delegated operations are unknown: a side with arguments would look changed
         alike = first.entry.methods[name].delegated == second.entry.methods[name].delegated
-        rows, sources = method_operations(old[name], first.method_debug(name), arguments=alike)
-        new_rows, new_sources = method_operations(new[name], second.method_debug(name), arguments=alike)
-        compared = OperatorComparison(rows, new_rows, sources, new_sources)
+        before = method_operations(old[name], first.method_debug(name), arguments=alike)
+        after = method_operations(new[name], second.method_debug(name), arguments=alike)
+        compared = OperatorComparison(before, after, {})
         operators, checks = compared.operator_lines()
         prefix = f"{name}: " if len(old) > 1 or len(new) > 1 else ""
         yield from (f"{prefix}{line}" for line in [*operators, *checks] or compared.edge_lines([]))

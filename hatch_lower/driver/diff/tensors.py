@@ -46,7 +46,7 @@ ATTRIBUTES: Mapping[str, tuple[Callable[[zipfile.ZipInfo], str], str]] = {
 
 class Wheel(Frozen):
     path: Path
-    archive: zipfile.ZipFile  # open as long as somebody has this
+    archive: zipfile.ZipFile  # open as long as the record lives
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; the last member of a repeated name
     digests: Mapping[str, str]
 
