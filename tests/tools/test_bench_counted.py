@@ -67,7 +67,7 @@ def fake_perf(folder: Path, rows: str, *, said: str = "", status: int = 0, usage
 def test_perf_counts(tmp_path: Path) -> None:
     assert find_counter({"PATH": str(tmp_path)}) == "perf is not installed"
     fake_perf(tmp_path, "1234,,instructions:u,600,100.00,,")
-    assert find_counter({"PATH": str(tmp_path)}) == Counter(str(tmp_path / "perf"))
+    assert find_counter({"PATH": str(tmp_path)}) == Counter(str(tmp_path / "perf"), {"PATH": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def fake_counts(
     path: Path, table: dict[str, list[int]], reasons: dict[str, str] | None = None, end: str = ""
 ) -> Counter:
     text = COUNTS.format(python=sys.executable, table=table, reasons=reasons or {}, end=end)
-    return Counter(str(write_program(path / "bin", "counts", text)))
+    return Counter(str(write_program(path / "bin", "counts", text)), os.environ)
 
 
 def run_count(counter: Counter, folder: PackagedFolder) -> ChildFigures:
-    return count_instructions(counter, folder, "digits", "portable", os.environ, ())
+    return count_instructions(counter, folder, FigureSubject("digits", "portable"), ())
 
 
 def test_the_cost_of_counting_is_subtracted(tmp_path: Path, folder: PackagedFolder) -> None:
@@ -308,7 +308,7 @@ sys.exit(child.returncode or told.count(b"enable") != told.count(b"disable"))
 def test_the_child_switches_perf_around_each_call(tmp_path: Path, folder: PackagedFolder) -> None:
     perf = write_program(tmp_path / "bin", "perf", CONTROLLED.format(python=sys.executable))
     request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable", "part": FORWARD}
-    assert count_part(Counter(str(perf)), folder.path, request, os.environ) == 1000.0
+    assert count_part(Counter(str(perf), os.environ), folder.path, request) == 1000.0
 
 
 def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
@@ -320,8 +320,8 @@ def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
     request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable", "part": LOAD}
     code = (
         "import os; from pathlib import Path; from hatch_lower.cli.measure.counted import Counter, count_part\n"
-        f"counter, folder = Counter({str(perf)!r}), Path({str(folder.path)!r})\n"
-        f"count_part(counter, folder, {request}, os.environ)"
+        f"counter, folder = Counter({str(perf)!r}, os.environ), Path({str(folder.path)!r})\n"
+        f"count_part(counter, folder, {request})"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -28,7 +28,7 @@ def test_a_command_gives_its_status_and_all_that_it_prints(tmp_path: Path) -> No
 
 def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="a command could not be started") as caught:
-        run_command([str(tmp_path / "nothing")], tmp_path, os.environ)
+        run_command([str(tmp_path / "nothing")], tmp_path, os.environ, lambda line: None)
     assert "FileNotFoundError" in caught.value.found
 
 
@@ -61,6 +61,6 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], stdout=quiet, stderr=quiet)\n"
     )
     code += "print(child.pid)\n"
-    status, (line,) = run_command([sys.executable, "-c", code], tmp_path, os.environ)
+    status, (line,) = run_command([sys.executable, "-c", code], tmp_path, os.environ, lambda line: None)
     assert status == 0
     wait_for(lambda: not is_running(int(line)), "its child to end")

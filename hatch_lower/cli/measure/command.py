@@ -30,7 +30,7 @@ LAST_BYTES = 1 << 20
 
 
 def run_command(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: Tell | None = None
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: Tell
 ) -> tuple[int, list[str]]:
     """Run a command to its end; return its status and the lines of both its outputs, of which `tell` hears at once."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -41,8 +41,7 @@ def run_command(
         with process.stdout:
             for data in process.stdout:
                 lines.append(data.decode("utf-8", "replace").rstrip())
-                if tell is not None:
-                    tell(lines[-1])
+                tell(lines[-1])
         ended_within(process, math.inf)  # the command has closed its outputs, usually by ending
     finally:
         with uninterrupted():

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ FIXED = {
 
 class Counter(Frozen):
     program: str  # `perf`
+    environment: Mapping[str, str]  # of the counted processes
     prefix: tuple[str, ...] = ()  # runs a command at fixed addresses
 
 
@@ -66,7 +68,7 @@ def find_counter(environment: Mapping[str, str]) -> Counter | str:
     _, usage = run_counted([program, "stat", "-h"], environment, PROBE_SECONDS)
     if "fifo:" not in usage:
         return "perf is too old: `perf stat` has no option `--control=fifo:…`"
-    return Counter(program, fixed_addresses(environment))
+    return Counter(program, environment, fixed_addresses(environment))
 
 
 def perf_number(output: Path) -> int | str:
@@ -97,31 +99,26 @@ def fixed_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def count_instructions(
-    counter: Counter,
-    folder: PackagedFolder,
-    model: str,
-    recipe: str,
-    environment: Mapping[str, str],
-    imports: Sequence[str],
+    counter: Counter, folder: PackagedFolder, recipe: FigureSubject, imports: Sequence[str]
 ) -> ChildFigures:
     """Count the instructions of a load of a recipe, and of a call of each method.
 
     A part whose process exceeds the limit has no count. `imports` are modules that the project's settings name.
     """
-    subjects = {LOAD: FigureSubject(model, recipe)}
+    subjects = {LOAD: recipe}
     try:
-        file = folder.manifest.models[model].recipes[recipe].plan
+        file = folder.manifest.models[recipe.model].recipes[recipe.recipe].plan
         methods = read_plan(folder.read(file), str(folder.path / file.path)).methods
     except LowerError as error:
-        return ChildFigures({}, {subjects[LOAD]: error.what})
-    subjects |= {f"{CALL}{method}": FigureSubject(model, recipe, method) for method in methods}
-    request = {"installed": folder.installed, "model": model, "recipe": recipe, "imports": list(imports)}
+        return ChildFigures({}, {recipe: error.what})
+    subjects |= {f"{CALL}{method}": replace(recipe, method=method) for method in methods}
+    request = {"installed": folder.installed, "model": recipe.model, "recipe": recipe.recipe, "imports": list(imports)}
     # the load comes last: the earlier processes have written the bytecode of its imports
     parts = [*(part for part in subjects if part != LOAD), NOTHING, LOAD]
     numbers: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for part in parts:
-        number = count_part(counter, folder.path.resolve(), {**request, "part": part}, environment)
+        number = count_part(counter, folder.path.resolve(), {**request, "part": part})
         if isinstance(number, str):
             reasons[part] = number
         else:
@@ -136,9 +133,7 @@ def count_instructions(
     return ChildFigures(figures, {subjects[part]: reason for part, reason in reasons.items() if part != NOTHING})
 
 
-def count_part(
-    counter: Counter, folder: Path, request: Mapping[str, object], environment: Mapping[str, str]
-) -> float | str:
+def count_part(counter: Counter, folder: Path, request: Mapping[str, object]) -> float | str:
     """Run a child process; return the instructions of a range of a part, or the reason for their absence."""
     with work_folder() as work:
         (work / REQUEST).write_text(json.dumps(request), encoding="utf-8")
@@ -149,7 +144,7 @@ def count_part(
         options = ["stat", "-x,", "-e", EVENT, "-o", str(work / PERF_OUTPUT), "--delay=-1", control, "--"]
         command = [*counter.prefix, counter.program, *options]
         command += [sys.executable, "-m", "hatch_lower.cli.measure.counted_child"]
-        status, said = run_counted(command, {**environment, **FIXED}, LIMIT_SECONDS, work)
+        status, said = run_counted(command, {**counter.environment, **FIXED}, LIMIT_SECONDS, work)
         answer: dict[str, Any] = {"ranges": 0, "reason": ""}
         with suppress(FileNotFoundError):
             answer = json.loads((work / ANSWER).read_text(encoding="utf-8"))

@@ -144,7 +144,7 @@ def exact_tier(task: Task, methods: Sequence[FigureSubject], notes: list[str]) -
 def add_counts(
     task: Task, methods: Sequence[FigureSubject], figures: dict[str, Figures], notes: list[str], tell: Tell
 ) -> None:
-    recipes = sorted({(each.model, each.recipe) for each in methods if not task.is_equal(each)})
+    recipes = sorted({FigureSubject(each.model, each.recipe) for each in methods if not task.is_equal(each)})
     if not recipes:
         return
     counter = find_counter(task.environment)
@@ -152,10 +152,10 @@ def add_counts(
         notes.append(f"instructions cannot be counted here: {counter}")
         return
     for name, side in task.sides.items():
-        for model, recipe in recipes:
-            tell(f"counting instructions of {model}/{recipe}, {name}")
-            imports = task.imports.get(recipe, ())
-            counts = count_instructions(counter, side.folders[model], model, recipe, task.environment, imports)
+        for recipe in recipes:
+            tell(f"counting instructions of {recipe}, {name}")
+            imports = task.imports.get(recipe.recipe, ())
+            counts = count_instructions(counter, side.folders[recipe.model], recipe, imports)
             notes += [f"no instructions of {subject}, {name}: {reason}" for subject, reason in counts.reasons.items()]
             for subject, found in counts.figures.items():
                 figures[name] = {**figures[name], subject: {**figures[name].get(subject, {}), **found}}

@@ -42,17 +42,14 @@ class BenchSide(Frozen):
 @contextmanager
 def open_side(target: str | Path) -> Iterator[BenchSide]:
     """Open the installed model or distribution of a name, or the wheel or the folder at a path."""
-    if isinstance(target, str):
-        contents = find_contents(target)
-        manifest = contents[0].manifest
-        title = f"{manifest.distribution} {manifest.version} (installed)"
-        yield side_of_places(title, contents, places_in(contents, installed=True))
-    elif not target.is_dir():
+    if isinstance(target, Path) and not target.is_dir():
         with open_wheel_side(target, target.name) as side:
             yield side
-    else:
-        contents = find_contents(target)
-        yield side_of_places(str(target), contents, places_in(contents, installed=False))
+        return
+    contents = find_contents(target)
+    manifest, is_name = contents[0].manifest, isinstance(target, str)
+    title = f"{manifest.distribution} {manifest.version} (installed)" if is_name else str(target)
+    yield side_of_places(title, contents, places_in(contents, installed=is_name))
 
 
 @contextmanager
