@@ -57,7 +57,7 @@ def plan(root: Path, shards: int | None, as_json: bool) -> None:
     }
     show_report(report, as_json, plan_lines)
     if shards is not None:
-        show(["", *shard_lines(divided)])
+        show(["", *(f"shard {job['shard']}: {job['only']}" for job in matrix_of(divided)["include"])])
 
 
 def matrix_of(shards: Sequence[Sequence[Unit]]) -> Report:
@@ -106,11 +106,6 @@ def plan_lines(report: Report) -> Iterator[str]:
     yield ""
     rest = f"; of {unknown} nothing is known" if unknown and known else ""
     yield f"{count(len(missing), 'unit')} to make{f', about {sum(known):.0f} s' if known else ''}{rest}"
-
-
-def shard_lines(shards: Sequence[Sequence[Unit]]) -> Iterator[str]:
-    for number, shard in enumerate(shards, 1):
-        yield f"shard {number}/{len(shards)}: {' '.join(unit.name for unit in shard)}"
 
 
 def seconds_text(seconds: float | None) -> str:

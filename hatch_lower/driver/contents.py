@@ -311,7 +311,8 @@ def unpack_folder(wheel: OpenedWheel, member: str, recorded: Recorded | None, ta
         where = error.where.replace(str(target), place)
         raise ProgramError(error.what, where=where, found=error.found, hint=error.hint) from error
     listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
-    found = {name: (size, entry) for name, entry in listed.items() if (size := wheel.size(name)) is not None}
+    sizes = {member.filename: member.file_size for member in wheel.archive.infolist()}
+    found = {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}
     refuse_larger(wheel.path, found, target)
     for name, (_, entry) in found.items():
         copy_member(wheel, name, target / entry.path)

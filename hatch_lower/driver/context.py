@@ -162,18 +162,11 @@ class BuildContext(Frozen):
         return (*self.view.import_roots, *(Path(entry) for entry in path if entry), self.settings.root)
 
 
-def build_context(
-    settings: Settings,
-    view: ProjectView,
-    work: Path,
-    store: Store,
-    reporter: Reporter,
-    files: Callable[[], Iterable[Path]] = tuple,
-) -> BuildContext:
+def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
     temporary = work / "temporary"
     environment = child_environment(os.environ, settings.pass_env, sys.path, temporary, cpu_capability())
     hidden = hidden_variables(os.environ, environment)
-    return BuildContext(settings, view, work, store, reporter, environment, files=files, hidden=hidden)
+    return BuildContext(settings, view, work, store, reporter, environment, hidden=hidden)
 
 
 def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:

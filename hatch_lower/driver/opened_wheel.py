@@ -30,13 +30,6 @@ class OpenedWheel(Frozen):
     def members(self) -> list[str]:
         return self.archive.namelist()
 
-    def size(self, member: str) -> int | None:
-        """Return the size of a member's contents; `None` for a missing member."""
-        try:
-            return self.archive.getinfo(member).file_size
-        except KeyError:
-            return None
-
     def read(self, member: str) -> bytes:
         """Return the bytes of a document; one that is too large for a document is not inflated."""
         try:

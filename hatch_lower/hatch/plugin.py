@@ -160,8 +160,8 @@ class LowerBuildHook(BuildHookInterface[Any]):
             reporter = SaidOnce(reporter_for(self.app.display_info, self.app.verbosity, log))
             notes.report_to(reporter)
             try:
-                context = build_context(project.settings, project.view, folder, store, reporter, project.files)
-                return build(replace(context, check_early=check_early))
+                context = build_context(project.settings, project.view, folder, store, reporter)
+                return build(replace(context, files=project.files, check_early=check_early))
             finally:
                 reporter.close()
 

@@ -128,7 +128,7 @@ def shop(tmp_path: Path) -> BuildContext:
     work = tmp_path / "work"
     work.mkdir()
     store = Store(tmp_path / "cache" / "v1", "on", refuse)
-    return build_context(project.settings, project.view, work, store, NullReporter(), project.files)
+    return replace(build_context(project.settings, project.view, work, store, NullReporter()), files=project.files)
 
 
 class Asked(NamedTuple):
@@ -347,7 +347,8 @@ def test_a_failing_model_s_error_and_log_arrive_without_the_worker_s_paths(
 
 
 def build_again(context: BuildContext) -> BuildContext:
-    return build_context(context.settings, context.view, context.work, context.store, context.reporter, context.files)
+    again = build_context(context.settings, context.view, context.work, context.store, context.reporter)
+    return replace(again, files=context.files)
 
 
 def test_a_file_that_was_not_sent_is_named_with_the_setting(shop: BuildContext) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -42,4 +43,4 @@ def context_of(project: Project, work: Path) -> BuildContext:
     read = open_project(project.root)
     work.mkdir()
     store = open_store({"HATCH_LOWER_CACHE_DIR": str(project.cache)}, pytest.fail)
-    return build_context(read.settings, read.view, work, store, NullReporter(), read.files)
+    return replace(build_context(read.settings, read.view, work, store, NullReporter()), files=read.files)

@@ -43,7 +43,7 @@ OTHER_KINDS = frozenset({Kind.VARIABLES, Kind.NETWORK, Kind.INCOMPLETE, Kind.BOU
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 # kinds that count at any place in the log: written files, and processes
 KEPT_KINDS = frozenset({Kind.WRITTEN, Kind.PROCESSES})
-INNER_KINDS = frozenset({Kind.UPDATED, Kind.BOUND, Kind.VARIABLE_SET})  # they decide about other kinds
+INNER_KINDS = frozenset({Kind.UPDATED, Kind.BOUND, Kind.VARIABLE_SET})  # deciding about other kinds only
 
 
 class Record(NamedTuple):
