@@ -356,13 +356,11 @@ def test_a_kernel_of_a_library_runs_until_the_next_begins() -> None:
 
 def test_nodes_of_a_model_are_read_without_its_library() -> None:
     onnx = pytest.importorskip("onnx")
-    from google.protobuf.message import DecodeError
-
     made = onnx.helper.make_node("Add", ["a", "b"], ["c"], name="Add_0", domain="x")
     graph = onnx.helper.make_graph([made], "g", [], [])
     model = onnx.helper.make_model(graph).SerializeToString()
     assert read_nodes(model) == [ModelNode("Add_0", ("a", "b"), ("c",))]
-    with pytest.raises(DecodeError):
+    with pytest.raises(ValueError, match="longer than its message"):
         read_nodes(model[:-1])
 
 

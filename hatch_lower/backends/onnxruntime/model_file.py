@@ -47,27 +47,31 @@ def external_values(model: bytes) -> Iterator[bytes]:
     waiting = [("model", 0, len(model))]
     while waiting:
         kind, place, end = waiting.pop()
-        fields = FIELDS[kind]
-        while place < end:
-            key, place = number_at(model, place, end)
-            wire = key & 7
-            if wire == 2:
-                length, place = number_at(model, place, end)
-                after = place + length
-                child = fields.get((key & 0xFFFFFFFF) >> 3)
-                if child == "value":
-                    yield model[place:after]
-                elif child is not None and model.find(KEY, place, after) >= 0:
-                    waiting.append((child, place, min(after, end)))
-                place = after
-            elif wire == 0:
-                place = end_of_number(model, place)
-            elif wire in FIXED:
-                place += FIXED[wire]
-            else:
-                raise ValueError("a field of an obsolete kind")
-        if place > end:
-            raise ValueError("a field that is longer than its message")
+        for number, begin, after in fields_of(model, place, end):
+            child = FIELDS[kind].get(number)
+            if child == "value":
+                yield model[begin:after]
+            elif child is not None and model.find(KEY, begin, after) >= 0:
+                waiting.append((child, begin, after))
+
+
+def fields_of(model: bytes, place: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, beginning and end of a message's fields, except plain numbers; `ValueError` if it is no message."""
+    while place < end:
+        key, place = number_at(model, place, end)
+        wire = key & 7
+        if wire == 2:
+            length, place = number_at(model, place, end)
+            yield (key & 0xFFFFFFFF) >> 3, place, min(place + length, end)
+            place += length
+        elif wire == 0:
+            place = end_of_number(model, place)
+        elif wire in FIXED:
+            place += FIXED[wire]
+        else:
+            raise ValueError("a field of an obsolete kind")
+    if place > end:
+        raise ValueError("a field that is longer than its message")
 
 
 def number_at(model: bytes, place: int, end: int) -> tuple[int, int]:
@@ -142,21 +146,18 @@ class ModelNode(NamedTuple):
 
 
 def read_nodes(model: bytes) -> list[ModelNode]:
-    """Return the nodes of a model's graph, without nested graphs; `DecodeError` if the bytes are no model."""
-    return [read_node(node) for graph in fields_of(model, GRAPH) for node in fields_of(graph, NODE)]
+    """Return the nodes of a model's graph, without nested graphs; `ValueError` if the bytes are no model."""
+    graphs = [place for number, *place in fields_of(model, 0, len(model)) if number == GRAPH]
+    nodes = [place for graph in graphs for number, *place in fields_of(model, *graph) if number == NODE]
+    return [read_node(model, *node) for node in nodes]
 
 
-def read_node(data: bytes) -> ModelNode:
-    texts = {number: [text.decode() for text in fields_of(data, number)] for number in (INPUT, OUTPUT, NAME)}
+def read_node(model: bytes, place: int, end: int) -> ModelNode:
+    texts: dict[int, list[str]] = {INPUT: [], OUTPUT: [], NAME: []}
+    for number, begin, after in fields_of(model, place, end):
+        if number in texts:
+            texts[number].append(model[begin:after].decode())
     return ModelNode("".join(texts[NAME][-1:]), tuple(texts[INPUT]), tuple(texts[OUTPUT]))
-
-
-def fields_of(data: bytes, number: int) -> list[bytes]:
-    """Return the contents of a message's fields of a number, which are bytes."""
-    from google.protobuf import empty_pb2, unknown_fields  # onnxruntime requires protobuf, but not onnx
-
-    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
-    return [field.data for field in fields if field.field_number == number]
 
 
 def originals(known: Sequence[ModelNode], optimized: Sequence[ModelNode]) -> dict[str, tuple[str, ...]]:
