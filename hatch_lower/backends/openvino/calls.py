@@ -18,22 +18,17 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimension
 from hatch_lower.backends.interpolation import why_not_interpolation
 from hatch_lower.backends.openvino.claims import (
-    ATTENTION,
-    AVERAGES,
     CHOOSE,
     CHOSEN,
+    CONVOLUTIONS,
     DEQUANTIZE_CHOSEN,
     FLOATING,
     INDICES,
     KEPT_WHOLE,
     MULTIPLY_INTEGERS,
-    NORM,
-    POOLS,
     QUANTIZE_CHOSEN,
     QUANTIZED,
-    REDUCING_ALL,
     TABLES,
-    VARIANCE,
     index_source,
     lookup,
     nodes_in,
@@ -44,7 +39,7 @@ from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, produ
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.tensors import dtype_name
 
-EXACT = 2**24  # whole numbers that float32 holds
+EXACT = 2**24  # whole numbers up to here are float32's, too
 LARGEST_PRODUCT = 2**14  # largest product of two signed 8-bit integers
 ROUNDERS = frozenset(overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
@@ -158,11 +153,17 @@ def whole_if(node: Node) -> list[object]:
     return list(node.all_input_nodes) if name in KEPT_WHOLE else [None]
 
 
-LARGEST = 1 << 24  # whole numbers up to here are float32's, too
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
 GROUPS = "aten.native_group_norm.default"
 PRODUCT = "aten.addmm.default"
-CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
+ATTENTION = "aten.scaled_dot_product_attention.default"
+AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
+POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
+VARIANCE = "aten.var.correction"
+
+# with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
+REDUCING_ALL = frozenset(overloads("mean.dim var.correction"))
+NORM = "aten.linalg_vector_norm.default"
 
 
 def why_not_openvino_call(name: str, node: Node, ranges: Ranges) -> str:
@@ -191,7 +192,7 @@ def why_not_values(name: str, given: Mapping[str, Any]) -> str:
         return "its start or step is a float, and OpenVINO takes the result's dtype from another argument"
     if given.get("out_dtype", torch.float32) not in (None, torch.float32):
         return f"its result is {dtype_name(given['out_dtype'])}"
-    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > LARGEST:
+    if name == "aten.constant_pad_nd.default" and abs(given.get("value", 0)) > EXACT:
         return f"it pads with {given['value']}, which OpenVINO writes down as float32"
     return ""
 

@@ -23,8 +23,6 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
 NUMBERS = FLOATING | {torch.int32}
-CONDITIONS = frozenset({"condition", "attn_mask"})
-SCALES = frozenset({"scale"})
 INDICES = frozenset({torch.int32, torch.int64})
 QUANTIZED = frozenset({torch.uint8, torch.int8})
 STORED = NUMBERS | BOOLEAN | QUANTIZED
@@ -126,25 +124,14 @@ CLAIMS: Mapping[str, Claim] = {
     MULTIPLY_INTEGERS: Claim(frozenset({torch.int8, torch.int32})),
 }
 
-# beside float32 their other operand may be an 8-bit integer
-PROMOTING = frozenset(overloads("add.Tensor mul.Tensor sub.Tensor"))
-
 # the result has each element of their first input, and no other
 KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze.dims unsqueeze view"))
-
-# the result has some elements of their inputs, and no other
-CHOICES = frozenset(
-    overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
-)
 
 # the argument whose places an operator's indices name; OpenVINO does not notice indices out of range
 TABLES: Mapping[str, str] = {
     "aten.embedding.default": "weight",
     **dict.fromkeys(overloads("index.Tensor index_put index_select"), "self"),
 }
-
-# operators that count negative indices from the end, as eager does
-COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
 
 # They may give a number where eager gives NaN, or the reverse, or order NaN elsewhere. Few networks do without them.
 NAN_LOSING = frozenset(
@@ -167,28 +154,7 @@ ROUNDING = frozenset(
     )
 )
 
-# the argument of a product that OpenVINO packs, if constant
-WEIGHTS: Mapping[str, str] = {
-    MULTIPLY_INTEGERS: "mat2",
-    "aten.addmm.default": "mat2",
-    "aten.bmm.default": "mat2",
-    "aten.conv1d.default": "weight",
-    "aten.conv2d.default": "weight",
-    "aten.conv3d.default": "weight",
-    "aten.convolution.default": "weight",
-    "aten.linear.default": "weight",
-    "aten.mm.default": "mat2",
-}
-
-ATTENTION = "aten.scaled_dot_product_attention.default"
-AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
-POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}  # their dimensions
-VARIANCE = "aten.var.correction"
-
-# with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
-REDUCING_ALL = frozenset(overloads("mean.dim var.correction"))
-NORM = "aten.linalg_vector_norm.default"
-
+CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,

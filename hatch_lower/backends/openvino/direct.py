@@ -13,6 +13,7 @@ from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.interpolation import NEAREST
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
+    CONVOLUTIONS,
     DEQUANTIZE,
     DEQUANTIZE_CHANNELS,
     DEQUANTIZE_CHOSEN,
@@ -31,7 +32,6 @@ Opset: TypeAlias = Any  # OpenVINO's operators
 Value: TypeAlias = Any  # result of an operator
 
 INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
-CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 PRODUCTS = frozenset(overloads("addmm bmm linear mm"))
 
 

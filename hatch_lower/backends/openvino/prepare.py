@@ -18,13 +18,13 @@ from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.openvino.claims import (
     CHOOSE,
-    COUNTING_BACK,
     QUANTIZE,
     ROUNDING,
     Lookup,
     index_source,
     lookup,
     nodes_in,
+    overloads,
 )
 from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
@@ -34,6 +34,9 @@ from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
+# operators that count negative indices from the end, as eager does
+COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
+
 # OpenVINO gives true where these compare a NaN, but not with the mirrored operator and exchanged operands
 MIRRORED = {
     aten.gt.Tensor: aten.lt.Tensor,
@@ -204,23 +207,17 @@ def max_pool(given: Mapping[str, object], rank: int) -> Call:
     return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
 
 
-def softmax_call(given: Mapping[str, object], rank: int) -> Call:
+def softmax_call(operator: OpOverload, given: Mapping[str, object], rank: int) -> Call:
     # the last argument: the dtype stays
-    return aten._softmax.default, (given["self"], given["dim"], False)
-
-
-def log_softmax(given: Mapping[str, object], rank: int) -> Call:
-    return aten._log_softmax.default, (given["self"], given["dim"], False)
+    return operator, (given["self"], given["dim"], False)
 
 
 COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = {
-    aten.conv1d.default: convolution_call,
-    aten.conv2d.default: convolution_call,
-    aten.conv3d.default: convolution_call,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), convolution_call),
     aten.layer_norm.default: layer_norm,
-    aten.log_softmax.int: log_softmax,
+    aten.log_softmax.int: partial(softmax_call, aten._log_softmax.default),
     aten.max_pool2d.default: max_pool,
-    aten.softmax.int: softmax_call,
+    aten.softmax.int: partial(softmax_call, aten._softmax.default),
 }
 
 COPIES = frozenset({aten.alias.default, aten.clone.default})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -42,19 +43,8 @@ EXACT = "nonconvertable_divide_0"
 FUSED = frozenset(
     {
         *("Abs", "Add", "Ceiling", "Clamp", "Convert", "Divide", "Elu", "Erf", "Exp", "Floor", "Gelu", "HSigmoid"),
-        *(
-            "HSwish",
-            "HardSigmoid",
-            "LogicalNot",
-            "Maximum",
-            "Minimum",
-            "Mish",
-            "Multiply",
-            "Negative",
-            "PRelu",
-            "Power",
-        ),
-        *("ReLU", "Relu", "Reshape", "Round", "Sigmoid", "SoftPlus", "Sqrt", "SquaredDifference", "Squeeze"),
+        *("HSwish", "HardSigmoid", "LogicalNot", "Maximum", "Minimum", "Mish", "Multiply", "Negative", "PRelu"),
+        *("Power", "ReLU", "Relu", "Reshape", "Round", "Sigmoid", "SoftPlus", "Sqrt", "SquaredDifference", "Squeeze"),
         *("Subtract", "Swish", "Tanh", "Unsqueeze"),
     }
 )
@@ -149,11 +139,9 @@ class OpenvinoDelegate(Delegate):
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OpenvinoDelegate:
-        return cls.open(blob, constants, {})
-
-    @classmethod
-    def open(cls, blob: DelegateBlob, constants: Sequence[Array], more: Mapping[str, object]) -> Self:
+    def load(
+        cls, blob: DelegateBlob, constants: Sequence[Array], more: Mapping[str, object] = MappingProxyType({})
+    ) -> Self:
         # `more` are settings besides the usual
         info = read_info(blob, len(constants))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import getitem
 
 import torch
@@ -13,25 +13,22 @@ from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tens
 from hatch_lower.backends.openvino.calls import makes_integers, why_not_chosen, why_not_openvino_call
 from hatch_lower.backends.openvino.claims import (
     BOOLEAN,
-    CHOICES,
     CHOSEN,
     CLAIMS,
-    CONDITIONS,
     DEQUANTIZE_CHANNELS,
     FLOATING,
     INDICES,
     KEPT_WHOLE,
+    MULTIPLY_INTEGERS,
     NAN_LOSING,
-    PROMOTING,
     QUANTIZED,
-    SCALES,
     TABLES,
-    WEIGHTS,
     Claim,
     Lookup,
     index_source,
     lookup,
     nodes_in,
+    overloads,
     points_of,
     tensor_inputs,
 )
@@ -41,11 +38,24 @@ from hatch_lower.exir.graph.operators import named_arguments, operator_name, tor
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.runtime.torch_private.operators import OpOverload
 
-# part of a reason: dtypes that the CPU's kernels compute as another dtype
-COMPUTED_AS = {
-    torch.int64: ", which OpenVINO computes as int32",
-    torch.float64: ", which OpenVINO computes as float32",
+CONDITIONS = frozenset({"condition", "attn_mask"})
+SCALES = frozenset({"scale"})
+# beside float32 their other operand may be an 8-bit integer
+PROMOTING = frozenset(overloads("add.Tensor mul.Tensor sub.Tensor"))
+
+# the result has some elements of their inputs, and no other
+CHOICES = frozenset(
+    overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
+)
+
+# the argument of a product that OpenVINO packs, if constant
+WEIGHTS: Mapping[str, str] = {
+    MULTIPLY_INTEGERS: "mat2",
+    **dict.fromkeys(overloads("addmm bmm mm"), "mat2"),
+    **dict.fromkeys(overloads("conv1d conv2d conv3d convolution linear"), "weight"),
 }
+# part of a reason: dtypes that the CPU's kernels compute as another dtype
+COMPUTED_AS = {torch.int64: ", which OpenVINO computes as int32", torch.float64: ", which OpenVINO computes as float32"}
 
 
 class OpenvinoSupport:

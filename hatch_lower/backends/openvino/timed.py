@@ -49,7 +49,7 @@ class TimedOpenvinoDelegate(CountedRuns, OpenvinoDelegate):
 
 
 def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOpenvinoDelegate:
-    timed = TimedOpenvinoDelegate.open(blob, constants, {"PERF_COUNT": True})
+    timed = TimedOpenvinoDelegate.load(blob, constants, {"PERF_COUNT": True})
     timed.known = {str(layer.get("name")) for layer in ElementTree.parse(blob.path).iter("layer")}
     return timed
 
