@@ -28,9 +28,10 @@ from hatch_lower.backends.onnxruntime.support import (
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
+from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.nodes import Ranges, is_view
 from hatch_lower.exir.graph.operators import torch_operator
-from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets
+from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.runtime.torch_private.tensors import tree_leaves
 
 if TYPE_CHECKING:
@@ -54,12 +55,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
     def reasons(self, program: ExportedProgram) -> Reasons:
         # a size of a taken value is taken: taken operations may need it
         known: dict[Node, str] = {}
-        mutated = mutated_targets(program)
-        constants = {
-            node: constant_of(program, spec)
-            for node, spec in constant_placeholders(program).items()
-            if spec.target not in mutated
-        }
+        constants = {node: constant_of(program, spec) for node, spec in unchanged_constants(program).items()}
 
         def judge(node: Node) -> str:
             if node.target is operator.getitem and isinstance(node.args[0], Node):

@@ -21,10 +21,7 @@ from hatch_lower.backends.partition_copy import (
     write_floored,
 )
 from hatch_lower.exir.graph.nodes import is_view
-from hatch_lower.exir.graph.operators import (
-    named_arguments,
-    torch_operator,
-)
+from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.surgery import reach
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of

@@ -56,11 +56,9 @@ class OnnxruntimeDelegate(Delegate):
         self._names = [f"y{index}" for index in range(call.results)]
 
     @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OnnxruntimeDelegate:
-        return cls.open(blob, constants, lambda options: None)
-
-    @classmethod
-    def open(cls, blob: DelegateBlob, constants: Sequence[Array], adjust: Callable[[SessionOptions], None]) -> Self:
+    def load(
+        cls, blob: DelegateBlob, constants: Sequence[Array], adjust: Callable[[SessionOptions], None] | None = None
+    ) -> Self:
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -75,7 +73,8 @@ class OnnxruntimeDelegate(Delegate):
         if missing := [name for name in info.providers if name not in available]:
             raise provider_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
         options = make_options(onnxruntime, info.threads)
-        adjust(options)
+        if adjust is not None:
+            adjust(options)
 
         def start(model: bytes, providers: Sequence[str]) -> InferenceSession:
             joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)

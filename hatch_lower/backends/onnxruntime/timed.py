@@ -48,7 +48,7 @@ def load_timed(blob: DelegateBlob, constants: Sequence[Array]) -> TimedOnnxrunti
         options.add_session_config_entry(OPTIMIZED_WEIGHTS, WEIGHTS)
 
     try:
-        timed = TimedOnnxruntimeDelegate.open(blob, constants, adjust)
+        timed = TimedOnnxruntimeDelegate.load(blob, constants, adjust)
         timed.names = originals(read_nodes(blob.path.read_bytes()), read_nodes((folder / OPTIMIZED).read_bytes()))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

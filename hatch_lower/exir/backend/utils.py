@@ -152,9 +152,9 @@ def tag_placeholders(program: ExportedProgram, chosen: Callable[[InputSpec], boo
             logger.info("the constant `%s` is used in the partitions %s", spec.target, ", ".join(tags))
 
 
-def unchanged_constants(program: ExportedProgram) -> frozenset[Node]:
+def unchanged_constants(program: ExportedProgram) -> dict[Node, InputSpec]:
     changed = mutated_targets(program)
-    return frozenset(node for node, spec in constant_placeholders(program).items() if spec.target not in changed)
+    return {node: spec for node, spec in constant_placeholders(program).items() if spec.target not in changed}
 
 
 class WhyNoPartitionReporter:
