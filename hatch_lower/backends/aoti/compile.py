@@ -163,7 +163,15 @@ class AotiBackend(BackendDetails):
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        return lower_groups(edge_programs, compile_specs)
+        # inductor's settings hold for a single instruction set at a time
+        places: dict[AotiOptions, list[int]] = {}
+        for place, specs in enumerate(compile_specs):
+            places.setdefault(options_from_specs(specs), []).append(place)
+        results_by_place: dict[int, PreprocessResult] = {}
+        for options, group in places.items():
+            results = compile_partitions([edge_programs[place] for place in group], options)
+            results_by_place |= zip(group, results, strict=True)
+        return [results_by_place[place] for place in range(len(edge_programs))]
 
     @classmethod
     def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
@@ -184,20 +192,6 @@ class AotiBackend(BackendDetails):
         # the compilers that `choose_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
-
-
-def lower_groups(
-    programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
-) -> list[PreprocessResult]:
-    # inductor's settings hold for a single instruction set at a time
-    places: dict[AotiOptions, list[int]] = {}
-    for place, specs in enumerate(compile_specs):
-        places.setdefault(options_from_specs(specs), []).append(place)
-    results_by_place: dict[int, PreprocessResult] = {}
-    for options, group in places.items():
-        results = compile_partitions([programs[place] for place in group], options)
-        results_by_place |= zip(group, results, strict=True)
-    return [results_by_place[place] for place in range(len(programs))]
 
 
 def compile_partitions(programs: Sequence[ExportedProgram], options: AotiOptions) -> list[PreprocessResult]:

@@ -145,8 +145,7 @@ class AotiCopy(PartitionCopy):
         bias = named_arguments(node).get("bias")
         bias = None if bias is None else self.values[bias]
         if is_linear:
-            (*rows, length), (width, _) = values.shape, weight.shape
-            return write_linear(call, left, right, bias, rows, length, width, values.dtype)
+            return write_linear(call, left, right, bias, values, weight.shape[0])
         image, place = operands[0], self._weights[operands[1].integers]
         zero_point = image.zero_point + (128 if has_signed_integers(image) else 0)
         places = places_of(node, image.integers, operands[1].integers, place, zero_point)

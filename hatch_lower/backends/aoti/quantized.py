@@ -117,22 +117,16 @@ def operand_of(node: Node) -> Operand:
     return Operand(given["input"], given[names[0]], given[names[1]])
 
 
-def write_linear(
-    call: Call,
-    left: Operand,
-    right: Operand,
-    bias: Any,
-    rows: Sequence[Any],
-    length: int,
-    width: int,
-    dtype: torch.dtype,
-) -> Node:
-    """Write a linear layer over integers; each call sums up the weights, which are unknown at build."""
-    values = left.integers
+def write_linear(call: Call, left: Operand, right: Operand, bias: Any, like: torch.Tensor, width: int) -> Node:
+    """Write a linear layer over integers; each call sums up the weights, which are unknown at build.
+
+    `like` has the dtype and the sizes of the left operand, `width` is the number of rows of the right operand.
+    """
+    values, (*rows, length) = left.integers, like.shape
     if len(rows) != 1:
         values = call(aten.reshape.default, values, [-1, length])
     # An extra row holds the sums of the weights: a separate sum takes longer than the product.
-    ones = call(aten.full.default, [1, length], 1, dtype=dtype)
+    ones = call(aten.full.default, [1, length], 1, dtype=like.dtype)
     total = call(aten.cat.default, [values, ones])
     total = call(aten._int_mm.default, total, call(aten.permute.default, right.integers, [1, 0]))
     # the rest in 64 bits: a zero point is unbounded

@@ -229,8 +229,5 @@ def read_packed(given: Mapping[str, Any], constants: int) -> tuple[int, dict[str
     require(fits and min(where["stride"] + where["dilation"] + where["size"]) > 0, f"a convolution with {where}")
     groups, zero_point = int(given["groups"]), given["zero_point"]
     require(groups > 0, f"a convolution in {groups} groups")
-    return given["constant"], {
-        "zero_point": None if zero_point is None else int(zero_point),
-        "groups": groups,
-        **where,
-    }
+    zero_point = None if zero_point is None else int(zero_point)
+    return given["constant"], {"zero_point": zero_point, "groups": groups, **where}

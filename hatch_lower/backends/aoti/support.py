@@ -15,12 +15,7 @@ from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, wh
 from hatch_lower.exir.graph.nodes import result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
 from hatch_lower.runtime.torch_private.inductor import is_generated, is_taken_apart_or_called
-from hatch_lower.runtime.torch_private.operators import (
-    OpOverload,
-    base_name,
-    has_composite_kernel,
-    schema_of,
-)
+from hatch_lower.runtime.torch_private.operators import OpOverload, base_name, has_composite_kernel, schema_of
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
