@@ -248,16 +248,8 @@ def bilinear(self: KitModule, image: Tensor) -> object:
     return *free, F.interpolate(image, (1, 1), mode="bilinear", align_corners=True)
 
 
-def nearest_to(self: KitModule, image: Tensor, lateral: Tensor) -> object:
-    return lateral + F.interpolate(image, lateral.shape[2:])
-
-
-def bilinear_to(self: KitModule, image: Tensor, lateral: Tensor) -> object:
-    return lateral + F.interpolate(image, lateral.shape[2:], mode="bilinear")
-
-
-def corners_to(self: KitModule, image: Tensor, lateral: Tensor) -> object:
-    return lateral + F.interpolate(image, lateral.shape[2:], mode="bilinear", align_corners=True)
+def resize_to(**options: Any) -> Callable[..., object]:
+    return lambda self, image, lateral: lateral + F.interpolate(image, lateral.shape[2:], **options)
 
 
 def resized_windows(self: KitModule, image: Tensor) -> object:
@@ -282,8 +274,9 @@ def resizing_cases() -> Iterator[Case]:
         yield Case(f"resizing/{name}", plain_maker(forward), drawn((1, 2, 26, 16)))
     names = ({2: "height", 3: "width"}, {2: "rows", 3: "columns"})
     between = [{place: Dim(name, min=1, max=128) for place, name in each.items()} for each in names]
-    for name, resize in (("nearest", nearest_to), ("bilinear", bilinear_to), ("corners", corners_to)):
-        dynamic = {"image": between[0], "lateral": between[1]}
+    dynamic = {"image": between[0], "lateral": between[1]}
+    corners = resize_to(mode="bilinear", align_corners=True)
+    for name, resize in (("nearest", resize_to()), ("bilinear", resize_to(mode="bilinear")), ("corners", corners)):
         yield Case(f"resizing/{name} to any size", plain_maker(resize), pairs(*PAIRS), dynamic)
     yield Case("resizing/own places", plain_maker(own_places), pairs(*PAIRS), dynamic)
     wide = {"image": {place: Dim(name, min=8, max=128) for place, name in names[0].items()}}
