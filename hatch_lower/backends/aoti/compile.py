@@ -29,7 +29,7 @@ from hatch_lower.backends.aoti.configuration import (
     options_from_specs,
     parse_options,
 )
-from hatch_lower.backends.aoti.convolutions import may_copy
+from hatch_lower.backends.aoti.layers import may_copy
 from hatch_lower.backends.aoti.library import Compiler, LibraryPool, choose_compiler
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import GeneratedCode, generate, with_kernel_timers

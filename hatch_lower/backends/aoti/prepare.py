@@ -19,17 +19,20 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputSpec
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 
-from hatch_lower.backends.aoti.convolutions import Places, is_of_floats, places_of, write_of_floats
 from hatch_lower.backends.aoti.exact import is_inexact_function, write_exactly
-from hatch_lower.backends.aoti.quantized import (
+from hatch_lower.backends.aoti.layers import (
     CHOOSE,
     DEQUANTIZE,
     Operand,
+    Places,
     has_signed_integers,
+    is_of_floats,
     operands_of,
+    places_of,
     write_convolution,
     write_dequantized,
     write_linear,
+    write_of_floats,
     write_parameters,
 )
 from hatch_lower.backends.aoti.sizes import find_size_sources, rebuild_expression

@@ -113,23 +113,21 @@ def generate(copied: AotiCopy) -> GeneratedCode:
             if (ours := find_backend_error(error)) is not None:
                 raise ours from None
             message = "\n".join(str(error).strip().splitlines()[:12])
-            raise BackendError(
-                "inductor could not lower a partition",
-                found=f"{type(error).__name__}: {message}",
-                hint="leave the operation out with the backend's option `exclude`",
-            ) from error
+            raise refusal("inductor could not lower a partition", f"{type(error).__name__}: {message}") from error
     if any(isinstance(size, torch.SymInt) and size.node.expr.is_number for fake in copied.fakes for size in fake.shape):
         raise BackendError(
             "inductor compiled a partition of dynamic sizes for the sizes of its example only",
             hint="leave the operation out with the backend's option `exclude`, or export it with fixed sizes",
         )
     if len(records) != 1:
-        raise BackendError(
-            "inductor generated no code, or several pieces of code, for a partition",
-            found=f"{len(records)} pieces",
-            hint="leave the operation out with the backend's option `exclude`",
+        raise refusal(
+            "inductor generated no code, or several pieces of code, for a partition", f"{len(records)} pieces"
         )
     return records[0]
+
+
+def refusal(problem: str, found: str) -> BackendError:
+    return BackendError(problem, found=found, hint="leave the operation out with the backend's option `exclude`")
 
 
 def find_backend_error(error: BaseException | None) -> BackendError | None:
@@ -164,11 +162,8 @@ def refuse_extern(extern: str | None) -> None:
     if not extern:
         return
     names = sorted(set(re.findall(r'"target":\s*"([^"]+)"', extern)))
-    raise BackendError(
-        "inductor has no native call for an operation of a partition",
-        found=", ".join(names) or "unnamed operations",
-        hint="leave the operation out with the backend's option `exclude`",
-    )
+    found = ", ".join(names) or "unnamed operations"
+    raise refusal("inductor has no native call for an operation of a partition", found)
 
 
 def bound_constants(graph: Any) -> frozenset[str]:

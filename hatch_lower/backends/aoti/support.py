@@ -9,7 +9,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.aoti.exact import STD
-from hatch_lower.backends.aoti.quantized import why_not_quantized
+from hatch_lower.backends.aoti.layers import why_not_quantized
 from hatch_lower.backends.aoti.sizes import why_not_sizes
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_target, why_not_tensors
 from hatch_lower.exir.graph.nodes import result_tensors
