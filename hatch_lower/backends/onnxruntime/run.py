@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from hatch_lower.runtime.numpy_arrays import is_bfloat16
 from hatch_lower.runtime.selection import multiplies_bytes, thread_count
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from onnxruntime import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -32,10 +32,6 @@ from hatch_lower.backends.openvino.library import (
 from hatch_lower.errors import CallError, LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.numpy_arrays import element_dtype, is_bfloat16
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 # OpenVINO's own mark of a division that must not become a product with the reciprocal, which rounds differently
 EXACT = "nonconvertable_divide_0"
