@@ -17,34 +17,17 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import ZERO_FACTOR, why_not_dimension
 from hatch_lower.backends.interpolation import why_not_interpolation
-from hatch_lower.backends.openvino.claims import (
-    CHOOSE,
-    CHOSEN,
-    CONVOLUTIONS,
-    DEQUANTIZE_CHOSEN,
-    FLOATING,
-    INDICES,
-    KEPT_WHOLE,
-    MULTIPLY_INTEGERS,
-    QUANTIZE_CHOSEN,
-    QUANTIZED,
-    TABLES,
-    index_source,
-    lookup,
-    nodes_in,
-    overloads,
-    points_of,
-)
+from hatch_lower.backends.openvino import claims
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of
 from hatch_lower.exir.graph.operators import named_arguments, operator_name
 from hatch_lower.exir.graph.tensors import dtype_name
 
 EXACT = 2**24  # whole numbers up to here are float32's, too
 LARGEST_PRODUCT = 2**14  # largest product of two signed 8-bit integers
-ROUNDERS = frozenset(overloads("ceil floor round"))
+ROUNDERS = frozenset(claims.overloads("ceil floor round"))
 BOUNDING = {"aten.clamp.default": ("min", "max"), "aten.hardtanh.default": ("min_val", "max_val")}
-FILLING = frozenset(overloads("full full_like"))
-SUMS = frozenset(overloads("add.Tensor sub.Tensor"))
+FILLING = frozenset(claims.overloads("full full_like"))
+SUMS = frozenset(claims.overloads("add.Tensor sub.Tensor"))
 
 
 def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
@@ -55,16 +38,16 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
     group = [chooser, *(user for result in chooser.users for user in result.users)]
     for member in group:
         name = operator_name(member.target) if member.op == "call_function" else member.op
-        if name not in CHOSEN:
+        if name not in claims.CHOSEN:
             return f"`{member.name}` uses a scale, which OpenVINO has in float32"
         if chooser_of(member) is not chooser:
             return f"`{member.name}` uses a scale and a zero point that were chosen apart"
         given = named_arguments(member)["input"]
-        if name == QUANTIZE_CHOSEN and given is not named_arguments(chooser)["input"]:
+        if name == claims.QUANTIZE_CHOSEN and given is not named_arguments(chooser)["input"]:
             return f"`{member.name}` quantizes other numbers than the numbers that its scale was chosen for"
-        if name == QUANTIZE_CHOSEN and any(user not in group for user in member.users):
+        if name == claims.QUANTIZE_CHOSEN and any(user not in group for user in member.users):
             return f"`{member.name}` is used as integers"
-        if name == DEQUANTIZE_CHOSEN and given not in group:
+        if name == claims.DEQUANTIZE_CHOSEN and given not in group:
             return f"`{member.name}` has integers that were quantized elsewhere"
         if reason := why_not(member):
             return reason if member is node else f"it belongs to `{member.name}`: {reason}"
@@ -73,14 +56,14 @@ def why_not_chosen(node: Node, why_not: Callable[[Node], str]) -> str:
 
 def chooser_of(node: Node) -> Node | None:
     """Return the operation that chooses an operation's scale and zero point, if they have one."""
-    if operator_name(node.target) == CHOOSE:
+    if operator_name(node.target) == claims.CHOOSE:
         return node
     given = named_arguments(node)
     parts = [part for part in (given.get("scale"), given.get("zero_point")) if isinstance(part, Node)]
     places = [part.args[1] for part in parts if part.target is getitem]
     makers = {producer_of(part) for part in parts}
     maker = makers.pop() if places == [0, 1] and len(makers) == 1 else None
-    return maker if maker is not None and operator_name(maker.target) == CHOOSE else None
+    return maker if maker is not None and operator_name(maker.target) == claims.CHOOSE else None
 
 
 def why_not_integer_product(node: Node) -> str:
@@ -95,18 +78,18 @@ def why_not_integer_product(node: Node) -> str:
 
 def of_floats(node: Node) -> bool:
     value: torch.Tensor = node.meta["val"]
-    return value.dtype in FLOATING
+    return value.dtype in claims.FLOATING
 
 
 def makes_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of numbers."""
     converts = operator_name(node.target) == "aten._to_copy.default"
-    return converts and node.meta["val"].dtype in QUANTIZED and of_floats(node.all_input_nodes[0])
+    return converts and node.meta["val"].dtype in claims.QUANTIZED and of_floats(node.all_input_nodes[0])
 
 
 def makes_exact_integers(node: Node) -> bool:
     """Return whether an operation makes 8-bit integers of whole numbers, all of which are in their range."""
-    source = index_source(node.all_input_nodes[0])
+    source = claims.index_source(node.all_input_nodes[0])
     return (
         makes_integers(node)
         and has_whole_numbers(source)
@@ -150,7 +133,7 @@ def whole_if(node: Node) -> list[object]:
         return [given["fill_value"]]
     if name in BOUNDING:
         return [given.get(argument) for argument in ("self", *BOUNDING[name])]
-    return list(node.all_input_nodes) if name in KEPT_WHOLE else [None]
+    return list(node.all_input_nodes) if name in claims.KEPT_WHOLE else [None]
 
 
 LONGEST = 1 << 16  # places in windows, each of which is named in the model
@@ -162,7 +145,7 @@ POOLS: Mapping[str, int] = {"aten.avg_pool2d.default": 2, "aten.avg_pool3d.defau
 VARIANCE = "aten.var.correction"
 
 # with an empty list of dimensions they reduce all dimensions, and in OpenVINO none
-REDUCING_ALL = frozenset(overloads("mean.dim var.correction"))
+REDUCING_ALL = frozenset(claims.overloads("mean.dim var.correction"))
 NORM = "aten.linalg_vector_norm.default"
 
 
@@ -200,7 +183,7 @@ def why_not_values(name: str, given: Mapping[str, Any]) -> str:
 def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
     if name == GROUPS and len(shape := given["input"].meta["val"].shape) < 3 and not is_static_shape(shape):
         return "OpenVINO has no kernel for groups of rows whose number is dynamic"
-    if name in CONVOLUTIONS:
+    if name in claims.CONVOLUTIONS:
         return why_not_convolution(given)
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with a single key"
@@ -214,14 +197,14 @@ def why_not_sizes(name: str, given: Mapping[str, Any], ranges: Ranges) -> str:
 
 
 def why_not_operands(name: str, node: Node) -> str:
-    if name in TABLES:
+    if name in claims.TABLES:
         return why_not_lookup(name, node)
-    if name == MULTIPLY_INTEGERS:
+    if name == claims.MULTIPLY_INTEGERS:
         return why_not_integer_product(node)
     if name == "aten._to_copy.default":
         (source,) = node.all_input_nodes
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
-        if before != after and after not in FLOATING and not makes_exact_integers(node):
+        if before != after and after not in claims.FLOATING and not makes_exact_integers(node):
             return f"OpenVINO converts {dtype_name(before)} to {dtype_name(after)} differently"
     return ""
 
@@ -254,14 +237,16 @@ def why_not_pool(given: Mapping[str, Any], rank: int) -> str:
 
 
 def why_not_lookup(name: str, node: Node) -> str:
-    used = lookup(node)
-    found = points_of(node) if used is None else [used]
+    used = claims.lookup(node)
+    found = claims.points_of(node) if used is None else [used]
     if not found:
         return f"`{name}` has several indices, which cannot be passed to OpenVINO as a single index"
     if name == "aten.index_select.default" and not found[0].indices.meta["val"].dim():
         return "its index is a scalar, and OpenVINO's result lacks a dimension"
     dtypes = {each.indices.name: each.indices.meta["val"].dtype for each in found}
-    return next((f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in INDICES), "")
+    return next(
+        (f"`{index}` is {dtype_name(dtype)}" for index, dtype in dtypes.items() if dtype not in claims.INDICES), ""
+    )
 
 
 def why_not_windows(given: Mapping[str, Any]) -> str:
@@ -273,7 +258,7 @@ def why_not_windows(given: Mapping[str, Any]) -> str:
 
 
 def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
-    (source,) = nodes_in(given["self"])
+    (source,) = claims.nodes_in(given["self"])
     shape = source.meta["val"].shape
     dims = given.get("dim")
     return [shape[dim] for dim in dims] if dims else list(shape)

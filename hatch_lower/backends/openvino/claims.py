@@ -154,6 +154,21 @@ ROUNDING = frozenset(
     )
 )
 
+# beside float32 their other operand may be an 8-bit integer
+PROMOTING = frozenset(overloads("add.Tensor mul.Tensor sub.Tensor"))
+
+# the result has some elements of their inputs, and no other
+CHOICES = frozenset(
+    overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
+)
+
+# the argument of a product that OpenVINO packs, if constant
+WEIGHTS: Mapping[str, str] = {
+    MULTIPLY_INTEGERS: "mat2",
+    **dict.fromkeys(overloads("addmm bmm mm"), "mat2"),
+    **dict.fromkeys(overloads("conv1d conv2d conv3d convolution linear"), "weight"),
+}
+
 CONVOLUTIONS = frozenset(overloads("conv1d conv2d conv3d convolution"))
 # composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (

@@ -11,20 +11,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import complete_arguments
 from hatch_lower.backends.interpolation import NEAREST
-from hatch_lower.backends.openvino.claims import (
-    CHOOSE,
-    CONVOLUTIONS,
-    DEQUANTIZE,
-    DEQUANTIZE_CHANNELS,
-    DEQUANTIZE_CHOSEN,
-    MULTIPLY_INTEGERS,
-    QUANTIZE,
-    QUANTIZE_CHOSEN,
-    ROUNDING,
-    lookups,
-    overloads,
-    points_of,
-)
+from hatch_lower.backends.openvino import claims
 from hatch_lower.backends.openvino.interpolations import write_bilinear, write_nearest
 from hatch_lower.exir.graph.operators import operator_name
 
@@ -32,7 +19,7 @@ Opset: TypeAlias = Any  # OpenVINO's operators
 Value: TypeAlias = Any  # result of an operator
 
 INTEGERS: Mapping[torch.dtype, str] = {torch.int8: "i8", torch.uint8: "u8"}
-PRODUCTS = frozenset(overloads("addmm bmm linear mm"))
+PRODUCTS = frozenset(claims.overloads("addmm bmm linear mm"))
 
 
 class Direct:
@@ -80,7 +67,7 @@ def write_part(place: int, opset: Opset, choice: Value) -> Value:
 
 def write_slices(node: Node, opset: Opset, table: Value, index: Value, values: Value) -> Value:
     """Write values to the indexed places in one dimension of a table."""
-    (used,) = lookups(node)
+    (used,) = claims.lookups(node)
     dim, rank = used.dim, used.indices.meta["val"].dim()
     before, after = sizes_around(opset, table, dim, dim + 1)
     places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
@@ -94,7 +81,7 @@ def write_slices(node: Node, opset: Opset, table: Value, index: Value, values: V
 
 def write_points(node: Node, opset: Opset, table: Value, *indices: Value) -> Value:
     """Write the values at points of neighbouring dimensions, which several indices name."""
-    found = points_of(node)
+    found = claims.points_of(node)
     dim, sizes = found[0].dim, [int(each.size) for each in found]
     place = opset.constant(0, dtype="int64")
     for index, size in zip(indices, sizes, strict=True):
@@ -182,8 +169,8 @@ def raise_of(node: Node) -> int:
     OpenVINO's kernels of convolutions take unsigned integers on all processors. OpenVINO converts signed integers: by
     other steps if there are not 256 steps, and to float32 if a processor has AMX and zero is not 0.
     """
-    given = complete_arguments(node) if node.op == "call_function" and operator_name(node.target) == QUANTIZE else {}
-    if given.get("dtype") is not torch.int8 or not all(is_call(user, (DEQUANTIZE,)) for user in node.users):
+    given = complete_arguments(node) if is_call(node, (claims.QUANTIZE,)) else {}
+    if given.get("dtype") is not torch.int8 or not all(is_call(user, (claims.DEQUANTIZE,)) for user in node.users):
         return 0
     symmetric = given["zero_point"] == 0 and (given["quant_min"], given["quant_max"]) in ((-128, 127), (-127, 127))
     return 0 if symmetric and all(takes_signs(user) for each in node.users for user in each.users) else 128
@@ -191,7 +178,7 @@ def raise_of(node: Node) -> int:
 
 def takes_signs(node: Node) -> bool:
     """Return whether OpenVINO's kernels of an operation take integers with a sign on all processors."""
-    grouped = is_call(node, CONVOLUTIONS) and complete_arguments(node)["groups"] > 1
+    grouped = is_call(node, claims.CONVOLUTIONS) and complete_arguments(node)["groups"] > 1
     return is_call(node, PRODUCTS) or (grouped and node.meta["val"].dim() == 5)
 
 
@@ -204,7 +191,7 @@ def write_dequantize(node: Node, opset: Opset, value: Value) -> Value:
     steps = opset.convert(value, "f32")
     zero_point = given["zero_point"] + raise_of(given["input"])
     # an operation without effect, which keeps integer kernels from matching
-    if any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users):
+    if any(is_call(user, claims.ROUNDING) for user in node.users):
         steps = opset.maximum(steps, number(opset, float("-inf")))
     return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, given["scale"]))
 
@@ -267,11 +254,11 @@ WRITTEN: Mapping[str, Callable[..., Value]] = {
     "aten.unfold.default": write_windows,
     "aten.upsample_bilinear2d.vec": write_bilinear,
     **dict.fromkeys(map(str, NEAREST), write_nearest),
-    CHOOSE: write_choice,
-    DEQUANTIZE: write_dequantize,
-    DEQUANTIZE_CHANNELS: write_dequantize_channels,
-    DEQUANTIZE_CHOSEN: write_dequantize_chosen,
-    MULTIPLY_INTEGERS: write_product,
-    QUANTIZE: write_quantize,
-    QUANTIZE_CHOSEN: write_quantize_chosen,
+    claims.CHOOSE: write_choice,
+    claims.DEQUANTIZE: write_dequantize,
+    claims.DEQUANTIZE_CHANNELS: write_dequantize_channels,
+    claims.DEQUANTIZE_CHOSEN: write_dequantize_chosen,
+    claims.MULTIPLY_INTEGERS: write_product,
+    claims.QUANTIZE: write_quantize,
+    claims.QUANTIZE_CHOSEN: write_quantize_chosen,
 }

@@ -16,17 +16,8 @@ from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.engine_partitioner import complete_arguments
-from hatch_lower.backends.openvino.claims import (
-    CHOOSE,
-    QUANTIZE,
-    ROUNDING,
-    Lookup,
-    index_source,
-    lookup,
-    nodes_in,
-    overloads,
-)
-from hatch_lower.backends.openvino.direct import WRITTEN, Direct, write_copy, write_part
+from hatch_lower.backends.openvino import claims
+from hatch_lower.backends.openvino.direct import WRITTEN, Direct, is_call, write_copy, write_part
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.graph.nodes import producer_of
 from hatch_lower.exir.graph.operators import operator_name, torch_operator
@@ -35,7 +26,7 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 # operators that count negative indices from the end, as eager does
-COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
+COUNTING_BACK = frozenset(claims.overloads("index.Tensor index_put"))
 
 # OpenVINO gives true where these compare a NaN, but not with the mirrored operator and exchanged operands
 MIRRORED = {
@@ -56,9 +47,7 @@ class OpenvinoCopy(PartitionCopy):
         self.literals: dict[str, torch.Tensor] = {}
         self.bound: list[int] = []  # positions of the constants that the model takes
         # whether OpenVINO computes matched operations in integers
-        self.quantizes = any(
-            node.op == "call_function" and operator_name(node.target) == QUANTIZE for node in self.program.graph.nodes
-        )
+        self.quantizes = any(is_call(node, (claims.QUANTIZE,)) for node in self.program.graph.nodes)
         self.operations = [node for node in self.program.graph.nodes if node.op == "call_function"]
         # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
@@ -97,17 +86,17 @@ class OpenvinoCopy(PartitionCopy):
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
-        rounds = self.quantizes and operator_name(target) in ROUNDING
-        used = lookup(node)
+        rounds = self.quantizes and operator_name(target) in claims.ROUNDING
+        used = claims.lookup(node)
         if used is not None:
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
         if target is aten.index.Tensor and used is not None:
             target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
         elif operator_name(target) in WRITTEN:
-            tensors = nodes_in(list(complete_arguments(node).values()))
+            tensors = claims.nodes_in(list(complete_arguments(node).values()))
             target, kwargs = Direct(f"n{index}", partial(WRITTEN[operator_name(target)], node)), {}
             args = tuple(self.values[tensor] for tensor in tensors)
-        elif target is getitem and operator_name(producer_of(node).target) == CHOOSE:
+        elif target is getitem and operator_name(producer_of(node).target) == claims.CHOOSE:
             target, args = Direct(f"n{index}", partial(write_part, args[1])), args[:1]
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
@@ -123,8 +112,8 @@ class OpenvinoCopy(PartitionCopy):
             copied = self._call(getitem, copied, 0)
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
 
-    def _note_indices(self, used: Lookup, counts_back: bool) -> None:
-        source = index_source(used.indices)
+    def _note_indices(self, used: claims.Lookup, counts_back: bool) -> None:
+        source = claims.index_source(used.indices)
         if source in self.inputs and isinstance(used.size, int):
             self.indices.add((self.inputs[source], -used.size if counts_back else 0, used.size))
 

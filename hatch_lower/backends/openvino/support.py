@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from operator import getitem
 
 import torch
@@ -10,28 +10,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import why_not_target, why_not_tensor
+from hatch_lower.backends.openvino import claims
 from hatch_lower.backends.openvino.calls import makes_integers, why_not_chosen, why_not_openvino_call
-from hatch_lower.backends.openvino.claims import (
-    BOOLEAN,
-    CHOSEN,
-    CLAIMS,
-    DEQUANTIZE_CHANNELS,
-    FLOATING,
-    INDICES,
-    KEPT_WHOLE,
-    MULTIPLY_INTEGERS,
-    NAN_LOSING,
-    QUANTIZED,
-    TABLES,
-    Claim,
-    Lookup,
-    index_source,
-    lookup,
-    nodes_in,
-    overloads,
-    points_of,
-    tensor_inputs,
-)
 from hatch_lower.backends.openvino.options import OpenvinoOptions
 from hatch_lower.exir.graph.nodes import Ranges, producer_of, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, operator_name, torch_operator
@@ -40,20 +20,6 @@ from hatch_lower.runtime.torch_private.operators import OpOverload
 
 CONDITIONS = frozenset({"condition", "attn_mask"})
 SCALES = frozenset({"scale"})
-# beside float32 their other operand may be an 8-bit integer
-PROMOTING = frozenset(overloads("add.Tensor mul.Tensor sub.Tensor"))
-
-# the result has some elements of their inputs, and no other
-CHOICES = frozenset(
-    overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
-)
-
-# the argument of a product that OpenVINO packs, if constant
-WEIGHTS: Mapping[str, str] = {
-    MULTIPLY_INTEGERS: "mat2",
-    **dict.fromkeys(overloads("addmm bmm mm"), "mat2"),
-    **dict.fromkeys(overloads("conv1d conv2d conv3d convolution linear"), "weight"),
-}
 # part of a reason: dtypes that the CPU's kernels compute as another dtype
 COMPUTED_AS = {torch.int64: ", which OpenVINO computes as int32", torch.float64: ", which OpenVINO computes as float32"}
 
@@ -75,7 +41,7 @@ class OpenvinoSupport:
         producer = producer_of(node)
         if producer not in self._known:
             reason = self._why_not_operation(producer)
-            if not reason and operator_name(producer.target) in CHOSEN:
+            if not reason and operator_name(producer.target) in claims.CHOSEN:
                 reason = why_not_chosen(producer, self._why_not_operation)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses it transposed"
@@ -88,36 +54,38 @@ class OpenvinoSupport:
     def _why_not_constants(self, node: Node) -> str:
         given = named_arguments(node)
         sources = [
-            source for name in CLAIMS[operator_name(node.target)].constants for source in nodes_in(given.get(name))
+            source
+            for name in claims.CLAIMS[operator_name(node.target)].constants
+            for source in claims.nodes_in(given.get(name))
         ]
         wrong = [source for source in sources if source not in self._constants]
         return f"`{wrong[0].name}` is not a constant" if wrong else ""
 
     def _why_not_indices(self, node: Node) -> str:
         # a call's own indices are compared before the call runs
-        used, points = lookup(node), points_of(node)
+        used, points = claims.lookup(node), claims.points_of(node)
         if points and not self._fit(points):
             return "it has several indices that are not constants, and OpenVINO does not notice indices out of range"
         if self._hides_indices(node):
             return "it chooses among indices, and OpenVINO does not notice indices out of range"
         if used is None or self._fits(used.indices, used.size):
             return ""
-        source = index_source(used.indices)
+        source = claims.index_source(used.indices)
         if source.op == "placeholder" or self.why_not(source):
             return ""
         return "OpenVINO would compute its indices, and does not notice indices out of range"
 
     def _hides_indices(self, node: Node) -> bool:
         """Return whether a call's indices could not be compared with their range."""
-        name, used = operator_name(node.target), lookup(node)
-        if used is None and name in TABLES:
-            return not self._fit(points_of(node))
+        name, used = operator_name(node.target), claims.lookup(node)
+        if used is None and name in claims.TABLES:
+            return not self._fit(claims.points_of(node))
         if used is not None and not self._fits(used.indices, used.size) and not isinstance(used.size, int):
             return True
-        chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in result_tensors(node))
+        chosen = name in claims.CHOICES and any(tensor.dtype in claims.INDICES for tensor in result_tensors(node))
         return chosen and node in self._indices and not self._fits(node, 0)
 
-    def _fit(self, points: Sequence[Lookup]) -> bool:
+    def _fit(self, points: Sequence[claims.Lookup]) -> bool:
         return bool(points) and all(self._fits(used.indices, used.size) for used in points)
 
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
@@ -130,16 +98,20 @@ class OpenvinoSupport:
             limit = greatest_size(end.meta["val"] if isinstance(end, Node) else end)
             ascends = all(isinstance(number, int) and number >= 0 for number in (start, step))
             return ascends and isinstance(size, int) and limit <= size
-        return name in KEPT_WHOLE | CHOICES and all(self._fits(source, size) for source in tensor_inputs(index))
+        return name in claims.KEPT_WHOLE | claims.CHOICES and all(
+            self._fits(source, size) for source in claims.tensor_inputs(index)
+        )
 
     def _takes_index(self, user: Node, node: Node) -> bool:
         """Return whether an operation uses a value only as an index."""
-        claim = CLAIMS.get(operator_name(user.target)) if user.op == "call_function" else None
+        claim = claims.CLAIMS.get(operator_name(user.target)) if user.op == "call_function" else None
         if claim is None or self._hides_indices(user):
             return False
         passed = claim.moves and user in self._indices
         return all(
-            passed or name in claim.indices for name, value in named_arguments(user).items() if node in nodes_in(value)
+            passed or name in claim.indices
+            for name, value in named_arguments(user).items()
+            if node in claims.nodes_in(value)
         )
 
 
@@ -148,19 +120,19 @@ def why_not_operation(node: Node, options: OpenvinoOptions, ranges: Ranges, indi
     if reason := why_not_target(node, options.exclude):
         return reason
     name = operator_name(node.target)
-    claim = CLAIMS.get(name)
+    claim = claims.CLAIMS.get(name)
     if not isinstance(torch_operator(node.target), OpOverload) or isinstance(node.meta.get("val"), torch.SymInt):
         return f"`{name}` computes a size or a condition, which the program does itself"
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
-    if not options.finite and (name in NAN_LOSING or makes_integers(node)):
+    if not options.finite and (name in claims.NAN_LOSING or makes_integers(node)):
         return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
     passed = claim.moves and node in indices
     reason = why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed)
     return reason or why_not_openvino_call(name, node, ranges)
 
 
-def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
+def why_not_results(node: Node, claim: claims.Claim, passed: bool) -> str:
     # `passed`: int64 may pass through the call
     if claim.first_only and any(user.target is not getitem or user.args[1] != 0 for user in node.users):
         return "only the first result of this operator is taken, and other results are used"
@@ -169,25 +141,25 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
         if reason := why_not_value(value, "its result"):
             return reason
         index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
-        if not index and value.dtype not in claim.takes | BOOLEAN:
+        if not index and value.dtype not in claim.takes | claims.BOOLEAN:
             return f"its result is {dtype_name(value.dtype)}{COMPUTED_AS.get(value.dtype, '')}"
     return ""
 
 
-def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
+def why_not_inputs(node: Node, claim: claims.Claim, passed: bool) -> str:
     # `passed`: int64 may pass through the call
     dtypes: set[torch.dtype] = set()
     promoted = False
     for name, given in named_arguments(node).items():
-        for source in nodes_in(given):
+        for source in claims.nodes_in(given):
             if reason := why_not_source(source):
                 return reason
             for tensor in result_tensors(source):
-                if tensor.dtype in INDICES and (passed or name in claim.indices):
+                if tensor.dtype in claims.INDICES and (passed or name in claim.indices):
                     continue
                 if (tensor.dtype is torch.bool and name in CONDITIONS) or name in SCALES:
                     continue
-                if tensor.dtype in QUANTIZED and operator_name(node.target) in PROMOTING:
+                if tensor.dtype in claims.QUANTIZED and operator_name(node.target) in claims.PROMOTING:
                     promoted = True
                     continue
                 if tensor.dtype not in claim.takes:
@@ -195,7 +167,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                 if name not in claim.constants:
                     dtypes.add(tensor.dtype)
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
-    if promoted and dtypes != FLOATING:
+    if promoted and dtypes != claims.FLOATING:
         return "its inputs are 8-bit integers"
     if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
         return "its inputs are of several types"
@@ -224,14 +196,14 @@ def conflicting_products(graph: Graph) -> set[Node]:
             origins[node] = node, False
         elif node.op == "call_function" and node.all_input_nodes:
             name, source = operator_name(node.target), node.all_input_nodes[0]
-            if name in WEIGHTS:
+            if name in claims.WEIGHTS:
                 given = named_arguments(node)
-                source = given[WEIGHTS[name]]
+                source = given[claims.WEIGHTS[name]]
                 if source in origins and is_square(source, name):
                     weight, turned = origins[source]
                     linear = name == "aten.linear.default"
                     uses.append((not linear, node, weight, turned != (linear or bool(given.get("transposed")))))
-            elif (is_move(node) or name == DEQUANTIZE_CHANNELS) and source in origins:
+            elif (is_move(node) or name == claims.DEQUANTIZE_CHANNELS) and source in origins:
                 weight, turned = origins[source]
                 origins[node] = weight, turned != turns(node)
     first: dict[Node, bool] = {}
@@ -268,5 +240,5 @@ def greatest_size(value: int | torch.SymInt) -> float:
 
 
 def is_move(node: Node) -> bool:
-    claim = CLAIMS.get(operator_name(node.target))
+    claim = claims.CLAIMS.get(operator_name(node.target))
     return claim is not None and claim.moves
