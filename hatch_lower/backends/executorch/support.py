@@ -22,30 +22,11 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import complete_arguments, why_not_target, why_not_tensors
+from hatch_lower.backends.executorch import quantized, sizes
 from hatch_lower.backends.executorch.configuration import ExecutorchOptions, executorch
 from hatch_lower.backends.executorch.formulas import FORMULAS, formula_of
 from hatch_lower.backends.executorch.portable import loses_nan, portable_kernels, why_not_portable
 from hatch_lower.backends.executorch.prepare import BINARY, full_arguments
-from hatch_lower.backends.executorch.quantized import (
-    LIBRARY,
-    find_products,
-    needs_product,
-    quantizes,
-    settle_products,
-    why_not_xnnpack_quantized,
-)
-from hatch_lower.backends.executorch.sizes import (
-    SHAPED,
-    VIEWS,
-    aten_names,
-    gives_number,
-    inferred_shape,
-    is_bounded,
-    keeps_shape,
-    numbers_of,
-    why_not_size,
-    why_not_view,
-)
 from hatch_lower.backends.interpolation import why_not_places
 from hatch_lower.exir.graph.nodes import producer_of, result_tensors
 from hatch_lower.exir.graph.operators import named_arguments, torch_operator
@@ -56,7 +37,7 @@ from hatch_lower.runtime.torch_private.programs import change_signature
 
 # For NaN and infinities, or where a result is infinite or nearly so, XNNPACK's kernels differ from eager. A batch norm
 # that is fused with the convolution before it is an exception.
-OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
+OTHER_SPECIAL_VALUES = FORMULAS.keys() | sizes.aten_names(
     """
     _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
     hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
@@ -65,13 +46,13 @@ OTHER_SPECIAL_VALUES = FORMULAS.keys() | aten_names(
 )
 
 # XNNPACK gives numbers far above 1 for arguments from about 7 million on
-LIMITED = aten_names("cos.default sin.default")
+LIMITED = sizes.aten_names("cos.default sin.default")
 NEVER = {"aten.max.dim": "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"} | {
     name: f"XNNPACK's `{name}` gives other results than eager for large numbers" for name in LIMITED
 }
 
 # they compute with no element of a tensor: a partition of only such operations costs more to call than to leave
-IDLE = aten_names(
+IDLE = sizes.aten_names(
     """
     _to_copy.default _unsafe_view.default arange.start_step clone.default empty.memory_format expand.default
     full.default full_like.default permute.default reshape.default scalar_tensor.default select.int slice.Tensor
@@ -81,10 +62,10 @@ IDLE = aten_names(
 
 FLOATS = frozenset({torch.float32})
 LARGEST_RANK = 6  # of XNNPACK's tensors
-OF_IMAGES = aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # for four dimensions only
-RESHAPED = aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # written as a reshape
-OF_ROWS = aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # converted to images
-OF_DIMENSIONS = aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
+OF_IMAGES = sizes.aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # for four dimensions only
+RESHAPED = sizes.aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # written as a reshape
+OF_ROWS = sizes.aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # converted to images
+OF_DIMENSIONS = sizes.aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
 
 
 class CachedSignature(ExportGraphSignature):
@@ -134,22 +115,22 @@ class ExecutorchSupport:
             copies = {node: copy for node, copy in pairs if node.op == "call_function"}
             for node, copy in copies.items():
                 give_form(node, copy)
-            products = find_products(copies, form, self._integers, stated)
+            products = quantized.find_products(copies, form, self._integers, stated)
             left = {product.node for product in products}
             for node, copy in copies.items():
                 if node.target is not operator.getitem:
                     self._known[node] = self._refusal(node) or self._why_not(node, copy, form, left)
-            settle_products(products, self._known)
+            quantized.settle_products(products, self._known)
 
     def _why_not(self, node: Node, copy: Node, form: ExportedProgram, products: Set[Node]) -> str:
         finite = self._options.finite
-        if gives_number(node):
-            reason = why_not_size(node, self._ranges)
-        elif quantizes(node):
-            reason = why_not_xnnpack_quantized(node, finite=finite)
-            if not reason and why_not_xnnpack_quantized(node, finite=False):
+        if sizes.gives_number(node):
+            reason = sizes.why_not_size(node, self._ranges)
+        elif quantized.quantizes(node):
+            reason = quantized.why_not_xnnpack_quantized(node, finite=finite)
+            if not reason and quantized.why_not_xnnpack_quantized(node, finite=False):
                 self._needs_finite.add(node)
-            if not reason and not needs_product(node):
+            if not reason and not quantized.needs_product(node):
                 reason = why_not_rule(node, copy, form, self._integers)
         elif node in products:
             reason = why_not_xnnpack_call(copy, form, finite=finite)
@@ -162,14 +143,14 @@ class ExecutorchSupport:
             reason = why_not_xnnpack(node, copy, form, self._floats, finite=finite)
             if not reason and xnnpack_differs_for_nan(copy, form):
                 self._needs_finite.add(node)
-            if reason and str(torch_operator(node.target)) in VIEWS:
+            if reason and str(torch_operator(node.target)) in sizes.VIEWS:
                 # ExecuTorch runs the operation without a kernel
-                reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
+                reason = why_not_tensors(node, FLOATS) or sizes.why_not_view(node, self._ranges)
             if reason and self._options.portable:
                 reason = why_not_portable(node, copy, self._kernels, self._ranges, finite=finite)
                 if not reason and loses_nan(node):
                     self._needs_finite.add(node)
-        if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
+        if not reason and not all(sizes.is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
             reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
         return reason
 
@@ -200,13 +181,13 @@ def give_form(node: Node, copy: Node) -> None:
 
     target = torch_operator(node.target)
     name = str(target)
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", LIBRARY):
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", quantized.LIBRARY):
         return
-    if name in SHAPED and keeps_shape(node):
+    if name in sizes.SHAPED and sizes.keeps_shape(node):
         # of the dialect's own clone, XNNPACK's rule asks for no order of dimensions
         copy.target, copy.args, copy.kwargs = ops.edge.dim_order_ops._clone_dim_order.default, copy.args[:1], {}
         return
-    if name in SHAPED and (shape := inferred_shape(node)) is not None:
+    if name in sizes.SHAPED and (shape := sizes.inferred_shape(node)) is not None:
         copy.target, copy.args, copy.kwargs = ops.edge.aten.view_copy.default, (copy.args[0], shape), {}
         return
     copy.args = full_arguments(copy)
@@ -266,7 +247,7 @@ def name_in_form(copy: Node) -> str:
 def why_not_whole(node: Node, program: ExportedProgram, constants: Set[str], *, finite: bool) -> str:
     """Return why XNNPACK will never take an operation of an exported program, whatever its neighbours."""
     weight = named_arguments(node).get("weight")
-    if isinstance(weight, Node) and weight.name not in constants and not quantizes(weight):
+    if isinstance(weight, Node) and weight.name not in constants and not quantized.quantizes(weight):
         return f"its weight `{weight.name}` is not a constant"
     if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (reason := why_not_xnnpack_pool(node)):
         return reason
@@ -346,8 +327,8 @@ def keeps_ratio(copy: Node) -> bool:
     given = named_arguments(copy)
     if given["align_corners"] or given.get("scale_factors") is None:
         return True
-    sizes = given["input"].meta["val"].shape[2:]
-    factors = zip(sizes, given["scale_factors"], strict=True)
+    shape = given["input"].meta["val"].shape[2:]
+    factors = zip(shape, given["scale_factors"], strict=True)
     return all(factor == int(factor) or (isinstance(size, int) and size * factor % 1 == 0) for size, factor in factors)
 
 
@@ -363,7 +344,7 @@ def static_values(node: Node) -> list[torch.Tensor]:
 
 
 def why_not_static(copy: Node) -> str:
-    name = next((source.name for source in numbers_of(copy)), "")
+    name = next((source.name for source in sizes.numbers_of(copy)), "")
     return f"it takes `{name}`, and XNNPACK takes no size or number that is known at run time only" if name else ""
 
 

@@ -15,16 +15,9 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.backends.onnxruntime import support
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, OnnxruntimeOptions
-from hatch_lower.backends.onnxruntime.support import (
-    KEPT,
-    differs_for_nan,
-    is_size,
-    why_not_bias,
-    why_not_onnxruntime,
-    why_not_zero_points,
-)
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
@@ -50,7 +43,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         self._tried: dict[Hashable, str] = {}  # the answer for each kind of call
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
-        return list(KEPT), lambda node: not self._why_not(node, ep.range_constraints)
+        return list(support.KEPT), lambda node: not self._why_not(node, ep.range_constraints)
 
     def reasons(self, program: ExportedProgram) -> Reasons:
         # a size of a taken value is taken: taken operations may need it
@@ -61,10 +54,10 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
             if node.target is operator.getitem and isinstance(node.args[0], Node):
                 return reason_of(node.args[0])
             if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
-                inside = is_size(node) and any(known.get(source) == "" for source in node.all_input_nodes)
+                inside = support.is_size(node) and any(known.get(source) == "" for source in node.all_input_nodes)
                 return "" if inside else ONLY_SIZES
             reason = self._why_not(node, program.range_constraints)
-            reason = reason or why_not_zero_points(node, constants) or why_not_bias(node, constants)
+            reason = reason or support.why_not_zero_points(node, constants) or support.why_not_bias(node, constants)
             return reason or self._why_not_tried(node)
 
         def reason_of(node: Node) -> str:
@@ -75,7 +68,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         return reason_of
 
     def _why_not(self, node: Node, ranges: Ranges) -> str:
-        return why_not_onnxruntime(node, self._exclude, finite=self._finite, ranges=ranges)
+        return support.why_not_onnxruntime(node, self._exclude, finite=self._finite, ranges=ranges)
 
     def _why_not_tried(self, node: Node) -> str:
         key = call_signature(node)
@@ -84,10 +77,10 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
         return self._tried[key]
 
     def needs_finite(self, node: Node, why_not: Reasons) -> bool:
-        return differs_for_nan(node)
+        return support.differs_for_nan(node)
 
     def computes(self, node: Node) -> bool:
-        return not is_view(node) and not is_size(node)
+        return not is_view(node) and not support.is_size(node)
 
 
 def call_signature(node: Node) -> Hashable:

@@ -13,20 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hatch_lower.backends.testing import calls, determinism, keys, memory, partitions
 from hatch_lower.backends.testing.bench import Bench, Exports, Facts, KitBackend
-from hatch_lower.backends.testing.calls import (
-    check_delegate_refuses,
-    check_instances,
-    check_later_calls,
-    check_runtime_refuses,
-    check_threads,
-)
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import error_words, run_case
-from hatch_lower.backends.testing.determinism import check_elsewhere, check_environment, check_twice
-from hatch_lower.backends.testing.keys import check_constants, check_options, check_unknown_option
-from hatch_lower.backends.testing.memory import check_bound, check_freed_memory, check_mapped
-from hatch_lower.backends.testing.partitions import check_graph_is_left, check_handles, check_linear
 from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.exir.backend.registry import find_backend
@@ -39,23 +29,23 @@ Check = Callable[[Bench, Sequence[Case]], str]
 
 # in the order of the tests
 CHECKS: Mapping[str, Check] = {
-    "checks/the partitioner leaves the program as it was": check_graph_is_left,
-    "checks/the partitioner is linear": check_linear,
-    "checks/bytes are the same twice": check_twice,
-    "checks/bytes are the same in other processes": check_elsewhere,
-    "checks/every debug handle is accounted for": check_handles,
-    "checks/every constant is in result or key": check_constants,
-    "checks/every option is in result or key": check_options,
-    "checks/unknown options are refused": check_unknown_option,
-    "checks/wrong inputs do not reach the delegate": check_runtime_refuses,
-    "checks/the delegate refuses wrong inputs": check_delegate_refuses,
-    "checks/weights are bound and not copied": check_bound,
-    "checks/weights stay mapped": check_mapped,
-    "checks/later calls are as the first": check_later_calls,
-    "checks/calls give their memory back": check_freed_memory,
-    "checks/nothing around it is used": check_environment,
-    "checks/clones and others beside it": check_instances,
-    "checks/calls from threads": check_threads,
+    "checks/the partitioner leaves the program as it was": partitions.check_graph_is_left,
+    "checks/the partitioner is linear": partitions.check_linear,
+    "checks/bytes are the same twice": determinism.check_twice,
+    "checks/bytes are the same in other processes": determinism.check_elsewhere,
+    "checks/every debug handle is accounted for": partitions.check_handles,
+    "checks/every constant is in result or key": keys.check_constants,
+    "checks/every option is in result or key": keys.check_options,
+    "checks/unknown options are refused": keys.check_unknown_option,
+    "checks/wrong inputs do not reach the delegate": calls.check_runtime_refuses,
+    "checks/the delegate refuses wrong inputs": calls.check_delegate_refuses,
+    "checks/weights are bound and not copied": memory.check_bound,
+    "checks/weights stay mapped": memory.check_mapped,
+    "checks/later calls are as the first": calls.check_later_calls,
+    "checks/calls give their memory back": memory.check_freed_memory,
+    "checks/nothing around it is used": determinism.check_environment,
+    "checks/clones and others beside it": calls.check_instances,
+    "checks/calls from threads": calls.check_threads,
 }
 
 FROZEN = 20  # After so many programs the objects so far are exempt from garbage collection, until the kit is closed
