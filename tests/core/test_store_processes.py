@@ -178,15 +178,15 @@ def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path
 
 def test_a_trim_does_not_disturb_builds(tmp_path: Path) -> None:
     code = """
-from hatch_lower.cache import trim as module
-from hatch_lower.cache.contents import Limits, trim
+from hatch_lower.cache import contents as module
+from hatch_lower.cache.contents import StoreLimits, trim_store
 number = random.Random(int(os.getpid()))
 module.KEPT = -60.0  # a record may go as soon as it is written
 until, removed, found = time.monotonic() + 2, 0, 0
 while time.monotonic() < until:
     key = f"{number.randrange(20):064x}"
     if number.random() < 0.1:
-        removed += trim(store.directory, Limits(0, 1e9), time.time()).records
+        removed += trim_store(store.directory, StoreLimits(0, 1e9), time.time()).records
     value = store.get(key, "x")
     if value is not None:
         found += 1

@@ -18,9 +18,9 @@ CODE = """
 import json, sys
 from pathlib import Path
 from hatch_lower.format.codec import read_record
-from hatch_lower.driver.protocol import Request
+from hatch_lower.driver.protocol import ChildRequest
 from hatch_lower.driver.inputs.strict import refuse_undeclared
-request = read_record(Request, Path(sys.argv[1]))
+request = read_record(ChildRequest, Path(sys.argv[1]))
 refuse_undeclared(request, Path(sys.argv[2]))
 root = request.settings.root
 def can_read(path):

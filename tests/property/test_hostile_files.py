@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -348,16 +347,11 @@ def test_plans_with_everything_in_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "net/default.json", "net/default.debug.json"])
-def test_the_commands_show_a_changed_document_or_one_error(
-    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_commands_show_a_changed_document_or_one_error(package: Package, tmp_path: Path, name: str) -> None:
     from click.testing import CliRunner
 
     from hatch_lower.cli.entry import main
-    from hatch_lower.driver import installation
 
-    # once, and not half a second for each recipe that a command shows: torch has ten thousand files
-    monkeypatch.setattr(installation, "installed_size", cache(installation.installed_size))
     wheel = tmp_path / "net-1.0-py3-none-any.whl"
     shown = 0
 

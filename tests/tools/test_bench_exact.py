@@ -34,13 +34,13 @@ from pathlib import Path
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
 from hatch_lower.cli.measure.json_report import report_text
-from hatch_lower.cli.measure.side import Side
+from hatch_lower.cli.measure.side import BenchSide
 from hatch_lower.driver.contents import find_contents
 from hatch_lower.runtime.files import open_folder
 
 wheel, folder, cores = Path(sys.argv[1]), open_folder(Path(sys.argv[2])), int(sys.argv[3])
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-figures = exact_figures(Side(wheel.name, tuple(find_contents(wheel)), {}, wheel))
+figures = exact_figures(BenchSide(wheel.name, tuple(find_contents(wheel)), {}, wheel))
 for subject, found in measure_errors({"mixed": folder}, wheel.name, 300).figures.items():
     figures[subject] |= found
 assert "torch" not in sys.modules

@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 CHOSEN = ("-p", "brief", "-k", "not debug and (perceptron or fused or counted or bytes or every or wrong)")
 """Some of everything but the check that lowers every program; all of it in a long run."""
 BRIEF = """
-from hatch_lower.backends.testing import determinism, probes
+from hatch_lower.backends.testing import bench, determinism
 
 determinism.SEEDS = ("1",)
-probes.SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind")
+bench.SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind")
 """
 """With this plugin the checks lower several times what is lowered anyway, and start one process instead of two."""
 
