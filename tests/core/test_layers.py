@@ -30,6 +30,8 @@ WORDS = LAYERS[0]
 """Modules that every room uses; they may use each other."""
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "canonical", "format", "runtime"}
+LONGEST_CHAIN = 18  # modules of which each imports the next
+SHARED_NAMES = 40  # names of interfaces, such as `load_timed` of each engine, may stand in several modules
 NO_TORCH = WORDS | {"config", "format", "cache", "driver", "hatch", "cli"}
 
 
@@ -113,6 +115,27 @@ def test_modules_import_from_lower_layers() -> None:
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = {module: set(own_imports(module, lazy=True)) for module in MODULES if module != "hatch_lower"}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_longest_chain_of_imports_is_readable() -> None:
+    graph = {module: own_imports(module, lazy=False) for module in MODULES}
+    chains: dict[str, list[str]] = {}
+    for module in graphlib.TopologicalSorter(graph).static_order():
+        below = max((chains[name] for name in graph.get(module, ()) if name in chains), key=len, default=[])
+        chains[module] = [module, *below]
+    longest = max(chains.values(), key=len)
+    assert 10 < len(longest) <= LONGEST_CHAIN, longest
+
+
+def test_few_names_are_defined_in_several_modules() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert len(places) > 3000
+    shared = sorted(f"{name}: {', '.join(modules)}" for name, modules in places.items() if len(modules) > 1)
+    assert len(shared) <= SHARED_NAMES, shared
 
 
 @pytest.mark.parametrize(("outer", "owner"), [("hatchling", "hatch"), ("click", "cli")])
