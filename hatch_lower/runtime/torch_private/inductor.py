@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hatch_lower.runtime.torch_private.operators import OpOverload
-from hatch_lower.runtime.torch_private.unimported import replaced
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -21,12 +20,17 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
     """Pin inductor's settings, and the vector registers of generated code; `vectors` names inductor's class."""
     from torch._inductor import config, cpu_vec_isa
 
+    probe = cpu_vec_isa.valid_vec_isa_list
     # late: sympy takes long to import, and running a library does not need sympy
     from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
 
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
-    with replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: known), config.patch(dict(settings)), exact_numbers():
-        yield
+    cpu_vec_isa.valid_vec_isa_list = lambda: known  # type: ignore[assignment]
+    try:
+        with config.patch(dict(settings)), exact_numbers():
+            yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = probe
 
 
 def pinned_vectors(kind: type[object]) -> object:
@@ -48,9 +52,15 @@ def compiling_with(
     """Replace two functions of inductor: the compiler of a graph's generated code, and the copy of a constant."""
     from torch._inductor import codecache, compile_fx
 
-    compiler = replaced(codecache.AotCodeCompiler, "compile", staticmethod(compile_code))
-    with compiler, replaced(compile_fx, "clone_preserve_strides", copy_constant):
+    compiler: Any = codecache.AotCodeCompiler
+    replaced, clone = compiler.__dict__["compile"], compile_fx.clone_preserve_strides  # type: ignore[attr-defined]
+    compiler.compile = staticmethod(compile_code)
+    compile_fx.clone_preserve_strides = copy_constant  # type: ignore[assignment,attr-defined]
+    try:
         yield
+    finally:
+        compiler.compile = replaced
+        compile_fx.clone_preserve_strides = clone  # type: ignore[attr-defined]
 
 
 def nodes_of_kernels() -> Mapping[str, Sequence[str]]:

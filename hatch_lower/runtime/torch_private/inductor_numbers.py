@@ -10,7 +10,6 @@ import sympy
 import torch
 
 from hatch_lower.runtime.torch_private.symbols import ValueRanges, bound_sympy
-from hatch_lower.runtime.torch_private.unimported import replaced
 
 Ranges: TypeAlias = "Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]"
 
@@ -28,8 +27,12 @@ def exact_numbers() -> Iterator[None]:
     from torch._inductor.index_propagation import IndexPropagation
     from torch._inductor.ir import Reduction
 
-    propagate: Any = IndexPropagation.propagate_sympy
-    arange: Any = CppVecKernel.arange
+    propagation: Any = IndexPropagation
+    kernel: Any = CppVecKernel
+    reduction: Any = Reduction
+    proxy: Any = CSEProxy
+    propagate, arange = propagation.propagate_sympy, kernel.arange
+    bound, reduce = proxy._bound_variable, reduction.__dict__["create"]
 
     def propagate_exactly(self: Any, name: str, args: Any, kwargs: Any) -> Any:
         # Inductor combines arithmetic on indices into a single formula and loses the dtypes between.
@@ -47,13 +50,13 @@ def exact_numbers() -> Iterator[None]:
         # Inductor writes the step as a C++ literal, which has 32 bits, and multiplies in C++.
         return arange(self, index, WideStep(stride))
 
-    with (
-        replaced(IndexPropagation, "propagate_sympy", propagate_exactly),
-        replaced(CppVecKernel, "arange", arange_widely),
-        replaced(CSEProxy, "_bound_variable", bounding_by_dtypes(CSEProxy._bound_variable)),
-        replaced(Reduction, "create", classmethod(reducing_widely(Reduction.__dict__["create"]))),
-    ):
+    propagation.propagate_sympy, kernel.arange = propagate_exactly, arange_widely
+    proxy._bound_variable, reduction.create = bounding_by_dtypes(bound), classmethod(reducing_widely(reduce))
+    try:
         yield
+    finally:
+        propagation.propagate_sympy, kernel.arange = propagate, arange
+        proxy._bound_variable, reduction.create = bound, reduce
 
 
 def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,17 +31,6 @@ def refused_by_tracer(function: Function) -> Function:
     marked: Any = function
     marked._torchdynamo_disable = True
     return function
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of a module or of a class, which has the attribute itself, not by inheritance."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def file_readers(torch: Any) -> tuple[tuple[Any, str], tuple[Any, str]]:
