@@ -63,7 +63,7 @@ ALLOWED = {
     # what an installed run half names as the function that loads a blob to be timed
     "runtime/timing.py": IMPORTS,
     # libraries that are in the process already, and a tensor's memory
-    "backends/aoti/run.py": LIBRARIES,
+    "backends/aoti/openmp.py": LIBRARIES,
     "backends/aoti/timed.py": LIBRARIES,
     "exir/graph/tensors.py": LIBRARIES,
     "driver/inputs/audit.py": LIBRARIES,

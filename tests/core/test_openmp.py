@@ -14,7 +14,8 @@ import torch
 from elftools.elf.elffile import ELFFile
 
 from hatch_lower.backends.aoti.compile import check_openmp
-from hatch_lower.backends.aoti.run import AotiDelegate, foreign_openmp, is_openmp, missing_openmp
+from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp, missing_openmp
+from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.versions import read_symbols
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -48,7 +49,7 @@ def in_a_fresh_process(script: str, *arguments: str | Path) -> Any:
     """Return the JSON that a script prints with `mapped()`, the OpenMP libraries in its memory, at hand."""
     head = """
 import ctypes, json, sys
-from hatch_lower.backends.aoti.run import OPENMP_NAME, foreign_openmp
+from hatch_lower.backends.aoti.openmp import OPENMP_NAME, foreign_openmp
 def mapped():
     paths = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
     return sorted(path for path in paths if OPENMP_NAME.match(path.rpartition("/")[2]))

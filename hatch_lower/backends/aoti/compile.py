@@ -31,9 +31,9 @@ from hatch_lower.backends.aoti.configuration import (
 )
 from hatch_lower.backends.aoti.layers import may_copy
 from hatch_lower.backends.aoti.library import Compiler, LibraryPool, choose_compiler
+from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import GeneratedCode, generate, with_kernel_timers
-from hatch_lower.backends.aoti.run import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.sizes import find_size_sources, is_resolvable
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not_compiled
 from hatch_lower.backends.aoti.versions import TABLE, LibrarySymbols, read_symbols, torch_requirement

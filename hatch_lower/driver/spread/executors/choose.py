@@ -36,7 +36,10 @@ def opener(name: str, setting: str, jobs: int, work: Path, run_unit: RunUnit) ->
 
 def open_engine(engine: str, address: str, jobs: int, where: str, run_unit: RunUnit) -> WorkerPool:
     try:
-        module = importlib.import_module(f"hatch_lower.driver.spread.executors.{engine}")
+        if engine == "dask":
+            module = importlib.import_module("hatch_lower.driver.spread.executors.dask")
+        else:
+            module = importlib.import_module("hatch_lower.driver.spread.executors.ray")
     except ImportError as error:
         raise ExecutorError(
             f"the executor `{engine}` is not installed",
