@@ -94,7 +94,7 @@ FIRST_CHANGES = {
     "the wheel's tag": "hatch/tags.py",
     "an operator of a backend": "backends/aoti/support.py",
     "the digest of a constant": "exir/graph/tensors.py",
-    "a reason for `explain`": "build/explain.py",
+    "a reason for `explain`": "driver/explain.py",
 }
 
 

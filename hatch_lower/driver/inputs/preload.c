@@ -37,13 +37,13 @@
 #include <wordexp.h>
 
 enum kind {
-    READ = 'R', WRITTEN = 'W', UPDATED = 'B', MISSING = 'M', DENIED = 'D', LOOKED = 'S', LINK = 'K', LISTED = 'L',
-    LISTED_BY_PROGRAM = 'F', VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I',
-    TIMED = 'T', HARD_LINKED = 'H', BOUND = 'U'
+    OPENED = 'R', WRITTEN = 'W', UPDATED = 'B', MISSING = 'M', DENIED = 'D', LOOKED_AT = 'S', LINKS = 'K', LISTED = 'L',
+    LISTED_BY_PROGRAMS = 'F', VARIABLES = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESSES = 'P', INCOMPLETE = 'I',
+    TIMED = 'T', LINKED = 'H', BOUND = 'U'
 };
 /* The recorder adds notes of what this library cannot know (`hatch_lower_note`); of their kinds these matter here. */
-enum { FOLDER_MADE = 'G', REMOVED = 'O', VARIABLE_SET = 'Z' };
-enum { WITH_TARGET = 'a' - 'A' }; /* added to READ and UPDATED: the path that a link led to follows */
+enum { FOLDERS_MADE = 'G', REMOVED = 'O', VARIABLE_SET = 'Z' };
+enum { WITH_TARGET = 'a' - 'A' }; /* added to OPENED and UPDATED: the path that a link led to follows */
 enum { UNKNOWN, OFF, ON };
 enum { SLOTS = 1 << 15, PROBES = 16, LONGEST = 4096 };
 
@@ -107,7 +107,7 @@ static struct state state_of_descriptor(int descriptor)
 /* Whether a kind is noted at any time: it says that what follows is no input, or which processes there were. */
 static int is_always_noted(int kind)
 {
-    return kind == WRITTEN || kind == PROCESS || kind == HARD_LINKED || kind == FOLDER_MADE || kind == REMOVED ||
+    return kind == WRITTEN || kind == PROCESSES || kind == LINKED || kind == FOLDERS_MADE || kind == REMOVED ||
            kind == VARIABLE_SET;
 }
 
@@ -128,7 +128,7 @@ static void state_text(const struct state *state, char *to)
 static void emit_state(int kind, const struct state *state, const char *base, const char *path, const char *target)
 {
     char text[6 * 17 + 1];
-    char first = (char)(kind == LISTED && !is_recorder ? LISTED_BY_PROGRAM : kind);
+    char first = (char)(kind == LISTED && !is_recorder ? LISTED_BY_PROGRAMS : kind);
     if (!is_always_noted(kind) && (quiet_thread || __atomic_load_n(&quiet_process, __ATOMIC_RELAXED)))
         return;
     state_text(state, text);
@@ -221,7 +221,7 @@ static __attribute__((noinline)) void begin(void)
     __atomic_store_n(&state, ON, __ATOMIC_RELEASE);
     char executable[LONGEST];
     int known = link_target("/proc/self/exe", executable) > 0;
-    emit(known ? PROCESS : INCOMPLETE, "", known ? executable : "/proc is not there", "");
+    emit(known ? PROCESSES : INCOMPLETE, "", known ? executable : "/proc is not there", "");
 }
 
 static int active(void)
@@ -293,7 +293,7 @@ static void note_failure(int folder, const char *path)
     else if (error == EACCES || error == EPERM)
         note(DENIED, folder, path);
     else if (error != EFAULT && error != EBADF && error != ENAMETOOLONG)
-        note(LOOKED, folder, path);
+        note(LOOKED_AT, folder, path);
 }
 
 static void note_result(int kind, int folder, const char *path, int worked)
@@ -330,17 +330,17 @@ static void note_open(int folder, const char *path, int flags, int descriptor)
     if (!active() || (flags & O_TMPFILE) == O_TMPFILE)
         return;
     if (descriptor < 0 && errno == ENOTDIR && (flags & O_DIRECTORY))
-        note(LOOKED, folder, path);
+        note(LOOKED_AT, folder, path);
     else if (descriptor < 0)
         note_failure(folder, path);
     else if (flags & O_PATH)
-        note(LOOKED, folder, path);
+        note(LOOKED_AT, folder, path);
     else if (flags & O_DIRECTORY)
         note_state(LISTED, state_of_descriptor(descriptor), folder, path);
     else if (created)
         note(WRITTEN, folder, path);
     else
-        note_content(readable ? READ : UPDATED, folder, path, descriptor);
+        note_content(readable ? OPENED : UPDATED, folder, path, descriptor);
 }
 
 static void note_stream(const char *path, const char *mode, FILE *stream)
@@ -353,7 +353,7 @@ static void note_stream(const char *path, const char *mode, FILE *stream)
 static void note_listing(const char *path, int worked, int descriptor)
 {
     if (!worked && errno == ENOTDIR)
-        note(LOOKED, AT_FDCWD, path);
+        note(LOOKED_AT, AT_FDCWD, path);
     else if (!worked)
         note_failure(AT_FDCWD, path);
     else
@@ -363,7 +363,7 @@ static void note_listing(const char *path, int worked, int descriptor)
 static void note_look(int folder, const char *path, int worked, struct state state)
 {
     if (worked)
-        note_state(LOOKED, state, folder, path);
+        note_state(LOOKED_AT, state, folder, path);
     else
         note_failure(folder, path);
 }
@@ -385,11 +385,11 @@ static void note_link(int from, const char *old, int to, const char *new, int re
 {
     int error = errno;
     struct stat found;
-    note_result(READ, from, old, result == 0);
+    note_result(OPENED, from, old, result == 0);
     if (result == 0) {
         note(WRITTEN, to, new);
         if (fstatat(to, new, &found, AT_SYMLINK_NOFOLLOW) == 0)
-            note_state(HARD_LINKED, STATE_OF(&found), to, new);
+            note_state(LINKED, STATE_OF(&found), to, new);
     }
     errno = error;
 }
@@ -526,7 +526,7 @@ static int note_object(struct dl_phdr_info *object, size_t size, void *data)
 {
     (void)size, (void)data;
     if (object->dlpi_name && strchr(object->dlpi_name, '/') && strcmp(object->dlpi_name, library_path))
-        note(READ, AT_FDCWD, object->dlpi_name);
+        note(OPENED, AT_FDCWD, object->dlpi_name);
     return 0;
 }
 
@@ -630,7 +630,7 @@ WRAP(int, linkat, (int from, const char *old, int to, const char *new, int flags
 /* ---- whether and what it is ---- */
 
 #define STAT(at, path) note_look(at, path, result == 0, result == 0 ? STATE_OF(to) : NO_STATE)
-#define ACCESS(at, path) note_result(LOOKED, at, path, result == 0)
+#define ACCESS(at, path) note_result(LOOKED_AT, at, path, result == 0)
 
 WRAP(int, stat, (const char *path, struct stat *to), (path, to), STAT(AT_FDCWD, path))
 WRAP(int, stat64, (const char *path, struct stat64 *to), (path, to), STAT(AT_FDCWD, path))
@@ -654,7 +654,7 @@ WRAP(int, eaccess, (const char *path, int mode), (path, mode), ACCESS(AT_FDCWD, 
 WRAP(int, faccessat, (int at, const char *path, int mode, int flags), (at, path, mode, flags), ACCESS(at, path))
 WRAP(int, chdir, (const char *path), (path), ACCESS(AT_FDCWD, path))
 
-#define FOLLOWED(at, path, worked) note_result((worked) ? LINK : LOOKED, at, path, (worked) || errno == EINVAL)
+#define FOLLOWED(at, path, worked) note_result((worked) ? LINKS : LOOKED_AT, at, path, (worked) || errno == EINVAL)
 
 WRAP(ssize_t, readlink, (const char *path, char *to, size_t size), (path, to, size),
      FOLLOWED(AT_FDCWD, path, result >= 0))
@@ -726,7 +726,7 @@ WRAP_BEFORE(FTS64 *, fts64_open, (char *const *paths, int flags, int (*order)(co
 static void note_variable(const char *name)
 {
     if (active())
-        emit(VARIABLE, "", strnlen(name, LONGEST) < LONGEST ? name : "", "");
+        emit(VARIABLES, "", strnlen(name, LONGEST) < LONGEST ? name : "", "");
 }
 
 WRAP_VARIABLE(getenv)
