@@ -247,7 +247,7 @@ class Varied:
 
 KINDS = {
     "parent": r"-m hatchling build|pyproject_hooks|uv build",
-    "child": r"-m hatch_lower\.build\.worker",
+    "child": r"-m hatch_lower\.driver\.worker",
     "compiler": r"cc1plus",
     "assembler": r"(^|/)as ",
     "linker": r"(^|/)ld ",
