@@ -17,6 +17,7 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from hatch_lower.canonical import recorded_digest
+from hatch_lower.driver.diff.archive import Wheel, compare_archives, equal_bytes, map_member, read_wheel
 from hatch_lower.driver.diff.difference import (
     LABEL,
     NOTHING,
@@ -28,16 +29,7 @@ from hatch_lower.driver.diff.difference import (
     is_equal_json,
     reason_for_texts,
 )
-from hatch_lower.driver.diff.tensors import (
-    Wheel,
-    compare_archives,
-    compare_tensors,
-    equal_bytes,
-    header_of,
-    map_member,
-    read_tensor_file,
-    read_wheel,
-)
+from hatch_lower.driver.diff.tensors import compare_tensors, header_of, read_tensor_file
 from hatch_lower.driver.opened_wheel import map_part
 from hatch_lower.format.constants import CONSTANTS_FILES
 
