@@ -201,6 +201,7 @@ import json, resource, sys, torch
 from pathlib import Path
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.library import choose_compiler
 from hatch_lower.runtime.delegates import DelegateBlob
 delegate = AotiDelegate.load(DelegateBlob(Path(sys.argv[1]), json.loads(sys.argv[2])), [])
 x, y, z = torch.randn(2, 5, 8), torch.randn(7, 3), torch.randn(512, 1024)

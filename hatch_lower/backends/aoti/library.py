@@ -17,18 +17,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.backends.aoti.program import find_program
-from hatch_lower.backends.aoti.record import GeneratedCode
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import inductor
 from hatch_lower.runtime.torch_private.inductor import interface_path
+
+if TYPE_CHECKING:
+    from hatch_lower.backends.aoti.record import GeneratedCode
 
 HINT = "check the compiler, or set CXX to another compiler"
 ERROR_LINES = 12
