@@ -117,8 +117,13 @@ def test_tensors_in_metadata_are_told_apart_by_contents() -> None:
     tensors = [torch.tensor(1.0), torch.tensor(2.0), torch.tensor([1.0]), torch.tensor(1)]
     assert len({names(tensor) for tensor in tensors}) == len(tensors)
     assert names(torch.tensor(1.0)) == names(torch.tensor(1.0))
-    with pytest.raises(NoKeyError, match="metadata of the type"):
-        names(torch.ones(2, device="meta"))
+    released = torch.ones(4)
+    released.untyped_storage().resize_(0)
+    with pytest.warns(UserWarning, match="deprecated"):
+        quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    for tensor in (torch.ones(2, device="meta"), torch._efficientzerotensor(2), released, quantized):
+        with pytest.raises(NoKeyError, match="metadata of the type"):
+            names(tensor)
 
 
 def test_containers_are_told_apart() -> None:

@@ -27,7 +27,7 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, layouts, mutated_targets
 from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.exir.graph.tensors import dtype_name, is_plain_tensor, tensor_digest
+from hatch_lower.exir.graph.tensors import dtype_name, is_readable, tensor_digest
 from hatch_lower.runtime.torch_private.programs import FakeTensor
 
 # Types of metadata whose values `Encoder.encode` tells apart
@@ -120,7 +120,7 @@ class Encoder:
         if isinstance(value, (list, tuple)):
             return ["list", [self.encode(item, positions) for item in value]]
         if isinstance(value, dict):
-            return ["dict", [[str(key), self.encode(item, positions)] for key, item in value.items()]]
+            return ["dict", [[self.encode(key), self.encode(item, positions)] for key, item in value.items()]]
         if isinstance(value, slice):
             return ["slice", [self.encode(bound, positions) for bound in (value.start, value.stop, value.step)]]
         if value is None or isinstance(value, (bool, str)):
@@ -134,7 +134,7 @@ class Encoder:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             # with the example's size: compilers choose code by the size
             return ["symbolic", self.text(value.node.expr), str(value.node.hint) if value.node.has_hint() else None]
-        if is_plain_tensor(value):  # the value of a node is a fake tensor, without contents
+        if is_readable(value):  # the value of a node is a fake tensor, without contents
             return ["contents", tensor_digest(value)]
         if isinstance(value, torch.Tensor):
             strides = [self.encode(each) for each in value.stride()] if value.layout == torch.strided else []
@@ -156,7 +156,7 @@ class Encoder:
             return ["set", sorted(map(encode, value), key=canonical_json)]
         if isinstance(value, sympy.Basic):
             return ["expression", self.text(value)]
-        if isinstance(value, INJECTIVE) or is_plain_tensor(value):
+        if isinstance(value, INJECTIVE) or is_readable(value):
             return self.encode(value)
         if is_dataclass(value) and not isinstance(value, type):
             parts = {field.name: getattr(value, field.name) for field in fields(value)}

@@ -47,6 +47,14 @@ def is_plain_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return value.layout is torch.strided and value.device.type == "cpu"
 
 
+def is_readable(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether the memory of a plain tensor has all of its contents: quantized tensors have scales elsewhere."""
+    if not is_plain_tensor(value) or value.is_quantized:
+        return False
+    end = (value.storage_offset() + span_length(value)) * value.element_size()
+    return value.numel() == 0 or (value.data_ptr() != 0 and end <= value.untyped_storage().nbytes())
+
+
 def storage_checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
     # a checksum is cheaper than a digest, and enough against accidents
     with ThreadPoolExecutor(2) as pool:
