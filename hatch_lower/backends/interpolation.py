@@ -47,7 +47,7 @@ def why_not_interpolation(node: Node, ranges: Ranges, *, doubles: bool) -> str:
         rest = factor - math.floor(factor)
         if takes_nearest and 1 < factor < 3 and rest and least_size(size, ranges) * rest < 1:
             return f"few elements times {factor} are as many as times {int(factor)}, where eager depends on the layout"
-        if not (doubles and takes_nearest) and not is_held_factor(size, factor):
+        if not (doubles and takes_nearest) and not keeps_size(size, factor):
             return f"the engine computes the size of a result in float32, which does not hold {factor} times a size"
     return ""
 
@@ -64,7 +64,7 @@ def least_size(size: Size, ranges: Ranges) -> int:
     return size if isinstance(size, int) else max(int(bound_sympy(size.node.expr, dict(ranges)).lower), 1)
 
 
-def is_held_factor(size: Size, factor: float) -> bool:
+def keeps_size(size: Size, factor: float) -> bool:
     """Return whether float32 gives the size that eager computes of a factor in float64."""
     if isinstance(size, int):
         return int(np.float32(size) * np.float32(factor)) == int(size * factor)

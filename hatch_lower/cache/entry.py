@@ -8,7 +8,7 @@
 of the key. `digest` covers the key and all fields except `stored`. `stored` is the time when this machine wrote the
 record, in seconds since 1970, and is never sent to another machine.
 
-A note file of the entries that a worker made for another build.
+`Outbox` notes the entries that a worker made for another build.
 
 ```text
 <key> made    the entry is in the local store alone

@@ -10,7 +10,7 @@ Every file is written under a temporary name and renamed, so a reader sees a com
 checks the digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time is
 the time of its last use. A blob lives as long as a record refers to the blob (`cache/contents.py`).
 
-Cached results that are being run: if the process dies meanwhile, the store forgets these results.
+`suspected` notes cached results while they run: if the process dies meanwhile, the store forgets these results.
 
 A library from a broken compiler may kill the process that runs the library. So the child notes the keys of the results
 in a file for the parent before running.

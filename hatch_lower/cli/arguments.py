@@ -115,7 +115,7 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
     notes = CacheNotes(settings.name)
     store = open_cache(settings, notes)
     log = history_path(store.directory, settings.root).with_suffix(".log") if store.writes else None
-    verbosity = whole_number("HATCH_VERBOSE") - whole_number("HATCH_QUIET")
+    verbosity = verbosity_of("HATCH_VERBOSE") - verbosity_of("HATCH_QUIET")
 
     def write_line(line: str) -> None:
         if verbosity >= 0:
@@ -133,8 +133,8 @@ def opened_context(root: Path) -> Iterator[BuildContext]:
         yield build_context(settings, project.view, work, store, reporter)
 
 
-def whole_number(variable: str) -> int:
-    # as Hatch reads how much a build is to show
+def verbosity_of(variable: str) -> int:
+    # Hatch reads its verbosity in the same way
     try:
         return int(os.environ.get(variable, "0"))
     except ValueError:

@@ -84,7 +84,7 @@ def bench(
     from hatch_lower.cli.measure import figures as statistics
     from hatch_lower.cli.measure.gate import Task, measure_sides
     from hatch_lower.cli.measure.project import built_revision
-    from hatch_lower.driver.child_guards import ending_on_signals
+    from hatch_lower.driver.signals import ending_on_signals
 
     try:
         check_folders(json_file, markdown_file)

@@ -66,7 +66,7 @@ def profile(
     """
     from hatch_lower.cli.measure.profile.profile import ProfileTask, find_profiled_project, make_profile, needs_timers
     from hatch_lower.cli.measure.profile.rows import export_text
-    from hatch_lower.driver.child_guards import ending_on_signals
+    from hatch_lower.driver.signals import ending_on_signals
     from hatch_lower.runtime.selection import physical_cores
 
     check_folders(export)

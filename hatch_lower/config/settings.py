@@ -1,9 +1,7 @@
-"""The `lower` hook's table as frozen settings: names resolved, defaults filled in, everything checked.
+"""The `lower` hook's table as frozen settings, with defaults and checks, and the import package of a model's files.
 
 `tables` describes the table and `reader` checks the values. This module resolves names and checks settings against each
 other. No code after `read_settings` sees a dictionary.
-
-The import package of a wheel that gets the files of a model.
 """
 
 from __future__ import annotations

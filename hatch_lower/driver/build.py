@@ -55,7 +55,7 @@ def build(context: BuildContext) -> BuildResult:
             make_elsewhere(context, missing)
         answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
-    return report_of_result(settings, results, assets, context.work)
+    return build_result(settings, results, assets, context.work)
 
 
 def results_that_hold(settings: Settings, known: Mapping[str, LookupResult]) -> dict[str, ModelResult]:
@@ -78,7 +78,7 @@ def look_up(context: BuildContext) -> dict[str, LookupResult]:
     return results
 
 
-def report_of_result(
+def build_result(
     settings: Settings, models: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
 ) -> BuildResult:
     results = [with_assets(models[model.name], assets[model.name]) for model in settings.models]

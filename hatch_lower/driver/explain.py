@@ -46,7 +46,7 @@ class ModelHistory(Frozen):
     # the reuse of a model: 1: no export; 2: exported, and not lowered; 3: lowered from the cache alone; 0: at least one
     # partition was compiled
     level: int
-    # the changes of recorded inputs, in words (`Change.text()`); empty for level 1
+    # the changes of recorded inputs, in words (`InputChange.text()`); empty for level 1
     changes: tuple[str, ...] = ()
     # the reasons why inputs are not recorded completely, so that the next build exports again; empty if complete
     unknown: tuple[str, ...] = ()

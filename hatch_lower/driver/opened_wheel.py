@@ -22,7 +22,7 @@ ARCHIVE_ERRORS = (
 
 
 class OpenedWheel(Frozen):
-    """A wheel, open as long as somebody has this."""
+    """A wheel, open while this object is referenced."""
 
     path: Path
     archive: zipfile.ZipFile

@@ -1,6 +1,6 @@
-"""Messages between the build's parent and a child process, in files of the model's folder.
+"""The request to a child process of a build, its answer, and the error that explains a missing answer.
 
-The end of a build's child process: its answer, or an error that explains the missing answer.
+Request and answer are files in the model's folder.
 """
 
 from __future__ import annotations

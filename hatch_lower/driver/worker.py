@@ -1,9 +1,7 @@
 """The build's child process: `python -m hatch_lower.driver.worker request.json` lowers one model.
 
 Events go through a separate pipe as JSON lines, errors into the answer. Output of the model's own code disturbs
-neither.
-
-The times that recipes took: estimates for the next build.
+neither. The times of recipes are kept as estimates for the next build.
 """
 
 from __future__ import annotations

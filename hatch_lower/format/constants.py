@@ -1,5 +1,7 @@
-"""Constants and delegates of a plan. Constants are views of one-dimensional storages in the constants file. A
-delegate has a backend, a file, constants and a target machine.
+"""Constants and delegates of a plan, as records with checks.
+
+Constants are views of one-dimensional storages in the constants file. A delegate has a backend, a file, constants and a
+target machine.
 """
 
 import math

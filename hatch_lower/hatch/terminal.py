@@ -33,7 +33,7 @@ def method_table_lines(rows: Sequence[MethodRow]) -> list[str]:
     """Return the table of lowered methods, with aligned columns, and the notes; an empty list without rows."""
     if not rows:
         return []
-    return [*table_lines([HEADINGS, *map(write_cells, rows)], right=NUMBERS), *note_lines(rows)]
+    return [*table_lines([HEADINGS, *map(row_cells, rows)], right=NUMBERS), *note_lines(rows)]
 
 
 def writing_line(payload: Sequence[PayloadFile]) -> Iterator[str]:
@@ -81,7 +81,7 @@ def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
         yield from (f"why {model}{f'.{method}' if method else ''}: {note}" for method, note in said.items() if note)
 
 
-def write_cells(row: MethodRow) -> tuple[str, ...]:
+def row_cells(row: MethodRow) -> tuple[str, ...]:
     numbers = (str(row.nodes), str(row.delegated), str(row.partitions), f"{row.bytes:,}", f"{row.seconds:.2f}")
     return (row.model, row.method, row.recipe, *numbers, reuse_text(row))
 

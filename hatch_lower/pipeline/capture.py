@@ -47,7 +47,7 @@ from hatch_lower.pipeline.parameters import (
     positional_names,
     with_named_keywords,
 )
-from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 

@@ -83,7 +83,7 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
     """Yield check data that fit, from the first rows of the example inputs, with a text for the number of rows."""
     case = example_case(method)
     sizes = MethodSizes(method, case.named(case.args, case.kwargs))
-    symbol = row_count(sizes)
+    symbol = row_symbol(sizes)
     if symbol is None:
         return
     rows = sizes.example[symbol]
@@ -96,7 +96,7 @@ def smaller(model: CapturedModel, method: CapturedMethod, size: int, room: int) 
         count //= 2
 
 
-def row_count(sizes: MethodSizes) -> Any:
+def row_symbol(sizes: MethodSizes) -> Any:
     """Return the symbol of an input's first dimension, if no size is an expression over that symbol (`2 * batch`)."""
     shapes: list[Any] = [value.shape for value in sizes.values if isinstance(value, torch.Tensor)]
     found = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]

@@ -16,7 +16,7 @@ from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_key
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase
-from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_private import tensors
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
 

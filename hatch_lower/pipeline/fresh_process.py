@@ -119,7 +119,7 @@ def start_fresh() -> FreshProcess | None:
         with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
             for line in given:
                 if (packaged := read_packaged(line)) is not None:
-                    written.write(json.dumps(packaged_problem(packaged)).encode() + b"\n")
+                    written.write(json.dumps(find_problem(packaged)).encode() + b"\n")
                     written.flush()
     finally:
         os._exit(1)  # the callers up the stack belong to the parent
@@ -182,7 +182,7 @@ def open_written(constants: Path | None, outside: OutsideFiles | None) -> Consta
     return OutsideWeights(file, weights, where, "", find=lambda source: paths[source.url])
 
 
-def packaged_problem(packaged: Packaged) -> str:
+def find_problem(packaged: Packaged) -> str:
     finder = RequiredOnly([*(packaged.requirements or ()), "torch"])  # torch compares the results
     try:
         if packaged.requirements is not None:

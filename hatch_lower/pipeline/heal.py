@@ -1,5 +1,4 @@
-"""The search for a model's wrong operations, on demand and after a failed comparison, and a build that heals itself:
-it moves the operations from the backend's partitions to torch.
+"""Search for a model's wrong operations, and heal a build: move the operations from the backend's partitions to torch.
 
 ```text
 turn fails             a backend refuses a partition            `Healing.leaves_out`, in the stage `compile`
@@ -276,7 +275,7 @@ def first_attempt(services: Services, known: KnownRecipes) -> Attempt:
     left_out = {name: record.left_out for name, record in known.records.items()}
     for name, several in left_out.items():
         if several:
-            services.warn(f"the recipe `{name}` leaves out {left_out_count(several)}, like an earlier build")
+            services.warn(f"the recipe `{name}` leaves out {left_out_text(several)}, like an earlier build")
     return Attempt(known=known, left_out=left_out)
 
 
@@ -365,7 +364,7 @@ def count_of(left_out: LeftOutOf) -> int:
     return sum(map(len, left_out.values()))
 
 
-def left_out_count(left_out: LeftOutOf) -> str:
+def left_out_text(left_out: LeftOutOf) -> str:
     number = count_of(left_out)
     return "1 operation" if number == 1 else f"{number} operations"
 

@@ -98,14 +98,14 @@ class ReportedSteps(LoweringSteps):
         with stage(self._reporter, "compile", self._model, self._recipe.name) as describe:
             with backend_guard(turn.name, place_of(self._model, self._recipe)):
                 yield lowered.update
-            describe(f"{turn.name}: {partition_count(lowered)}")
+            describe(f"{turn.name}: {partitions_text(lowered)}")
         taken = time.perf_counter() - begin
         self.finite_only[turn.name] = frozenset().union(*(method.finite_only for method in lowered.values()))
         for method, share in shares_of(lowered).items():
             self.seconds[method] += share * taken
 
 
-def partition_count(lowered: Mapping[str, DelegatedMethod]) -> str:
+def partitions_text(lowered: Mapping[str, DelegatedMethod]) -> str:
     partitions = sum(method.partitions for method in lowered.values())
     reused = sum(method.reused for method in lowered.values())
     return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"

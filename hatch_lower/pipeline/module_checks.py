@@ -18,7 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from hatch_lower.errors import CaptureError
-from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.module_copy import copy_module
 from hatch_lower.runtime.torch_arrays import ARRAYS, same_bits
 from hatch_lower.runtime.torch_private import tensors as trees
 from hatch_lower.runtime.torch_private.programs import FakeTensor

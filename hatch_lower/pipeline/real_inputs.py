@@ -95,10 +95,10 @@ def function_cases(
             found = f"a value of type `{type(function).__name__}`"
             hint = f"name a function that takes the name of a method; {GIVE}"
             raise SampleError("real inputs must come from a function", where=entry.where(), found=found, hint=hint)
-        return {method.name: call_for_cases(method, function, entry) for method in methods}
+        return {method.name: cases_from_function(method, function, entry) for method in methods}
 
 
-def call_for_cases(
+def cases_from_function(
     method: CapturedMethod, function: Callable[[str], object], entry: EntryPoint
 ) -> tuple[InputCase, ...]:
     try:

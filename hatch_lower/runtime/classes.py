@@ -42,7 +42,7 @@ class NoClassError(Exception):
 
 def find_owner(kind: type) -> str:
     """Return the name of the installed distribution whose file defines a class, or an empty string."""
-    modules = locate_modules(kind.__module__)
+    modules = imported_modules(kind.__module__)
     editable = ""
     for distribution in candidates(modules[0][0].partition(".")[0]) if modules else ():
         if owns(distribution, modules):
@@ -81,7 +81,7 @@ def find_class(type_name: str, owner: str) -> type:
         distribution = importlib.metadata.distribution(owner)
     except (importlib.metadata.PackageNotFoundError, ValueError):
         raise NoClassError(f"the distribution `{owner}` is not installed") from None
-    modules = locate_modules(module)
+    modules = imported_modules(module)
     if not modules or not owns(distribution, modules):
         raise NoClassError(f"the distribution `{owner}` has no module `{module}`")
     try:
@@ -96,7 +96,7 @@ def find_class(type_name: str, owner: str) -> type:
     return found
 
 
-def locate_modules(module: str) -> list[tuple[str, str]]:
+def imported_modules(module: str) -> list[tuple[str, str]]:
     """Return all modules that importing `module` runs, `module` last, with their files; empty if not found."""
     # finds the files without importing; namespace packages have no file
     found: list[tuple[str, str]] = []

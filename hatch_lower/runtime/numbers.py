@@ -1,6 +1,6 @@
 """Comparison of a program's numbers with eager's: tolerances, and error metrics of an output over all compared
 inputs. Used by a build's verification, `hatch-lower check` and the kit for backends, with torch tensors or NumPy
-arrays. The functions used here have the same name in both libraries; this module imports neither. For metrics
+arrays. The functions used here have the same name in both libraries; neither library is imported here. For metrics
 each pair of arrays is read once, in pieces; only sums and maxima are kept.
 """
 

@@ -12,7 +12,7 @@ import torch
 from support.exports import Workshop, packaged, write_folder
 
 import hatch_lower
-from hatch_lower.runtime.eager import copy_module
+from hatch_lower.runtime.module_copy import copy_module
 
 pytestmark = pytest.mark.torch
 

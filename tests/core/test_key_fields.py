@@ -29,7 +29,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.lowering import preprocess
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.extract import make_local
+from hatch_lower.exir.lowering.extract import localize_program
 from hatch_lower.exir.lowering.preprocess import PreprocessRequest
 from hatch_lower.exir.lowering.preprocess import partition_key as key_of_partition
 from hatch_lower.model import Method, Model
@@ -235,7 +235,7 @@ def partition(
         "forward",
         DelegationSpec(backend, [CompileSpec("option", option)]),
         taken or FingerprintedBackend,
-        make_local(program, weight_free=False),
+        localize_program(program, weight_free=False),
     )
     return key_of_partition(request, {})
 
@@ -275,7 +275,7 @@ def test_a_partition_with_a_lowered_module_in_it_is_found_again_in_no_call() -> 
 
     program = to_edge(torch.export.export(Around(), (torch.ones(3),)))
     spec = DelegationSpec("other", [])
-    request = PreprocessRequest("forward", spec, FingerprintedBackend, make_local(program, weight_free=False))
+    request = PreprocessRequest("forward", spec, FingerprintedBackend, localize_program(program, weight_free=False))
     assert key_of_partition(request, {}) != key_of_partition(request, {})
     assert partition() == partition()
 

@@ -22,7 +22,7 @@ from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import ModelResult
 from hatch_lower.pipeline.emit.constants import write_constants
-from hatch_lower.pipeline.fresh_process import Packaged, packaged_problem
+from hatch_lower.pipeline.fresh_process import Packaged, find_problem
 from hatch_lower.runtime.arrays import ArrayOperator
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
@@ -182,11 +182,11 @@ def test_a_torch_free_program_is_verified_on_numpys_arrays_too(tmp_path: Path, m
     examples = tmp_path / "examples.safetensors"
     write_constants(examples, {"forward/input/0": x, "forward/output/0": x.reshape(2, 2)})
     packaged = Packaged(tmp_path, plan, None, (), examples, ("forward",), Tolerance())
-    assert packaged_problem(packaged) == ""
+    assert find_problem(packaged) == ""
     wrong = ArrayOperator(lambda self, size: self.reshape(size) + 1)
     monkeypatch.setattr(
         "hatch_lower.runtime.numpy_arrays.NUMPY_OPERATORS", {**NUMPY_OPERATORS, "aten.view.default": wrong}
     )
-    assert packaged_problem(packaged).startswith(
+    assert find_problem(packaged).startswith(
         "method `forward` on arrays of NumPy: `output`: largest absolute error 1, "
     )

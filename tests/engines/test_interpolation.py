@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import hatch_lower
-from hatch_lower.backends.interpolation import between, is_held_factor, is_regular, nearest_places, order_of_axes
+from hatch_lower.backends.interpolation import between, is_regular, keeps_size, nearest_places, order_of_axes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.surgery import all_nodes
@@ -132,8 +132,8 @@ def test_regular_factors_give_the_places_of_a_division() -> None:
 
 def test_sizes_that_float32_rounds_otherwise_are_known() -> None:
     # 15 * 4.2 is 63 in float64, and a little less in float32
-    assert is_held_factor(10, 4.2)
-    assert not is_held_factor(15, 4.2)
+    assert keeps_size(10, 4.2)
+    assert not keeps_size(15, 4.2)
 
 
 def test_axes_that_shrink_are_looked_up_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hatch_lower.driver.spread.pool import UnitWork
-from hatch_lower.driver.spread.scheduler import UnitProgress, UnitView, rest_text
+from hatch_lower.driver.spread.scheduler import UnitProgress, UnitView, duration_text
 from hatch_lower.events import Event
 
 A, B = UnitWork("a", "digits/a"), UnitWork("b", "digits/b")
@@ -85,4 +85,4 @@ def test_what_happens_to_a_unit_is_a_line() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7200.0, "2.0 h")])
 def test_a_duration_is_short(seconds: float, text: str) -> None:
-    assert rest_text(seconds) == text
+    assert duration_text(seconds) == text

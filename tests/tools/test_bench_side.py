@@ -15,7 +15,7 @@ from support.sides import PLAIN, Recipes, rewrite_schema, write_models, write_wh
 from hatch_lower.cli.arguments import target_of
 from hatch_lower.cli.measure.side import comparable, open_side
 from hatch_lower.cli.measure.temporary import work_folder
-from hatch_lower.driver.child_guards import ending_on_signals, uninterrupted
+from hatch_lower.driver.signals import ending_on_signals, uninterrupted
 from hatch_lower.errors import ProgramError
 
 Method = tuple[str, str, str]

@@ -1,6 +1,6 @@
 """Functions for which inductor's formulas lose all digits of some numbers, in formulas that do not.
 
-Inductor writes `write_expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0
+Inductor writes `expm1(x)` as `exp(x) - 1` and `atanh(x)` by the logarithm of `(1 + x) / (1 - x)`, which are 0
 for numbers below 6e-8, and `acosh(x)` with the square of `x`, which is infinite from 2e19 on. Its standard deviation
 is the root of a variance of the same dtype, infinite from 2e19 on and 0 below 3e-23, where eager computes with
 float64. The absolute value of the least int8 or int16 is a number of C++'s int, where eager's wraps around. The power
@@ -23,7 +23,7 @@ Call = Callable[..., Any]  # writes an operation
 
 STD = torch.ops.aten.std.correction
 POW = torch.ops.aten.pow.Tensor_Scalar
-RSQRT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # eager's power -0.5 of other dtypes is C++'s
+RSQRT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # for other dtypes eager computes C++'s power, too
 LARGE = 2.0**28  # from here on `x * x - 1` is `x * x`, in float64 too
 
 

@@ -72,7 +72,7 @@ def is_of_floats(node: Node) -> bool:
         return False
     given = named_arguments(node)
     values = [given[name].meta["val"] for name in ("input", "weight")]
-    # Of other numbers of images, heights and widths, a call would lay out a layout: twice as slow as without.
+    # Of other numbers of images, heights and widths, a call would convert the layout: twice as slow as without.
     return all(
         value.dtype is torch.float32
         and value.dim() == DIMENSIONS

@@ -164,7 +164,7 @@ def ending(status: int) -> str:
 
 
 def why_not_library(path: Path, *, linked: bool) -> str | None:
-    # of a file that a compiler wrote and reported as well made
+    """Return why a compiler's file is no complete library or object, although the compiler reported success."""
     try:
         data = path.read_bytes()
     except OSError:

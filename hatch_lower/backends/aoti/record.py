@@ -1,12 +1,10 @@
 """Inductor's Python half: a partition in, C++ source out, with the step that would run the compiler replaced.
 
-Errors in parallel loops are kept until the loop's region ends, and the option `timers` notes when each kernel
-begins.
-
 Inductor's checks (an index out of range) throw where they are, and an exception that leaves an OpenMP region ends the
-process.
+process: errors in parallel loops are kept until the loop's region ends.
 
-In front of each call of a kernel, inductor writes a comment with the kernel's name in the debug map.
+The option `timers` notes when each kernel begins. In front of each call of a kernel, inductor writes a comment with the
+kernel's name in the debug map.
 """
 
 from __future__ import annotations
@@ -106,7 +104,7 @@ class GeneratedCode:
 
 
 def generate(copied: AotiCopy) -> GeneratedCode:
-    with recording_code() as records, torch.no_grad():
+    with code_recorded() as records, torch.no_grad():
         try:
             inductor.compile_graph(GraphModule(copied.attributes, copied.graph), copied.fakes)
         except Exception as error:
@@ -138,7 +136,7 @@ def find_backend_error(error: BaseException | None) -> BackendError | None:
 
 
 @contextmanager
-def recording_code() -> Iterator[list[GeneratedCode]]:
+def code_recorded() -> Iterator[list[GeneratedCode]]:
     """Collect the arguments of inductor's C++ compile step instead of compiling, and prevent copies of constants."""
     records: list[GeneratedCode] = []
 

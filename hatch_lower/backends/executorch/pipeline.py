@@ -33,7 +33,7 @@ COPIES = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorchProgram:
+class PartitionProgram:
     # the `.pte`
     data: bytes
     # debug handles of each instruction of its method: `1:executorch_call_delegate`
@@ -44,7 +44,7 @@ class ExecutorchProgram:
     names: dict[str, list[str]]
 
 
-def lower_partition(copied: ExecutorchCopy, *, finite: bool) -> ExecutorchProgram:
+def lower_partition(copied: ExecutorchCopy, *, finite: bool) -> PartitionProgram:
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
@@ -88,7 +88,7 @@ def lower_partition(copied: ExecutorchCopy, *, finite: bool) -> ExecutorchProgra
     graphs = xnnpack_graphs(edge.exported_program(), delegates)
     names = {str(index): instruction_names(index, delegates, plan, graphs) for index in theirs}
     handles = copied.instruction_handles(instructions_of(theirs, delegates, names, origins, graphs))
-    return ExecutorchProgram(bytes(made.buffer), handles, named_weights(made, copied), names)
+    return PartitionProgram(bytes(made.buffer), handles, named_weights(made, copied), names)
 
 
 def without_strides(module: GraphModule) -> PassResult:

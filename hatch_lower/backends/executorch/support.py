@@ -65,7 +65,7 @@ LARGEST_RANK = 6  # of XNNPACK's tensors
 OF_IMAGES = sizes.aten_names("avg_pool2d.default max_pool2d.default prelu.default")  # for four dimensions only
 RESHAPED = sizes.aten_names("squeeze_copy.dim squeeze_copy.dims unsqueeze_copy.default")  # written as a reshape
 OF_ROWS = sizes.aten_names("_native_batch_norm_legit_no_training.default convolution.default")  # converted to images
-OF_DIMENSIONS = sizes.aten_names("_softmax.default permute_copy.default")  # which XNNPACK has not of a single number
+OF_DIMENSIONS = sizes.aten_names("_softmax.default permute_copy.default")  # XNNPACK lacks these for 0-d tensors
 
 
 class CachedSignature(ExportGraphSignature):

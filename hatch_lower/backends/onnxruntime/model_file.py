@@ -1,7 +1,7 @@
 """An ONNX model's bytes, read without `onnx`: nodes, named files (an untrusted model may name any file of the
 machine), and marks for the places of constants.
 
-ONNX Runtime before 1.24 opens such a file wherever it lies.
+Named files are refused, because ONNX Runtime before 1.24 opens a named file wherever the file lies.
 
 ONNX Runtime maps external data of a model from a file, an offset and a length. File and offset are known when the
 constants file is written, after the model was cached: so the model has marks of as many bytes.
@@ -97,7 +97,7 @@ def end_of_number(model: bytes, place: int) -> int:
 NAME_BYTES = 96  # of a file: also of the cache's blobs, over which a build verifies
 FILE_MARK = "place-of-constants".ljust(NAME_BYTES, "-")
 DIGITS = 20
-FIRST = 10_000_000_000_000_000_000  # no offset that a file has
+FIRST = 10_000_000_000_000_000_000  # larger than any offset in a file, so that a mark is recognized
 MARK = re.compile(re.escape(FILE_MARK.encode()) + rb"|1000000000000\d{7}")
 
 

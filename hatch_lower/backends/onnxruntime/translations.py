@@ -1,8 +1,8 @@
 """Translations of ATen operators that torch's exporter lacks, or for which ONNX Runtime has no kernel as they are,
 and of interpolations with eager's places.
 
-ONNX's own interpolation divides, where eager multiplies by the rounded inverse. It is used for factors by which both
-give the same places. Otherwise the elements are looked up.
+ONNX's own interpolation divides, where eager multiplies by the rounded inverse. ONNX's interpolation is used for
+factors by which both give the same places. Otherwise the elements are looked up.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def translate_nearest(
             chosen = op.Constant(value=ir.tensor(np.array(nearest_places(known, wanted, factor), np.int64)))
         else:
             chosen = write_places(input, axis + 2, wanted, factor)
-        found = gather_places(found, chosen, axis + 2, len(shape))
+        found = write_gather(found, chosen, axis + 2, len(shape))
     return op.Identity(input) if found is input else found
 
 
@@ -249,7 +249,7 @@ def write_places(image: Value, axis: int, after: object, factor: float | None) -
     return op.Min(op.Cast(op.Mul(steps, scale), to=ir.DataType.INT64), op.Sub(before, one))
 
 
-def gather_places(image: Value, chosen: Value, axis: int, rank: int) -> Value:
+def write_gather(image: Value, chosen: Value, axis: int, rank: int) -> Value:
     """Write a lookup along an axis; along the last axis, single elements would be copied, ten times as slowly."""
     if axis < rank - 1:
         return op.Gather(image, chosen, axis=axis)

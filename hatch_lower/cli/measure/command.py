@@ -1,7 +1,4 @@
-"""Commands of a benchmark, each in its own process group, which ends with the block that waits for the command.
-
-The measuring process: start, requests, and end in all cases.
-"""
+"""Commands and the measuring process (`Host`) of a benchmark, each in a process group, which ends with its block."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hatch_lower.cli.measure.figures import thread_variables
-from hatch_lower.driver.child_guards import uninterrupted
 from hatch_lower.driver.process import ended_within, is_over, reap, signal_group
+from hatch_lower.driver.signals import uninterrupted
 from hatch_lower.errors import ProcessError, error_from_json
 
 Tell = Callable[[str], None]  # receives progress, a line at a time

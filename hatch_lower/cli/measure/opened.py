@@ -94,7 +94,7 @@ def input_values(
             example = stored.get(index)
             if example is None or list(example.shape) != shape:
                 example = random_tensor(getattr(torch, entry.dtype), shape, example, generator)
-            values.append(tensor_laid_out(example, stride))
+            values.append(with_strides(example, stride))
         elif isinstance(entry, LiteralInput):
             values.append(literal_value(entry.value))
         else:
@@ -102,7 +102,7 @@ def input_values(
     return values
 
 
-def tensor_laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+def with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
     """Return a tensor's values with other strides; a dimension of stride 0 takes its first value."""
     import torch
 

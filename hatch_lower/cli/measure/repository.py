@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.cli.measure.temporary import PREFIX
-from hatch_lower.driver.child_guards import uninterrupted
+from hatch_lower.driver.signals import uninterrupted
 from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
 from hatch_lower.frozen import Frozen
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hatch_lower.cache.locks import held_folder, remove_abandoned
-from hatch_lower.driver.child_guards import ending_on_signals, uninterrupted
+from hatch_lower.driver.signals import ending_on_signals, uninterrupted
 from hatch_lower.errors import ProgramError
 
 PREFIX = "hatch-lower-bench-"

@@ -1,4 +1,4 @@
-"""The measuring process, `python -m hatch_lower.cli.measure.worker`, which `host` starts.
+"""The measuring process, `python -m hatch_lower.cli.measure.worker`, which `Host` of `command` starts.
 
 The process imports torch and the modules of every load. A fork answers each request, a line of JSON. A fork has
 loaded no model yet, so its loads are those of a fresh process, and a crash ends only the fork. When stdin is closed,

@@ -92,7 +92,7 @@ def source_parts(data: bytes, lines: set[int]) -> tuple[tuple[int, str], ...]:
 def looks_for(target: str | Path, folders: Sequence[WheelModels], given: Path | None) -> Iterator[tuple[str, Look]]:
     """Yield the places of source files: a given folder, the wheel or distribution, installed packages."""
     if given is not None:
-        yield "the given folder", read_below(given)
+        yield "the given folder", reader_below(given)
     if isinstance(target, Path) and not target.is_dir():
         yield "the wheel", in_wheel(target)
     for name in sorted({contents.manifest.distribution for contents in folders} if isinstance(target, str) else ()):
@@ -102,14 +102,14 @@ def looks_for(target: str | Path, folders: Sequence[WheelModels], given: Path | 
             continue
         root = editable_folder(owner)
         if root is not None:
-            yield "the project", read_below(Path(root))
-            yield "the project", read_below(Path(root, "src"))
-        yield "the installed distribution", read_below(Path(str(owner.locate_file(""))))
+            yield "the project", reader_below(Path(root))
+            yield "the project", reader_below(Path(root, "src"))
+        yield "the installed distribution", reader_below(Path(str(owner.locate_file(""))))
     for key in ("purelib", "platlib"):
-        yield "the packages installed here", read_below(Path(sysconfig.get_path(key)))
+        yield "the packages installed here", reader_below(Path(sysconfig.get_path(key)))
 
 
-def read_below(folder: Path) -> Look:
+def reader_below(folder: Path) -> Look:
     def look(path: str) -> bytes | None:
         file = folder / path
         try:

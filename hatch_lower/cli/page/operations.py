@@ -205,7 +205,7 @@ def model_explorer_graph(graph: NamedGraph) -> Facts:
             "namespace": "/".join(namespace_of(node)),
             "attrs": [pair(*row) for row in operation_rows(node)],
             "incomingEdges": [
-                {"sourceNodeId": maker_text(maker), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+                {"sourceNodeId": source_label(maker), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
                 for place, maker in enumerate(node.reads)
             ],
             "style": {"backgroundColor": colour_of(node.engine)},
@@ -244,7 +244,7 @@ def pair(key: str, value: str) -> Facts:
     return {"key": key, "value": value}
 
 
-def maker_text(maker: int) -> str:
+def source_label(maker: int) -> str:
     return str(maker) if maker >= 0 else f"input {input_number(maker)}"
 
 
@@ -278,7 +278,7 @@ def dot_lines(graph: NamedGraph) -> Iterator[str]:
             yield "  }"
     for at, node in enumerate(operations.nodes):
         for maker in node.reads:
-            yield f"  {quoted(maker_text(maker))} -> {quoted(str(at))};"
+            yield f"  {quoted(source_label(maker))} -> {quoted(str(at))};"
     yield "}"
 
 

@@ -4,7 +4,7 @@
 comes first when a program looks a name up among all loaded libraries, but a look-up in the C library itself finds the
 original function.
 
-The recorder's own notes of reads, by absolute path, and pauses without notes.
+`Notes` holds the reads by absolute path, and the pauses of the recorder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The events of an export in order, and the conclusions: the files that were read, and the files that were only made.
 
 With the preloaded library all events are records in its log: calls of the C library, here and in child processes
-(`preload.c` lists the kinds), and facts of the recorder alone (`Notes`). Without the library the recorder keeps a list
-of the same events. A record is a kind, the state of the found file, and a path or another text.
+(`Kind` lists the kinds, with the letters of `preload.c`), and facts of the recorder alone (`Notes`). Without the
+library the recorder keeps a list of the same events. A record is a kind, the state of the found file, and a path or
+another text.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ INNER_KINDS = frozenset({Kind.UPDATED, Kind.BOUND, Kind.VARIABLE_SET})  # decidi
 class Record(NamedTuple):
     kind: Kind | None  # `None` for an unknown letter
     text: str  # a path, or another name
-    state: str = ""  # the state of the found file, in the form of `State.read`, if the event has a state
+    state: str = ""  # the state of the found file, in the form of `FileFileState.read`, if the event has a state
     target: str = ""  # the path that a link led to
 
 

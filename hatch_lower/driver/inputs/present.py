@@ -264,11 +264,11 @@ def say_look(change: InputChange) -> str:
     path = located_text(change.subject)
     if not change.after:
         return f"{path} is gone"
-    before, after = (look_words(look) for look in (change.before, change.after))
+    before, after = (look_text(look) for look in (change.before, change.after))
     return f"{path}: {before} → {after}"
 
 
-def look_words(look: str) -> str:
+def look_text(look: str) -> str:
     """Return `file of 123 bytes` for `file 123`."""
     here, link, target = look.partition(LINK)
     kind, _, size = here.partition(" ")

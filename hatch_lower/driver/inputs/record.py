@@ -1,4 +1,6 @@
-"""The stored inputs of a model's export: a result is reused if all inputs are unchanged.
+"""The stored inputs of a model's export, with the choice and the digests of environment variables.
+
+A result is reused if all inputs are unchanged.
 
 Paths are located (`roots`), so that a checkout in another folder, or a fresh environment, has the same inputs.
 
@@ -7,15 +9,10 @@ this machine's cache. A shared record names only variables that were not set, an
 their digests are plain, and a reader of the record can compare the digests with guesses. A shared record never has
 variables that look like credentials.
 
-Environment variables as recorded inputs: the choice of variables, and digests of their values.
-
 Inputs are all variables that were read, by any code. Two kinds of variables are no inputs: variables with the same
 value in every build, and variables with paths, unless the project's own code reads the path: the files found there are
 recorded. If many variables were read at once, their glob is recorded too: a matching variable that is set later is a
 change.
-
-A value is recorded as a digest, keyed with a random number of this cache, which only its owner can read: no other
-reader of a record can try out values.
 """
 
 from __future__ import annotations
@@ -80,11 +77,11 @@ def secret(folder: Path, *, keeps: bool = True) -> bytes:
     # also in a folder that a group shares: an owner of the key can try out values
     with suppress(OSError), temporary_beside(path, private=True) as part:
         part.write_bytes(fresh)
-        keep_secret(part, path)
+        publish_secret(part, path)
     return read_secret(path) or fresh
 
 
-def keep_secret(temporary: Path, path: Path) -> None:
+def publish_secret(temporary: Path, path: Path) -> None:
     """Give a finished file its name, unless another process was first with a whole file."""
     try:
         os.link(temporary, path)  # unlike a renaming, the link fails if the name exists

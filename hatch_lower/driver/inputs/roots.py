@@ -1,4 +1,4 @@
-"""Paths with the same meaning on another machine: below the project, an import path, or the home folder.
+"""Located paths, which mean the same on another machine, and the importable names in listings of folders.
 
 | located | is |
 |---|---|
@@ -10,10 +10,8 @@
 A root behind a symbolic link is also known by its real path. A path below a root is located by its spelling: the
 contents show the target of a link below the root.
 
-Importable modules in listings of folders: Python's own rules, without the import system.
-
-The import system lists whole folders. Only the importable names of a listing matter: a README beside a module is no
-input, a module that hides another module is.
+Importable names follow Python's own rules, without the import system, which lists whole folders. Only the importable
+names of a listing matter: a README beside a module is no input, a module that hides another module is.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ The kernel refuses all other reads. With Landlock (Linux 5.13) a process without
 for itself and its subprocesses: here, the right to open files for reading and folders for listing outside of the
 places above. Writing, executing and `stat` are not restricted.
 
-The recording of an export in the child process, and its pauses.
-
-Variables of the user that are hidden from the model: an unnoticed read would change the result.
+`Watch` records an export in the child process, with pauses. Variables of the user that an unnoticed read would make
+an input are hidden from the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages between a build and its workers: requests and answers, as JSON.
+"""The messages between a build and its workers: requests as JSON, answers with the entries of a cache as bytes.
 
 A request travels beside the snapshot of the project, and holds its digest. An answer has its entries, under an
 authentication code by the request's secret.

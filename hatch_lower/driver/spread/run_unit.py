@@ -4,9 +4,7 @@ The same child process as in a local build makes the unit. The worker gets the p
 `pass-env` names; everything else is the worker's own. The results go into a store in the folder, from there into the
 answer, and are removed with the folder.
 
-The place where a worker makes a unit: a temporary folder with a store, and the variables of the child processes.
-
-Facts about a worker: the versions and properties that decide whether its results equal the results of the build.
+A worker's facts are the versions and properties that decide whether its results equal the results of the build.
 
 A worker with other facts would make results under other keys, which the build would not find. So the worker refuses
 with a list of its lacks, and another worker gets the unit. All facts are found without torch.

@@ -69,9 +69,9 @@ class UnitView:
         if progress.workers == 0:  # a cluster that grows on demand will get workers; another cluster may stay empty
             text += ", no worker is there"
         elif progress.rest is not None:
-            text += f", about {rest_text(progress.rest)} left"
+            text += f", about {duration_text(progress.rest)} left"
         longest = sorted(progress.running, key=lambda row: -row[1])[:LONGEST]
-        rows = [f"{rest_text(seconds):>8}  {work.name}" for work, seconds in longest]
+        rows = [f"{duration_text(seconds):>8}  {work.name}" for work, seconds in longest]
         self._reporter.report(Event("units", "live", self._project, detail="\n".join([text, *rows])))
         now = self._now()
         if now - self._told >= QUIET_SECONDS:
@@ -86,7 +86,7 @@ class UnitView:
         self._reporter.report(Event("units", "note", name, detail=text))
 
 
-def rest_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -14,10 +14,10 @@ from hatch_lower.cache.remote.policy import takes_unsigned, trusted_keys
 from hatch_lower.cache.remote.signing import VerifyingKeys
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.driver.child_guards import ending_on_signals
 from hatch_lower.driver.context import BuildContext
 from hatch_lower.driver.inputs.record import received, secret
 from hatch_lower.driver.lookup import add_entry, open_stats, own_components, readable_entries, shared_key
+from hatch_lower.driver.signals import ending_on_signals
 from hatch_lower.driver.spread.executors.choose import opener
 from hatch_lower.driver.spread.pool import LostWorkerError, Reply, UnitWork
 from hatch_lower.driver.spread.protocol import (
@@ -47,7 +47,7 @@ QUOTED = re.compile(r"""['"`]([^'"`\n]+)['"`]|([^\s'"`]+)""")
 def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapshot) -> Iterator[UnitRequest]:
     settings = context.settings
     digest = sha256_bytes(snapshot.data)
-    facts = recipe_facts_wanted(context, {unit.recipe for unit in units})
+    facts = required_facts(context, {unit.recipe for unit in units})
     models = {model.name: model for model in settings.models}
     environment, signers = sent_variables(context.environment, settings.pass_env), signers_of(context).ids()
     for unit in units:
@@ -67,7 +67,7 @@ def requests_of(context: BuildContext, units: Collection[Unit], snapshot: Snapsh
         )
 
 
-def recipe_facts_wanted(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
+def required_facts(context: BuildContext, recipes: Collection[str]) -> dict[str, Facts]:
     """Return the required facts for each recipe, each set found once: there may be thousands of units."""
     stats = open_stats(context.store)
     chosen = [recipe for recipe in context.settings.recipes if recipe.name in recipes]

@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.state import constant_specs, shared_state
 from hatch_lower.exir.graph.surgery import all_nodes, computes, copy_program
 from hatch_lower.exir.graph.tensors import is_plain_tensor, storage_checksums, storage_key
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.extract import extract, make_local
+from hatch_lower.exir.lowering.extract import extract, localize_program
 from hatch_lower.exir.lowering.leave_out import Places, mark_left_out, without_left_out
 from hatch_lower.exir.lowering.partition import Partition, PartitionPlan, plan_partitions
 from hatch_lower.exir.lowering.preprocess import PreprocessRequest, Response, preprocess_all
@@ -245,7 +245,7 @@ def refuse_weights_of_partitioner(weights: Mapping[int, tuple[str, torch.Tensor]
 def make_request(
     method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram
 ) -> PreprocessRequest:
-    return PreprocessRequest(method, spec, backend, make_local(program, weight_free=backend.weight_free), program)
+    return PreprocessRequest(method, spec, backend, localize_program(program, weight_free=backend.weight_free), program)
 
 
 def make_module(program: ExportedProgram, request: PreprocessRequest, response: Response) -> LoweredBackendModule:

@@ -125,7 +125,7 @@ def make_program(
     )
 
 
-def make_local(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
+def localize_program(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     """Return a partition in the form that a backend sees: with the weights, or stand-ins of their layout."""
     # an additional operator upstream must not change a partition's form, and thereby the key of its result
     handles: dict[int, int] = {}

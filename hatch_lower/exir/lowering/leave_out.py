@@ -69,11 +69,11 @@ def without_left_out(result: PartitionResult) -> PartitionResult:
         told = {node.name: str(node.meta.pop(LEFT_OUT)) for node in marked}  # another backend may take the node
         reasons.update((node.name, told[node.name]) for node in marked if node.target is not operator.getitem)
         for tag in cut:
-            divide_tag(module, tag, tags)
+            split_partition(module, tag, tags)
     return PartitionResult(program, tags, reasons, result.finite_only)
 
 
-def divide_tag(module: GraphModule, tag: str, tags: dict[str, DelegationSpec]) -> None:
+def split_partition(module: GraphModule, tag: str, tags: dict[str, DelegationSpec]) -> None:
     """Give each part of a partition that was cut a tag of its own; `tags` is extended."""
 
     def is_member(node: Node) -> bool:

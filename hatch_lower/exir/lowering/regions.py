@@ -68,7 +68,7 @@ def without_aliases(program: ExportedProgram) -> ExportedProgram:
     state, constants = dict(copied.state_dict), dict(copied.constants)
     specs = {node.name: spec for spec, node in input_pairs(copied)}
     for names in names_of_state(copied):
-        base = make_base_tensor(names, copied)
+        base = base_name(names, copied)
         if base.node.name not in specs:
             specs[base.node.name] = base.spec
             state[str(base.spec.target)] = base.tensor
@@ -103,7 +103,7 @@ def names_of_state(program: ExportedProgram) -> list[list[Name]]:
     return [group for group in several if any(name.node in written for name in group)]
 
 
-def make_base_tensor(names: Sequence[Name], program: ExportedProgram) -> Name:
+def base_name(names: Sequence[Name], program: ExportedProgram) -> Name:
     """Return the name that covers the memory of a group: a name of the group, or a new flat buffer."""
     dtypes = {name.tensor.dtype for name in names}
     if len(dtypes) > 1:

@@ -2,10 +2,11 @@
 places between elements that an interpolation reads.
 
 - Nearest elements: eager computes places of float64 images in float64, and places of `nearest-exact` with a rounding
-that depends on the processor. Torch's decompositions compute all places in float32 with a fixed rounding. - Corners
-that stay in place (`align_corners`): where the size of a result is symbolic, the decomposition divides by the size
-less 1, as if no size was 1. - Places between elements (`places`): decompositions round differently, visibly in large
-images. - Images of bytes: torch's decomposition rounds cubic coefficients differently.
+  that depends on the processor. Torch's decompositions compute all places in float32 with a fixed rounding.
+- Corners that stay in place (`align_corners`): where the size of a result is symbolic, the decomposition divides by the
+  size less 1, as if no size was 1.
+- Places between elements (`rounds_places`): decompositions round differently, visibly in large images.
+- Images of bytes: torch's decomposition rounds cubic coefficients differently.
 
 Eager computes a place by a fused operation in float32, `scale * (step + 0.5) - 0.5`, rounded once. Torch's
 decompositions round twice, and engines divide by the inverse of the scale. Near the place 300 two roundings differ by

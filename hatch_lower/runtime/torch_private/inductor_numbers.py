@@ -156,13 +156,13 @@ def is_exact(expression: sympy.Expr | float, dtype: torch.dtype, ranges: Ranges)
         return number != number or torch.tensor(number, dtype=dtype).item() == number
     if not expression.is_integer:
         return False
-    known = {symbol: shorten_range(ranges[symbol]) for symbol in expression.free_symbols if symbol in ranges}
+    known = {symbol: limit_to_longest(ranges[symbol]) for symbol in expression.free_symbols if symbol in ranges}
     bounds = bound_sympy(expression, known)
     least, greatest = whole_numbers(dtype)
     return bool(least <= bounds.lower and bounds.upper <= greatest)
 
 
-def shorten_range(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
+def limit_to_longest(places: ValueRanges[sympy.Expr]) -> ValueRanges[sympy.Expr]:
     return ValueRanges(places.lower, min(places.upper, sympy.Integer(LONGEST)))
 
 

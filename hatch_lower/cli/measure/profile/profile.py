@@ -34,7 +34,7 @@ from hatch_lower.cli.measure.temporary import work_folder
 from hatch_lower.cli.measure.timed import fastest_mean
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.driver.build import report_of_result
+from hatch_lower.driver.build import build_result
 from hatch_lower.driver.contents import find_contents, places_in
 from hatch_lower.driver.context import build_context, open_cache
 from hatch_lower.driver.executor import export_models, record_results
@@ -87,7 +87,7 @@ def built_with_timers(project: Project, model: str, recipes: Sequence[str], tell
         answers = export_models(context, settings.models, {}, sources=sources)
         unrecorded = replace(context, store=replace(store, mode="off"))
         results = record_results(unrecorded, {}, answers)
-        for file in report_of_result(settings, results, {model: {}}, context.work).payload:
+        for file in build_result(settings, results, {model: {}}, context.work).payload:
             (work / "site" / file.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, work / "site" / file.path)
             os.chmod(work / "site" / file.path, 0o600)  # native code that others may write is not loaded

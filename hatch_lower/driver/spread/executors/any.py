@@ -157,11 +157,11 @@ class JobExecutor(Executor):
     def _ask(self) -> None:
         while not self._closed.wait(ASK_SECONDS):
             for future, job in self._running.copy().items():
-                if settle_job(future, job):
+                if settle_future(future, job):
                     del self._running[future]
 
 
-def settle_job(future: Future[Any], job: Any) -> bool:
+def settle_future(future: Future[Any], job: Any) -> bool:
     """If a job is over, set its future; return whether the job is over."""
     with contextlib.suppress(InvalidStateError):  # the future was cancelled meanwhile
         try:

@@ -45,7 +45,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
 
     address = address or dask.config.get("scheduler-address", "") or ""
     with contextlib.ExitStack() as opened:
-        opened.enter_context(quiet_dask())
+        opened.enter_context(dask_silenced())
         try:
             cluster = None
             if not address:
@@ -66,7 +66,7 @@ def open_pool(address: str, jobs: int, where: str, run_unit: RunUnit) -> DaskPoo
 
 
 @contextlib.contextmanager
-def quiet_dask() -> Iterator[None]:
+def dask_silenced() -> Iterator[None]:
     """Silence Dask's log about events that the build handles itself."""
     before = {log: log.level for log in map(logging.getLogger, LOGS)}
     for log in before:
