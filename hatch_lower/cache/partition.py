@@ -70,6 +70,17 @@ class StoredData:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTarget:
+    # the same fields as `Target`
+    system: str
+    machine: str
+    isa: str
+    arch: tuple[str, ...]
+    ptx: str
+    cuda: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPartition:
     """A `PreprocessResult`, field by field; the bytes are a blob."""
 
@@ -79,12 +90,8 @@ class StoredPartition:
     delegate_info_meta: object
     suffix: Annotated[str, read_suffix]
     requirements: tuple[str, ...]
-    target: Mapping[str, str] | None
+    target: StoredTarget | None
     info: Mapping[str, object]
-
-    def validate(self) -> None:
-        if self.target is not None and self.target.keys() != {"system", "machine", "isa"}:
-            raise Damage("no machine", ".target")
 
     @classmethod
     def read(cls, value: object) -> StoredPartition:

@@ -257,7 +257,8 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     rows: list[Sequence[str]] = [("recipe", "backends", "runs on", "size", "requires")]
     for recipe, report in model["recipes"].items():
         target = report["target"]
-        machine = f"{target['system']} {target['machine']}, {target['isa']}" if target else "any machine"
+        codes = " ".join([target["isa"], *target.get("arch", ())]) if target else ""
+        machine = f"{target['system']} {target['machine']}, {codes}" if target else "any machine"
         requires = ", ".join(report["requirements"])
         rows.append((recipe, ", ".join(report["backends"]) or "none", machine, size_text(report["size"]), requires))
     yield from table_lines(rows, indent=2, right=[3])

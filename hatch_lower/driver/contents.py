@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -30,6 +29,7 @@ from hatch_lower.driver.opened_wheel import (
 )
 from hatch_lower.driver.sbom import FOLDER
 from hatch_lower.errors import ProgramError, size_text
+from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
@@ -95,7 +95,8 @@ class OpenedRecipe(Frozen):
         """Return the facts of every recipe that are shown and compared, as JSON; `size` counts its own files."""
         return {
             "backends": list(self.entry.backends),
-            "target": self.entry.target and asdict(self.entry.target),
+            "device": self.entry.device,
+            "target": self.entry.target and encode(self.entry.target, packaged=True),
             "size": sum(file.size for file in self.files().values()),
         }
 

@@ -113,6 +113,9 @@ class TargetEntry(Frozen):
     system: Text  # `platform.system()`
     machine: Text  # `platform.machine()`
     isa: Text  # instruction set level
+    arch: tuple[Text, ...] = ()  # GPU architectures with machine code, `sm_80`
+    ptx: str = ""  # `compute_80`: PTX, from which the driver of a later GPU makes machine code; empty without PTX
+    cuda: str = ""  # major version of CUDA, `13`; empty for code of the processor alone
 
 
 class DataLayout(Frozen):

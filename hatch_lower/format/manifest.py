@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.format.codec import Damage, decode_file, encode
@@ -10,6 +10,8 @@ from hatch_lower.format.constants import TargetEntry
 from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
 from hatch_lower.frozen import Frozen
+
+Device: TypeAlias = Literal["cpu", "cuda"]
 
 
 def read_optional_digest(value: object) -> str:
@@ -50,6 +52,8 @@ class RecipeEntry(Frozen):
     target: TargetEntry | None  # `None` if the recipe is portable
     methods: Mapping[Text, MethodEntry]
     imports: tuple[ModuleName, ...] = ()  # modules that register the plan's custom operators, to import first
+    # type of the device of the program's arrays; `load` may place the arrays of a recipe without delegates elsewhere
+    device: Device = "cpu"
 
 
 class ModelEntry(Frozen):

@@ -161,7 +161,10 @@ def names_text(names: Iterable[str]) -> str:
 
 
 def machine_text(target: TargetEntry | None) -> str:
-    return f"{target.system:.40} {target.machine:.40}, {target.isa:.40}" if target is not None else "any"
+    if target is None:
+        return "any"
+    codes = [target.isa, *target.arch, target.ptx, target.cuda and f"CUDA {target.cuda}"]
+    return f"{target.system:.40} {target.machine:.40}, {' '.join(filter(None, codes)):.200}"
 
 
 def signature_text(name: str, method: MethodPlan) -> str:

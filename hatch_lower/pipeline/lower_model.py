@@ -56,7 +56,7 @@ from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, LoweredMo
 from hatch_lower.pipeline.output_order import Layouts, in_eagers_order, note_layouts
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
-from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
+from hatch_lower.pipeline.recipes import device_of, partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import KnownRecipes, find_export, find_recipes, keep_export, keep_made, share_recipes
 from hatch_lower.pipeline.verify import verify_recipes
 
@@ -129,6 +129,8 @@ def start_build(
     partitioners = {
         recipe.name: {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends} for recipe in recipes
     }
+    for recipe in recipes:  # backends of different devices are refused before lowering
+        device_of(recipe.backends, f"recipe `{recipe.name}`")
     refuse_unmet(settings, recipes)
     verified = any(recipe.verify for recipe in recipes)
     # all recipes of the project decide: a recipe that is lowered alone gets the same graph as among the others

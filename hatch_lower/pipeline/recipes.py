@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from packaging.requirements import Requirement
 
@@ -15,7 +15,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap
-from hatch_lower.format.manifest import RecipeEntry
+from hatch_lower.format.manifest import Device, RecipeEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.pipeline.exceptions import trim_lines
 from hatch_lower.pipeline.sandbox import backend_guard
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hatch_lower.pipeline.model_build import BuiltRecipe
 
 SHOWN = 20  # number of reasons in an error
+DEVICES: tuple[Device, ...] = get_args(Device)
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
@@ -46,6 +47,30 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
             hint="return a `Partitioner` from the classmethod `partitioner(options)`",
         )
     return partitioner
+
+
+def device_of(choices: Iterable[BackendChoice], where: str) -> Device:
+    """Return the type of the device on which a recipe's program computes, which all its backends must have."""
+    found: dict[Device, str] = {}
+    for choice in choices:
+        with backend_guard(choice.name, where):
+            device: Any = find_backend(choice.name).device(choice.options)
+        if device not in DEVICES:
+            raise BackendError(
+                f"the backend `{choice.name}` computes on an unknown device",
+                where=where,
+                found=trim_lines(repr(device)),
+                hint=f"return one of {', '.join(map(repr, DEVICES))} from the classmethod `device(options)`",
+            )
+        found.setdefault(device, choice.name)
+    if len(found) > 1:
+        raise BackendError(
+            "the backends of a recipe compute on different devices",
+            where=where,
+            found=", ".join(f"`{backend}` on {device}" for device, backend in found.items()),
+            hint="give each device its own recipe; operations outside of partitions run on the recipe's device",
+        )
+    return next(iter(found), "cpu")
 
 
 def refuse_other_versions(backend: str, requirements: Iterable[str]) -> None:
@@ -93,6 +118,7 @@ def recipe_entry(lowered: BuiltRecipe, project: str) -> RecipeEntry:
         target=plan.target,
         methods=lowered.methods,
         imports=lowered.recipe.imports,
+        device=device_of(lowered.recipe.backends, f"recipe `{lowered.recipe.name}`"),
     )
 
 

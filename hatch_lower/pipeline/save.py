@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower import __version__
 from hatch_lower.cache.store import open_store
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import PackageError
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowered_backend_module import lowered_modules
@@ -19,6 +20,7 @@ from hatch_lower.pipeline.capture import capture_program
 from hatch_lower.pipeline.emit.delegates import names_in_constants
 from hatch_lower.pipeline.emit.emit import MethodToEmit, emit_program
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.recipes import device_of
 
 RECIPE = "default"
 
@@ -59,6 +61,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         requirements=emitted.requirements(),
         target=emitted.plan.target,
         methods={name: count_method(program) for name, program in programs.items()},
+        device=device_of(map(BackendChoice, emitted.plan.backends), str(folder)),
     )
     entry = ModelEntry(order=(RECIPE,), constants=stored, check=None, recipes={RECIPE: recipe})
     manifest = Manifest(model, "0", __version__, torch.__version__, {}, {model: entry})

@@ -36,6 +36,9 @@ class DelegateBlob:
             `<sha256 of its contents>.blob`, or the constants file, which is then an ExecuTorch `.ptd` file.
         places: for each constant passed to `load`, its place in the constants file, for engines that map files
             themselves; `None` if the program changes the constant, or if the constant has gaps or is in no file.
+        device: the device of the program's arrays, which `run` takes and returns: `cpu` or `cuda:0`.
+        computes_on: the device of the recipe, on which the delegate computes. Differs from `device` only if an engine
+            takes arrays on the CPU and copies the arrays to a GPU and back by itself.
     """
 
     path: Path
@@ -44,6 +47,8 @@ class DelegateBlob:
     layouts: Mapping[str, DataLayout] = field(default_factory=dict)
     data_places: Mapping[str, Place] = field(default_factory=dict)
     places: Sequence[Place | None] = ()
+    device: str = "cpu"
+    computes_on: str = "cpu"
 
 
 class Delegate(ABC):
@@ -53,6 +58,15 @@ class Delegate(ABC):
     # without torch. If the program uses the other library, the runtime converts without copying.
     # NumPy lacks bfloat16 and the 8-bit floats: arrays have the dtypes of `ml_dtypes` if installed, else raw (`V2`).
     arrays: ClassVar[str] = "torch"
+
+    # Types of the devices on which the run half takes arrays. With `cuda`, `run` is given tensors of torch on a GPU
+    # and returns tensors on the same GPU, whatever `arrays` says. With both, the engine also takes arrays on the CPU in
+    # a recipe for `cuda`, and then copies the arrays to the GPU by itself.
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    # The device on which `load` is given constants in a program on a GPU: "device" is the program's; "host" is the CPU,
+    # in the library `arrays`, for an engine that copies constants to the GPU by itself.
+    constants_on: ClassVar[str] = "device"
 
     # Calls with tensors without elements: "run" passes every call to `run`; "skip" leaves out calls whose outputs all
     # have no elements; "refuse" leaves out the same calls, and refuses other calls with a tensor without elements.

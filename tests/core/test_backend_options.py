@@ -72,6 +72,47 @@ def test_numbers(value: Any, expected: bool) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ({}, "cpu"),
+        ({"null": "cuda"}, "cuda"),
+        (
+            {"null": "cuda", "reference": "cpu"},
+            "the backends of a recipe compute on different devices\n"
+            "  where: recipe `fast`\n"
+            "  found: `null` on cuda, `reference` on cpu\n"
+            "  to do: give each device its own recipe; operations outside of partitions run on the recipe's device",
+        ),
+        (
+            {"null": "gpu"},
+            "the backend `null` computes on an unknown device\n"
+            "  where: recipe `fast`\n"
+            "  found: 'gpu'\n"
+            "  to do: return one of 'cpu', 'cuda' from the classmethod `device(options)`",
+        ),
+    ],
+    ids=["no backend", "one", "two", "unknown"],
+)
+def test_the_backends_of_a_recipe_have_one_device(
+    devices: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.config.tables import BackendChoice
+    from hatch_lower.exir.backend.registry import find_backend
+    from hatch_lower.pipeline.recipes import device_of
+
+    for name, device in devices.items():
+        monkeypatch.setattr(find_backend(name), "device", lambda options, device=device: device)
+    choices = [BackendChoice(name) for name in devices]
+    if "\n" not in expected:
+        assert device_of(choices, "recipe `fast`") == expected
+        return
+    with pytest.raises(BackendError) as caught:
+        device_of(choices, "recipe `fast`")
+    assert str(caught.value) == expected
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "openvino"])
 def test_an_engine_of_another_version_is_refused_before_it_is_asked(
     backend: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from support.hostile import replaced
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.manifest import read_manifest, write_manifest
+from hatch_lower.format.plan import machine_text
 
 WHERE = "digits/_lowered/manifest.json"
 DIGEST = "0123456789abcdef" * 4
@@ -52,6 +53,23 @@ def test_reading_a_written_manifest_gives_an_equal_manifest() -> None:
     manifest = read_manifest(data, WHERE)
     assert write_manifest(manifest) == data
     assert read_manifest(write_manifest(manifest), WHERE) == manifest
+
+
+def test_a_recipe_for_a_gpu_names_device_and_architectures() -> None:
+    value = manifest_value()
+    recipe = value["models"]["digits"]["recipes"]["default"]
+    recipe["device"] = "cuda"
+    recipe["target"] |= {"arch": ["sm_80", "sm_90"], "ptx": "compute_80", "cuda": "13"}
+    data = canonical_json(value)
+    manifest = read_manifest(data, WHERE)
+    assert write_manifest(manifest) == data
+    found = manifest.models["digits"].recipes
+    assert {name: each.device for name, each in found.items()} == {"default": "cuda", "portable": "cpu"}
+    assert machine_text(found["default"].target) == "Linux x86_64, x86-64-v3 sm_80 sm_90 compute_80 CUDA 13"
+    with pytest.raises(ProgramError, match="'mps' instead of one of `cpu`, `cuda`"):
+        read_manifest(
+            canonical_json(replaced(value, ("models", "digits", "recipes", "default", "device"), "mps")), WHERE
+        )
 
 
 def test_a_newer_schema() -> None:

@@ -141,7 +141,8 @@ def model_component(
     for name, recipe in entry["recipes"].items():
         facts[f"recipe:{name}:backends"] = [", ".join(recipe["backends"]) or "none"]
         if target := recipe["target"]:
-            facts[f"recipe:{name}:target"] = [f"{target['system']} {target['machine']} {target['isa']}"]
+            parts = [target["system"], target["machine"], target["isa"], *target.get("arch", ())]
+            facts[f"recipe:{name}:target"] = [" ".join(parts)]
         for method, counts in recipe["methods"].items():
             facts[f"recipe:{name}:method:{method}"] = [f"{counts['delegated']} of {counts['nodes']} nodes delegated"]
     roles = roles_of(entry)

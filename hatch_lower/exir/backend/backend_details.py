@@ -31,11 +31,23 @@ DebugHandleMap = Mapping[int | str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The machine that native code needs: `platform.system()`, `platform.machine()`, and the instruction set level."""
+    """The machine that native code needs.
+
+    Args:
+        system: `platform.system()`.
+        machine: `platform.machine()`.
+        isa: the instruction set level of the processor.
+        arch: the GPU architectures that the blob has machine code for: `sm_80`.
+        ptx: the architecture of the blob's PTX, from which the driver of a later GPU makes machine code: `compute_80`.
+        cuda: the major version of CUDA that the blob was compiled for: `13`.
+    """
 
     system: str
     machine: str
     isa: str
+    arch: tuple[str, ...] = ()
+    ptx: str = ""
+    cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +148,14 @@ class BackendDetails(ABC):
         """
         msg = "a backend without a partitioner cannot be named in a recipe"
         raise BackendError(msg, where=cls.__name__, hint="define the classmethod `partitioner(options)`")
+
+    @classmethod
+    def device(cls, options: Mapping[str, Any]) -> str:
+        """Return the type of the device that delegates compute on for a recipe's options (TOML values).
+
+        `cpu` or `cuda`. All backends of a recipe have the same device, on which the arrays of the program live, too.
+        """
+        return "cpu"
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:

@@ -323,8 +323,8 @@ def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
         return "requirements", "a tuple of strings"
     if None in map(read_requirement, requirements):
         return "requirements", "a tuple of requirements as in `pyproject.toml`"
-    if target is not None and not isinstance(target, Target):
-        return "target", "a `Target` or `None`"
+    if target is not None and not (isinstance(target, Target) and isinstance(target.arch, tuple)):
+        return "target", "a `Target`, with `arch` as a tuple, or `None`"
     if not isinstance(info, Mapping):
         return "info", "a mapping"
     if handles is not None and not (isinstance(handles, Mapping) and all(map(are_handles, handles.values()))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from hatch_lower.cache.partition import StoredData, StoredEntry, StoredLayout, StoredPartition
+from hatch_lower.cache.partition import StoredData, StoredEntry, StoredLayout, StoredPartition, StoredTarget
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -13,7 +13,7 @@ from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
 from hatch_lower.exir.tensor_layout import TensorLayout
 
-RESULT_SCHEMA = 2
+RESULT_SCHEMA = 3
 
 
 def is_storable(result: PreprocessResult) -> bool:
@@ -31,7 +31,7 @@ def result_value(result: PreprocessResult) -> dict[str, object]:
         delegate_info_meta=result._delegate_info_meta,
         suffix=result.suffix,
         requirements=tuple(result.requirements),
-        target=None if target is None else asdict(target),
+        target=None if target is None else StoredTarget(**asdict(target)),
         info=result.info,
     ).value()
 
@@ -91,7 +91,7 @@ def read_stored_result(store: Store, value: object) -> PreprocessResult | None:
         _delegate_info_meta=stored.delegate_info_meta,
         suffix=stored.suffix,
         requirements=stored.requirements,
-        target=None if stored.target is None else Target(**stored.target),
+        target=None if stored.target is None else Target(**asdict(stored.target)),
         info=stored.info,
     )
 
