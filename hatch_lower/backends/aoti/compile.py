@@ -12,7 +12,7 @@ import operator
 import os
 import platform
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -56,26 +56,22 @@ ONLY_SIZES = "it computes a size that is needed outside the partition"
 
 class AotiRefusals:
     # an operation is looked up once
-    def __init__(self, exclude: frozenset[str]) -> None:
+    def __init__(
+        self, exclude: frozenset[str], why_not: Callable[[Node, frozenset[str]], str] = why_not_compiled
+    ) -> None:
         self.known: dict[Node, str] = {}
         self._exclude = exclude
+        self._why_not = why_not
 
     def __call__(self, node: Node) -> str:
         if node not in self.known:
             is_part = node.target is operator.getitem and not is_symbolic(node)
-            self.known[node] = self(producer_of(node)) if is_part else why_not_compiled(node, self._exclude)
+            self.known[node] = self(producer_of(node)) if is_part else self._why_not(node, self._exclude)
         return self.known[node]
 
 
-class AotiPartitioner(EnginePartitioner[AotiRefusals]):
-    def __init__(self, options: AotiOptions) -> None:
-        super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
-        self.options = options
-
+class InductorPartitioner(EnginePartitioner[AotiRefusals]):
     takes_state: ClassVar[bool] = True
-
-    def reasons(self, program: ExportedProgram) -> AotiRefusals:
-        return AotiRefusals(frozenset(self.options.exclude))
 
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
         # branches and bodies of control flow are left to the program
@@ -97,6 +93,15 @@ class AotiPartitioner(EnginePartitioner[AotiRefusals]):
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         return list(KEPT_OPERATORS), None
+
+
+class AotiPartitioner(InductorPartitioner):
+    def __init__(self, options: AotiOptions) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
+        self.options = options
+
+    def reasons(self, program: ExportedProgram) -> AotiRefusals:
+        return AotiRefusals(frozenset(self.options.exclude))
 
 
 def group_operations(graph: Graph, reasons: AotiRefusals) -> list[list[Node]]:

@@ -140,13 +140,21 @@ def inductor_settings(isa: Isa) -> dict[str, object]:
 @contextmanager
 def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
     """Pin inductor's settings, instruction set and compiler, and keep its files in `folder`; restore all at the end."""
+    with settings_isolated(inductor_settings(isa), isa, compiler, folder, {}):
+        yield
+
+
+@contextmanager
+def settings_isolated(
+    settings: Mapping[str, object], isa: Isa, compiler: str, folder: Path, more: Mapping[str, str]
+) -> Iterator[None]:
+    """Pin the given settings as `inductor_isolated` does; `more` are variables of the environment."""
     # A user's setting of the capability would be looked up among the given vectors and warned about.
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "ATEN_CPU_CAPABILITY": None}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "ATEN_CPU_CAPABILITY": None, **more}
     saved = {name: os.environ.get(name) for name in environment}
     try:
         set_environment(environment)
-        settings = {**inductor_settings(isa), "cpp.cxx": (compiler,)}
-        with inductor.pinned(settings, isa.vectors), warnings.catch_warnings():
+        with inductor.pinned({**settings, "cpp.cxx": (compiler,)}, isa.vectors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

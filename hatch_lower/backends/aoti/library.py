@@ -12,11 +12,11 @@ import signal
 import struct
 import subprocess
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ import torch
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.backends.aoti.program import find_program
 from hatch_lower.backends.aoti.versions import later_functions
-from hatch_lower.canonical import digest_of
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import inductor
 from hatch_lower.runtime.torch_private.inductor import interface_path
@@ -107,7 +107,7 @@ class Compiler:
             target,
         ]
 
-    def run(self, command: list[str], folder: Path) -> None:
+    def run(self, command: list[str], folder: Path, *, holds_model: bool = True) -> None:
         """Run a command in `folder`; the command's last word is the output file."""
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
         where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
@@ -120,7 +120,7 @@ class Compiler:
                 found=error_lines(done.stdout) or f"{ending(done.returncode)} without a message",
                 hint="give the build more memory" if killed else HINT,
             )
-        reason = why_not_library(folder / command[-1], linked="-c" not in command)
+        reason = why_not_library(folder / command[-1], linked="-c" not in command, holds_model=holds_model)
         if reason is not None:
             raise BackendError(
                 "the C++ compiler reported success, but wrote no output file",
@@ -163,7 +163,7 @@ def ending(status: int) -> str:
     return f"ended by {names.get(-status, f'signal {-status}')},"
 
 
-def why_not_library(path: Path, *, linked: bool) -> str | None:
+def why_not_library(path: Path, *, linked: bool, holds_model: bool = True) -> str | None:
     """Return why a compiler's file is no complete library or object, although the compiler reported success."""
     try:
         data = path.read_bytes()
@@ -176,7 +176,7 @@ def why_not_library(path: Path, *, linked: bool) -> str | None:
         return f"`{path.name}` is another kind of ELF file"
     if sections + size * count > len(data):  # the table of sections is the last of the file
         return f"`{path.name}` ({len(data)} bytes) is cut off"
-    return f"`{path.name}` holds no model" if linked and ENTRANCE not in data else None
+    return f"`{path.name}` holds no model" if linked and holds_model and ENTRANCE not in data else None
 
 
 def first_output_line(command: list[str]) -> str:
@@ -186,7 +186,6 @@ def first_output_line(command: list[str]) -> str:
     return re.sub(r"^\S*/", "", lines[0]) if lines else "unknown"
 
 
-HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 # This template's members take a third of the time. The shared object defines them, and the other objects refer to it.
 TEMPLATE = "template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;\n"
 # The place of the constants in a library that holds constants.
@@ -204,32 +203,43 @@ __asm__(
 
 PRINT = re.compile(r"std::cerr\b[^;]*;")
 
-WRAPPER, KERNELS = "wrapper.cpp", "kernels.cpp"
+WRAPPER, KERNELS, BINARIES = "wrapper.cpp", "kernels.cpp", "binaries.s"
 
 
 class CppSource(NamedTuple):
-    """A file of C++. Its name selects the compiler's flags, and seeds the names that the compiler makes up."""
+    """A file of C++ or assembly. Its name selects the compiler's flags, and seeds names that the compiler makes up."""
 
     name: str
     text: str
+    files: Mapping[str, bytes] = MappingProxyType({})  # that the text includes
 
 
 class CppSources:
     """The source files of libraries: a shared file, and one or two files for each partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
         self._tail = NO_CONSTANTS + write_refusals(later_functions(self._interface))
-        self.shared = CppSource(INTERFACE, HEADER + without_prints(self._interface) + TEMPLATE + self._tail)
+        header = f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n"
+        self.shared = CppSource(INTERFACE, header + without_prints(self._interface) + TEMPLATE + self._tail)
 
     def of(self, generated: GeneratedCode) -> list[CppSource]:
         """Return the files of a partition, the shared file first unless the partition does without."""
+        binaries = [write_binaries(generated.binaries)] if generated.binaries else []
         before, found, after = generated.wrapper.partition(self._interface)
         if found:
             files = [self.shared, CppSource(WRAPPER, f"{before}\nextern {TEMPLATE}{after}")]
         else:
             files = [CppSource(WRAPPER, without_prints(generated.wrapper) + self._tail)]
-        return [*files, CppSource(KERNELS, generated.kernels)] if generated.kernels.strip() else files
+        kernels = [CppSource(KERNELS, generated.kernels)] if generated.kernels.strip() else []
+        return [*files, *kernels, *binaries]
+
+
+def write_binaries(binaries: Mapping[str, bytes]) -> CppSource:
+    """Return an assembler file that defines a read-only symbol for each content."""
+    symbols = [f'.balign 16\n.globl {name}\n.hidden {name}\n{name}:\n.incbin "{name}.bin"\n' for name in binaries]
+    lines = [".section .rodata\n", *symbols, '.section .note.GNU-stack,"",@progbits\n']
+    return CppSource(BINARIES, "".join(lines), {f"{name}.bin": data for name, data in binaries.items()})
 
 
 def without_prints(interface: str) -> str:
@@ -243,14 +253,14 @@ Object = tuple[str, Future[None]]  # a file and its compilation
 class LibraryPool:
     """Compiles partitions as they arrive, while inductor's settings are pinned."""
 
-    def __init__(self, compiler: Compiler, folder: Path) -> None:
+    def __init__(self, compiler: Compiler, folder: Path, device: str = "cpu") -> None:
         self._compiler = compiler
         self._folder = folder
         (folder / EXPORTS).write_text(EXPORTED)
         self._objects = ThreadPoolExecutor(os.cpu_count() or 1)
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold one of the compilers' workers
         self._results: dict[str, Future[bytes]] = {}
-        self._sources = CppSources()
+        self._sources = CppSources(device)
         self._shared = self._compile("", self._sources.shared)
 
     def __enter__(self) -> LibraryPool:
@@ -264,7 +274,13 @@ class LibraryPool:
 
     def add(self, generated: GeneratedCode) -> Callable[[], bytes]:
         """Start to compile a partition; return a function that waits for the library's bytes."""
-        key = digest_of([generated.wrapper, generated.kernels])
+        key = digest_of(
+            [
+                generated.wrapper,
+                generated.kernels,
+                {name: sha256_bytes(data) for name, data in generated.binaries.items()},
+            ]
+        )
         if key not in self._results:  # equal sources are compiled once
             self._results[key] = self._start(f"p{len(self._results)}", generated)
         return self._results[key].result
@@ -280,7 +296,7 @@ class LibraryPool:
         return self._links.submit(self._link, objects, command, target)
 
     def _compile(self, place: str, source: CppSource) -> Object:
-        target = place + source.name.removesuffix(".cpp") + ".o"
+        target = place + object_name(source)
         command, folder = compilation(self._compiler, source, self._folder / place)
         return target, self._objects.submit(self._compiler.run, command, folder)
 
@@ -295,8 +311,15 @@ def compilation(compiler: Compiler, source: CppSource, folder: Path) -> tuple[li
     """Write a source into a folder; return the command that compiles the source, and the command's folder."""
     # The file's name seeds the names that the compiler makes up: it must not depend on the partition's number.
     (folder / source.name).write_text(source.text, encoding="utf-8")
-    target = source.name.removesuffix(".cpp") + ".o"
-    return compiler.compile_command(source.name, target, optimize=source.name == KERNELS), folder
+    for name, data in source.files.items():
+        (folder / name).write_bytes(data)
+    if source.name == BINARIES:
+        return [compiler.program, "-c", source.name, "-o", object_name(source)], folder
+    return compiler.compile_command(source.name, object_name(source), optimize=source.name == KERNELS), folder
+
+
+def object_name(source: CppSource) -> str:
+    return f"{source.name.partition('.')[0]}.o"
 
 
 def write_refusals(functions: Sequence[str]) -> str:

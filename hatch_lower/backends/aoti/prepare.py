@@ -57,6 +57,7 @@ class AotiCopy(PartitionCopy):
     """A partition for inductor: constants as attributes, sizes read off the tensors, changes of state as `copy_`."""
 
     backend_id: ClassVar[str] = "aoti"
+    device: ClassVar[str] = "cpu"
 
     def __init__(self, program: ExportedProgram, *, multiplies: bool = False, prepacks: bool = False) -> None:
         self._may_multiply = multiplies  # whether the processor multiplies matrices of integers
@@ -76,14 +77,13 @@ class AotiCopy(PartitionCopy):
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
         self.placeholders |= {str(spec.target): node for node, spec in constants}
-        # stand-ins, since no code may depend on a constant's contents; stand-ins share memory where the constants do
-        tensors = stand_ins([constant_of(self.program, spec) for _, spec in constants])
+        inputs = in_order_of_sizes([node for node in self.inputs if isinstance(node.meta.get("val"), torch.Tensor)])
+        fakes = FakeInputs(self.program, inputs, self.device)
+        tensors = self.stand_ins([constant_of(self.program, spec) for _, spec in constants], fakes)
         for (node, _), tensor in zip(constants, tensors, strict=True):
             name = f"c{len(self.attributes)}"
             self.attributes[name] = tensor
             self.values[node] = self.graph.create_node("get_attr", name, name=name)
-        inputs = in_order_of_sizes([node for node in self.inputs if isinstance(node.meta.get("val"), torch.Tensor)])
-        fakes = FakeInputs(self.program, inputs)
         for node in inputs:
             name = f"x{len(self.passed)}"
             copied = self.graph.create_node("placeholder", name, name=name)
@@ -95,6 +95,10 @@ class AotiCopy(PartitionCopy):
         for node in self.inputs:
             if node not in self.values:
                 self.values[node] = self._write_symbol(node, fakes, copies)
+
+    def stand_ins(self, constants: Sequence[torch.Tensor], fakes: FakeInputs) -> Sequence[torch.Tensor]:
+        # stand-ins, since no code may depend on a constant's contents; stand-ins share memory where the constants do
+        return stand_ins(constants)
 
     def _write_symbol(self, node: Node, fakes: FakeInputs, copies: Sequence[Node]) -> object:
         value = node.meta.get("val")
@@ -198,7 +202,8 @@ class AotiCopy(PartitionCopy):
 class FakeInputs:
     # Inductor asks questions such as "is s0 equal to 8?" and answers from the example sizes. Example sizes are
     # therefore primes that differ from all static sizes of the partition.
-    def __init__(self, program: ExportedProgram, tensors: Sequence[Node]) -> None:
+    def __init__(self, program: ExportedProgram, tensors: Sequence[Node], device: str) -> None:
+        self._device = device
         self._ranges = program.range_constraints
         self._environment = ShapeEnv()
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
@@ -215,6 +220,7 @@ class FakeInputs:
                 [self._size(size) for size in value.shape],
                 [self._size(stride) for stride in value.stride()],
                 dtype=value.dtype,
+                device=self._device,
             )
 
     def _size(self, size: int | torch.SymInt) -> Any:

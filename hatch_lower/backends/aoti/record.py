@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,8 @@ class GeneratedCode:
     bound: frozenset[str]
     # kernel or libtorch call to the indices of its operations
     origins: Mapping[str, tuple[int, ...]]
+    # contents of the library's read-only symbols that the wrapper refers to
+    binaries: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def generate(copied: AotiCopy) -> GeneratedCode:
