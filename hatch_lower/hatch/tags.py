@@ -25,8 +25,8 @@ NATIVE_FILE_SCHEMA = 2
 POLICIES = Path(__file__).with_name("manylinux.json")
 
 LOADERS = "ld-linux"  # prefix of the dynamic loader's names: the loader is part of glibc, and so of every policy
-# prefixes of libraries that come with torch or that torch loads
-TORCH_LIBRARIES = ("libc10", "libgomp", "libiomp5", "libomp", "libtorch")
+# prefixes of libraries that come with torch or that torch loads; `libcuda` comes with the GPU's driver
+TORCH_LIBRARIES = ("libc10", "libcuda.so", "libcudart.so", "libgomp", "libiomp5", "libomp", "libtorch")
 # ELF's name of a machine to the name in a wheel's tag
 ELF_MACHINES = {
     "EM_AARCH64": "aarch64",

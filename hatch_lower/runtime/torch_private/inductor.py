@@ -144,3 +144,9 @@ def packed_weight(
 def open_library(path: Path) -> Any:
     """Open a compiled library with torch's runner. Raises `RuntimeError` if opening fails."""
     return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+
+
+def open_cuda_library(path: Path, device: str) -> Any:
+    """Open a compiled library for a GPU (`cuda:0`). Raises `RuntimeError` if opening fails."""
+    runner: Any = torch._C._aoti
+    return runner.AOTIModelContainerRunnerCuda(str(path), 1, device, "")

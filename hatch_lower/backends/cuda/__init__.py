@@ -1,0 +1,1 @@
+"""AOTInductor for NVIDIA GPUs, compiled on machines with and without a GPU."""

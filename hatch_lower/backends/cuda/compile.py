@@ -1,0 +1,204 @@
+"""Compile half of the `cuda` backend: each partition becomes a shared library with Triton kernels for several GPUs.
+
+No GPU is needed, and a GPU of the build machine is never asked: equal partitions give equal bytes everywhere. As with
+`aoti`, libraries hold no weights.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower.backends.aoti.compile import AotiRefusals, InductorPartitioner, debug_handles
+from hatch_lower.backends.aoti.configuration import settings_isolated
+from hatch_lower.backends.aoti.library import LibraryPool
+from hatch_lower.backends.aoti.record import GeneratedCode, generate
+from hatch_lower.backends.aoti.versions import LibrarySymbols, read_symbols, torch_requirement
+from hatch_lower.backends.cuda.images import with_images
+from hatch_lower.backends.cuda.options import (
+    BACKEND_ID,
+    GPUS,
+    CudaOptions,
+    cuda_settings,
+    host_isa,
+    options_from_specs,
+    parse_options,
+)
+from hatch_lower.backends.cuda.prepare import CudaCopy
+from hatch_lower.backends.cuda.support import why_not_on_gpu
+from hatch_lower.backends.cuda.toolchain import CudaCompiler, choose_compiler, headers_digest
+from hatch_lower.canonical import digest_of
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
+
+VERSION = "1"
+
+
+class CudaPartitioner(InductorPartitioner):
+    def __init__(self, options: CudaOptions) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), {"arch": options.arch, "exclude": options.exclude})
+        self.options = options
+
+    def reasons(self, program: ExportedProgram) -> AotiRefusals:
+        return AotiRefusals(frozenset(self.options.exclude), why_not_on_gpu)
+
+
+class CudaBackend(BackendDetails):
+    """Lowers a partition with AOTInductor for NVIDIA GPUs; its delegate is `hatch_lower.backends.cuda.run`'s."""
+
+    weight_free: ClassVar[bool] = True
+
+    @classmethod
+    def copies(cls, constant: torch.Tensor) -> bool:
+        return True  # a constant that is unaligned in its storage is copied for the kernels
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs))
+        return result
+
+    @classmethod
+    def preprocess_many(
+        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
+    ) -> list[PreprocessResult]:
+        places: dict[CudaOptions, list[int]] = {}
+        for place, specs in enumerate(compile_specs):
+            places.setdefault(options_from_specs(specs), []).append(place)
+        results_by_place: dict[int, PreprocessResult] = {}
+        for options, group in places.items():
+            results = compile_partitions([edge_programs[place] for place in group], options)
+            results_by_place |= zip(group, results, strict=True)
+        return [results_by_place[place] for place in range(len(edge_programs))]
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
+        return CudaPartitioner(parse_options(options))
+
+    @classmethod
+    def device(cls, options: Mapping[str, object]) -> str:
+        return "cuda"
+
+    @classmethod
+    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
+        return (torch_requirement(torch.__version__, None),)
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        options, compiler = options_from_specs(compile_specs), choose_compiler()
+        facts = [repr(GPUS[name]) for name in options.arch]
+        return {
+            "cuda": VERSION,
+            "settings": digest_of(cuda_settings(host_isa())),
+            "gpus": digest_of(facts),
+            "headers": headers_digest(compiler.headers),
+            **triton_versions(options.capabilities),
+            **compiler.versions(),
+        }
+
+    @classmethod
+    def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
+        named = os.environ.get("CXX")
+        return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
+
+
+def compile_partitions(programs: Sequence[ExportedProgram], options: CudaOptions) -> list[PreprocessResult]:
+    with compiling() as (compiler, folder), LibraryPool(compiler, folder, BACKEND_ID) as pool:
+        # inductor lowers a program while the compiler works on earlier ones
+        lowered = generate_all(programs, options)
+        waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
+        return [make_result(copied, generated, wait(), options, compiler) for copied, generated, wait in waiting]
+
+
+@contextmanager
+def compiling() -> Iterator[tuple[CudaCompiler, Path]]:
+    """Give the compiler and an empty folder, while inductor's settings are pinned."""
+    compiler = choose_compiler()
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-cuda-") as name:
+        folder = Path(name)
+        compiler.write_stubs(folder)
+        environment = {
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            # Lines of source would put the path of inductor's temporary file into the machine code.
+            "TRITON_DISABLE_LINE_INFO": "1",
+        }
+        with settings_isolated(cuda_settings(compiler.isa), compiler.isa, compiler.program, folder, environment):
+            yield compiler, folder
+
+
+def generate_all(programs: Sequence[ExportedProgram], options: CudaOptions) -> Iterator[tuple[CudaCopy, GeneratedCode]]:
+    for program in programs:
+        copied = CudaCopy(program)
+        kernels: list[TritonKernel] = []
+        with gpu_stand_ins(options.gpu, options.capabilities, kernels):
+            generated = generate(copied)
+        refuse_large(kernels, options)
+        refuse_merged(copied, generated)
+        yield copied, with_images(generated, kernels)
+
+
+def refuse_large(kernels: Sequence[TritonKernel], options: CudaOptions) -> None:
+    least = min(options.arch, key=lambda name: GPUS[name].shared)
+    for kernel in kernels:
+        if kernel.shared > GPUS[least].shared:
+            raise BackendError(
+                f"a kernel needs more shared memory than GPUs of {least} have",
+                where=kernel.name,
+                found=f"{kernel.shared} bytes of {GPUS[least].shared}",
+                hint=f"give {least} a recipe of its own",
+            )
+
+
+def refuse_merged(copied: CudaCopy, generated: GeneratedCode) -> None:
+    """Raise a `BackendError` if the code binds another constant than the graph names: the numbers would be wrong."""
+    used = {node.target for node in copied.graph.find_nodes(op="get_attr") if node.users}
+    if merged := sorted(used - generated.bound):
+        raise BackendError(
+            "inductor's code does not bind each constant of a partition",
+            found=", ".join(f"`{name}`, {tuple(copied.attributes[name].shape)}" for name in merged),
+            hint="report this as a fault of hatch-lower, with the versions of torch and triton",
+        )
+
+
+def make_result(
+    copied: CudaCopy,
+    generated: GeneratedCode,
+    library: bytes,
+    options: CudaOptions,
+    compiler: CudaCompiler,
+) -> PreprocessResult:
+    return PreprocessResult(
+        processed_bytes=library,
+        debug_handle_map=debug_handles(copied, generated),
+        suffix="so",
+        requirements=(torch_requirement(torch.__version__, of_torch(read_symbols(library))),),
+        target=Target(
+            platform.system(),
+            platform.machine(),
+            compiler.isa.name,
+            arch=options.arch,
+            ptx=options.arch[0].replace("sm_", "compute_"),
+            cuda=compiler.headers.major,
+        ),
+        info={
+            "constants": copied.constants,
+            "bound": [place for place in range(copied.constants) if f"c{place}" in generated.bound],
+            **copied.call_facts(),
+        },
+    )
+
+
+def of_torch(symbols: LibrarySymbols) -> LibrarySymbols:
+    # the functions of CUDA's runtime and driver begin with `cu`, and libtorch's C functions never do
+    return replace(symbols, imported={name for name in symbols.imported if not name.startswith("cu")})

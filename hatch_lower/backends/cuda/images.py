@@ -1,0 +1,111 @@
+"""The code of a kernel for several architectures: a table of images, and the C++ that chooses an image for the GPU.
+
+The driver loads machine code of one architecture, or PTX, which it compiles. The wrapper hands the start of a symbol to
+the driver: here the symbol is a table, and the wrapper looks up the image for the current GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hatch_lower.backends.aoti.record import GeneratedCode
+from hatch_lower.errors import BackendError
+from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel
+
+HEAD = struct.Struct("<4xI")  # number of images
+ENTRY = struct.Struct("<HHIQ")  # major, minor, kind, offset from the table's start
+SAME_MAJOR, EXACT, PTX = range(3)
+TARGET = re.compile(r"^\.target sm_\d+(a?)", re.MULTILINE)
+LOAD = "cuModuleLoadData(&mod, start)"
+START = re.compile(r"\b__(\w+)_start\b")
+
+CHOICE = r"""
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <cuda.h>
+
+namespace {
+struct HatchLowerImage { uint16_t major; uint16_t minor; uint32_t kind; uint64_t offset; };
+
+// Return the machine code for the current GPU: of the highest architecture that the GPU executes, or else the PTX.
+const void* hatch_lower_image(const void* table) {
+    CUdevice device;
+    int major = 0, minor = 0;
+    if (cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) != CUDA_SUCCESS ||
+        cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
+        throw std::runtime_error("the compute capability of the GPU cannot be read");
+    auto bytes = static_cast<const char*>(table);
+    auto count = reinterpret_cast<const uint32_t*>(bytes)[1];
+    auto images = reinterpret_cast<const HatchLowerImage*>(bytes + 8);
+    const HatchLowerImage* best = nullptr;
+    for (uint32_t index = 0; index < count; index++) {
+        auto& image = images[index];
+        bool fits = image.kind == 2 ? image.major < major || (image.major == major && image.minor <= minor)
+                                    : image.major == major && (image.kind == 1 ? image.minor == minor
+                                                                               : image.minor <= minor);
+        if (!fits) continue;
+        bool is_better = best == nullptr || (image.kind != 2 && (best->kind == 2 || image.minor > best->minor));
+        if (is_better) best = &image;
+    }
+    if (best == nullptr)
+        throw std::runtime_error("no kernel for compute capability " + std::to_string(major) + "." +
+                                 std::to_string(minor));
+    return bytes + best->offset;
+}
+}
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    major: int
+    minor: int
+    kind: int
+    content: bytes
+
+
+def images_of(kernel: TritonKernel) -> list[Image]:
+    """Return machine code for each architecture, and the PTX of the oldest, which later GPUs compile."""
+    images = []
+    for capability, cubin in sorted(kernel.cubins.items()):
+        found = TARGET.search(kernel.ptx[capability])
+        if found is None:
+            raise BackendError("a kernel's PTX names no target", where=kernel.name, hint="install the tried Triton")
+        images.append(Image(*divmod(capability, 10), EXACT if found[1] else SAME_MAJOR, cubin))
+    oldest = min(kernel.ptx)
+    if images[0].kind == SAME_MAJOR:  # PTX of an exact architecture runs nowhere else
+        images.append(Image(*divmod(oldest, 10), PTX, kernel.ptx[oldest].encode() + b"\0"))
+    return images
+
+
+def pack_images(images: Sequence[Image]) -> bytes:
+    place = HEAD.size + ENTRY.size * len(images)
+    entries, contents = [HEAD.pack(len(images))], []
+    for image in images:
+        padding = -place % 16
+        contents.append(bytes(padding) + image.content)
+        entries.append(ENTRY.pack(image.major, image.minor, image.kind, place + padding))
+        place += padding + len(image.content)
+    return b"".join([*entries, *contents])
+
+
+def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> GeneratedCode:
+    """Return the code with the tables of its kernels, and with the choice of an image in front of each load."""
+    packed = {kernel.name: pack_images(images_of(kernel)) for kernel in kernels}
+    used = set(START.findall(generated.wrapper))
+    loads = generated.wrapper.count(LOAD)
+    if not used <= packed.keys() or loads > 1 or (used and not loads):
+        raise BackendError(
+            "the code that inductor generates loads kernels in another way",
+            found=f"{loads} loads; kernels {sorted(used - packed.keys())} are missing",
+            hint="install a torch that docs/versions.md names for the backend `cuda`",
+        )
+    binaries: Mapping[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
+    return replace(generated, wrapper=CHOICE + wrapper if used else wrapper, binaries=binaries)

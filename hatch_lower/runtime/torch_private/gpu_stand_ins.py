@@ -1,0 +1,245 @@
+"""Inductor's CUDA half without a GPU: a stand-in answers each question that inductor asks a GPU, and kernels are
+compiled without being loaded. A GPU of the build machine is never asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+from hatch_lower.errors import BackendError, extra_hint
+
+if TYPE_CHECKING:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+WARP = 32  # threads
+REGISTERS = 65536  # of a multiprocessor, for all architectures since sm_50
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The facts of a GPU that shape inductor's code."""
+
+    name: str
+    capability: int  # 80 for sm_80
+    multiprocessors: int
+    threads: int  # of a multiprocessor
+    shared: int  # bytes of shared memory that a block can have
+    memory: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A Triton kernel of a partition, compiled for several architectures."""
+
+    name: str
+    source: str  # the Python text that defines the kernel
+    config: dict[str, int]  # the chosen block sizes, warps and stages
+    configs: int  # the number of configurations that inductor suggests
+    cubins: dict[int, bytes]  # by compute capability
+    ptx: dict[int, str]
+    shared: int  # bytes of shared memory
+    registers: dict[int, int] = field(default_factory=dict)
+
+
+@contextmanager
+def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKernel]) -> Iterator[None]:
+    """Let inductor generate code for `gpu`, and compile its kernels for `capabilities`; collect them in `kernels`.
+
+    Raises:
+        BackendError: if a kernel's launch differs between capabilities.
+    """
+    import torch._dynamo.device_interface as interfaces
+    from torch._inductor import compile_fx, graph, utils
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+    from torch._inductor.runtime.hints import DeviceProperties
+    from triton.runtime import driver
+
+    major, minor = divmod(gpu.capability, 10)
+    facts = SimpleNamespace(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.multiprocessors,
+        regs_per_multiprocessor=REGISTERS,
+        max_threads_per_multi_processor=gpu.threads,
+        max_threads_per_block=1024,
+        warp_size=WARP,
+        total_memory=gpu.memory,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=gpu.shared,
+        gcnArchName="",
+    )
+    properties = DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=gpu.multiprocessors,
+        cc=gpu.capability,
+        major=major,
+        regs_per_multiprocessor=REGISTERS,
+        max_threads_per_multi_processor=gpu.threads,
+        max_threads_per_block=1024,
+        warp_size=WARP,
+    )
+    create = answer(properties)
+    create.cache_clear = answer(None)
+
+    def compile_kernels(wrapper: Any) -> None:
+        # the definitions only: the calls would run the kernels to choose the fastest configuration
+        wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
+        scope: dict[str, Any] = {}
+        exec(wrapper.kernel_autotune_defs.getvalue(), scope)
+        for name, kernel in scope.items():
+            if isinstance(kernel, triton_heuristics.CachingAutotuner):
+                kernels.append(compile_kernel(name, kernel, capabilities))
+
+    answers: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "get_device_properties", answer(facts)),
+        (torch.cuda, "get_device_capability", answer((major, minor))),
+        (torch.cuda, "get_device_name", answer(gpu.name)),
+        (torch.cuda, "current_device", answer(0)),
+        (torch.cuda, "device_count", answer(1)),
+        (interfaces.CudaInterface, "raise_if_triton_unavailable", staticmethod(answer(None))),
+        (DeviceProperties, "create", create),
+        (compile_fx, "_check_triton_bf16_support", answer(None)),
+        (utils, "is_big_gpu", answer(True)),
+        (triton_helpers, "set_driver_to_gpu", answer(None)),
+        # Without a GPU, persistent reductions would take a branch for Intel's GPUs.
+        (triton_heuristics, "torch", TorchWithGpu()),
+        (triton_heuristics.CachingAutotuner, "precompile", answer(None)),
+        (PythonWrapperCodegen, "generate_and_run_autotune_block", compile_kernels),
+        # Both functions trace patterns, with tensors on the device of the graph.
+        (joint_graph, "lazy_init", on_the_cpu(joint_graph.lazy_init)),
+        (post_grad, "lazy_init", on_the_cpu(post_grad.lazy_init)),
+        # All stand-ins for constants have the address 0, and inductor would merge constants of one shape.
+        (graph, "is_same_tensor", lambda one, other: one is other),
+        (driver, "_active", stand_in_driver(gpu)),
+    ]
+    answers += [
+        (module, "has_triton", answer(True))
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("torch.") and callable(getattr(module, "has_triton", None))
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in answers:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def answer(value: object) -> Any:
+    return lambda *args, **kwargs: value
+
+
+class TorchWithGpu:
+    """The module `torch` with a GPU of the kind CUDA: `torch.cuda.is_available()` is true."""
+
+    cuda = SimpleNamespace(**{**vars(torch.cuda), "is_available": answer(True)})
+    xpu = SimpleNamespace(**{**vars(torch.xpu), "is_available": answer(False)})
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch, name)
+
+
+def on_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        moved = [torch.device("cpu") if isinstance(value, torch.device) else value for value in args]
+        named = {
+            name: torch.device("cpu") if isinstance(value, torch.device) else value for name, value in kwargs.items()
+        }
+        with patch.object(torch.cuda, "is_available", answer(False)):
+            return function(*moved, **named)
+
+    return call
+
+
+def stand_in_driver(gpu: Gpu) -> object:
+    from triton.backends.compiler import GPUTarget
+
+    facts = {
+        "max_shared_mem": gpu.shared,
+        "multiprocessor_count": gpu.multiprocessors,
+        "warpSize": WARP,
+        "max_num_regs": REGISTERS,
+    }
+    return SimpleNamespace(
+        get_current_target=answer(GPUTarget("cuda", gpu.capability, WARP)),
+        get_current_device=answer(0),
+        get_active_torch_device=answer(torch.device("cuda", 0)),
+        utils=SimpleNamespace(get_device_properties=answer(facts)),
+    )
+
+
+def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[int]) -> TritonKernel:
+    """Compile a kernel for each capability, and hand the launch facts to inductor's C++ code."""
+    made: Any = kernel
+    config = made.configs[0]
+    launchers = {capability: compiled_for(made, config, capability) for capability in capabilities}
+    binaries = {capability: launcher.bin for capability, launcher in launchers.items()}
+    launches = {
+        capability: (binary.metadata.num_warps, launchers[capability].global_scratch, binary.metadata.name)
+        for capability, binary in binaries.items()
+    }
+    if len(set(launches.values())) != 1:
+        raise BackendError(
+            "a kernel is launched otherwise for one architecture than for another",
+            where=name,
+            found=", ".join(f"sm_{capability}: {launch[:2]}" for capability, launch in launches.items()),
+            hint="give each architecture a recipe of its own",
+        )
+    shared = max(binary.metadata.shared for binary in binaries.values())
+    first = launchers[capabilities[0]]
+    first.bin.metadata = first.bin.metadata._replace(shared=shared)
+    first.bin.shared = shared
+    made.inductor_meta.setdefault("kernel_name", name)
+    made.save_gpu_kernel(0, first)
+    return TritonKernel(
+        name,
+        made.fn.raw_src if isinstance(made.fn.raw_src, str) else "".join(made.fn.raw_src),
+        {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages},
+        len(made.configs),
+        {capability: binary.asm["cubin"] for capability, binary in binaries.items()},
+        {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
+        shared,
+    )
+
+
+def compiled_for(kernel: Any, config: Any, capability: int) -> Any:
+    properties = kernel.device_props._replace(cc=capability, major=capability // 10)
+    with patch.object(kernel, "device_props", properties):
+        result = kernel._precompile_config(config)
+    binary = result.kernel
+    # the binary is not loaded, since there may be no driver
+    binary._init_handles = answer(None)
+    binary.n_regs = binary.n_spills = binary.function = binary.module = 0
+    binary._run = answer(None)
+    return result.make_launcher()
+
+
+def triton_versions(capabilities: Sequence[int]) -> dict[str, str]:
+    """Return the versions of Triton and of the assemblers in Triton's distribution.
+
+    Raises:
+        BackendError: if Triton is not installed.
+    """
+    try:
+        import triton
+        from triton.backends.nvidia.compiler import get_ptxas
+    except ImportError as error:
+        raise BackendError(
+            "the backend `cuda` compiles kernels with Triton, which cannot be imported",
+            found=str(error),
+            hint=extra_hint("cuda"),
+        ) from error
+    assemblers = {get_ptxas(capability).path: get_ptxas(capability).version for capability in capabilities}
+    return {"triton": triton.__version__, "ptxas": ", ".join(sorted(set(assemblers.values())))}
