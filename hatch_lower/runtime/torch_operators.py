@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import ProgramError, UnavailableError
 from hatch_lower.format.codec import installation_error
 from hatch_lower.format.graph import Graph
 from hatch_lower.runtime.operators import calls_in
+from hatch_lower.runtime.torch_private.cuda import has_kernel
 from hatch_lower.runtime.torch_private.operators import (
     REGISTERED_BY,
     OpOverload,
@@ -112,3 +113,31 @@ def may_return_alias(operator: OpOverload[..., Any]) -> bool:
     # aliases are in the schema, except for composite operators (`dropout` returns its argument at inference)
     has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
     return has_alias or has_composite_kernel(operator)
+
+
+def creates_tensors(operator: OpOverload[..., Any]) -> bool:
+    """Return whether an operator makes tensors on the device that its argument `device` names, by default the CPU."""
+    arguments = schema_of(operator).arguments
+    has_tensors = any("Tensor" in str(argument.type) for argument in arguments)
+    return not has_tensors and any(argument.name == "device" and argument.kwarg_only for argument in arguments)
+
+
+def call_on_device(
+    operator: Callable[..., object], place: torch.device, *args: object, device: object = None, **kwargs: object
+) -> object:
+    # a plan may leave out the device, for which torch takes the CPU
+    return operator(*args, device=place if device is None else device, **kwargs)
+
+
+def placed_function(
+    function: Callable[..., object], name: str, operator: OpOverload[..., Any], place: torch.device, where: str
+) -> Callable[..., object]:
+    """Return an operator's function for tensors on a GPU. Raises `UnavailableError` for an operator of the CPU only."""
+    if not has_kernel(operator, place.type):
+        raise UnavailableError(
+            f"the program calls an operator that torch does not have on {place}",
+            where=where,
+            found=name,
+            hint='load the model with `device="cpu"`, or export the model without the operator',
+        )
+    return functools.partial(call_on_device, function, place) if creates_tensors(operator) else function
