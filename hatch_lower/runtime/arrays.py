@@ -11,7 +11,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special, TensorInput
@@ -34,7 +35,7 @@ class ArrayOperator(Frozen):
 
 
 class Arrays(ABC):
-    """Operations on the arrays of a library, and generated code for these operations. Has no state."""
+    """Operations on the arrays of a library on a device, and generated code for these operations. Has no state."""
 
     # defaults are for arrays that are plain memory, such as NumPy's
 
@@ -50,9 +51,29 @@ class Arrays(ABC):
         """Return the context in which to make constants and write state."""
         return nullcontext()
 
+    def __init__(self, device: str = "cpu", computes_on: str = "cpu") -> None:
+        self.device = device  # of the program's arrays; `cuda:0` for tensors on a GPU
+        self.computes_on = computes_on  # differs from `device` if engines copy arrays of the CPU to a GPU and back
+
+    def on_device(self, device: str, computes_on: str) -> Self:
+        """Return the same library's arrays for a program on other devices; NumPy's arrays are on the CPU."""
+        return self if (device, computes_on) == (self.device, self.computes_on) else type(self)(device, computes_on)
+
+    def fresh(self, array: Array) -> Array:
+        """Return a copy on the program's device of an array on the CPU."""
+        return self.copy(array)
+
+    def placed(self, array: Array) -> Array:
+        """Return an array on the program's device, the given array if it is there."""
+        return array
+
+    def on_host(self, array: Array) -> Array:
+        """Return an array on the CPU, the given array if it is there."""
+        return array
+
     @abstractmethod
     def span(self, storage: Storage, content: memoryview) -> Array:
-        """Return a storage as a one-dimensional array over its bytes; the array keeps the bytes alive."""
+        """Return a storage on the CPU as a one-dimensional array over its bytes; the array keeps the bytes alive."""
 
     @abstractmethod
     def view(self, constant: Constant, spans: Mapping[int, Array]) -> Array:
@@ -60,7 +81,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def stored(self, tensor: Stored, where: str) -> Array:
-        """Return a tensor of a safetensors file over its bytes. Raises `ProgramError` for impossible sizes."""
+        """Return a tensor of a safetensors file over its bytes, on the CPU. Raises `ProgramError` for wrong sizes."""
 
     @abstractmethod
     def of_bytes(self, array: Array, dtype: str) -> Array:
@@ -78,7 +99,8 @@ class Arrays(ABC):
 
     @abstractmethod
     def is_same(self, one: Array, other: Array) -> bool:
-        """Return whether two spans have the same bits. Comparing values would not do: NaN differs from itself."""
+        """Return whether two spans, on any devices, have the same bits."""
+        # comparing values would not do: NaN differs from itself
 
     @abstractmethod
     def rows(self, array: Array) -> Iterable[Array]:
@@ -117,8 +139,20 @@ class Arrays(ABC):
         """Return code that is true if an array's dtype differs from `dtype`."""
 
     def place_tests(self, variable: str, names: CodeNames) -> list[str]:
-        """Return conditions; for an array that is not on the CPU or not strided, at least one is true."""
+        """Return conditions; for an array that is not on the device or not strided, at least one is true."""
         return []
+
+    def produced_tests(self, variable: str, names: CodeNames) -> list[str]:
+        """Return conditions for an array that the program computed; off the device, at least one is true."""
+        return []
+
+    def guarded(self, lines: list[str], names: CodeNames) -> list[str]:
+        """Return the lines of a method's body, with errors of the device as errors of hatch-lower."""
+        return lines
+
+    def clock(self) -> Callable[[], int]:
+        """Return a clock in nanoseconds, which first waits for the device to finish its work."""
+        return perf_counter_ns
 
     def memory_tests(self, dtype: str, variable: str) -> list[str]:
         """Return conditions; unless all elements of an array are in memory, at least one is true or raises."""
@@ -165,10 +199,10 @@ class Arrays(ABC):
         return False  # a program that takes one of torch's constants needs torch
 
     @abstractmethod
-    def conversion_hint(self, value: object) -> str:
-        """Return a hint for an argument that is not an array, or an empty string."""
+    def conversion_hint(self, value: object, name: str) -> str:
+        """Return a hint for an argument that is no array or on another device; `name` is the input's."""
 
-    def device(self, array: Array) -> str:
+    def device_of(self, array: Array) -> str:
         return "cpu"
 
     @abstractmethod

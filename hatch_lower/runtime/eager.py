@@ -12,7 +12,7 @@ import torch
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
 from hatch_lower.runtime.module_copy import copy_module
-from hatch_lower.runtime.torch_arrays import same_bits
+from hatch_lower.runtime.torch_arrays import ARRAYS, TorchArrays, same_bits
 
 
 class EagerModel:
@@ -26,6 +26,10 @@ class EagerModel:
     @property
     def methods(self) -> Mapping[str, Callable[..., object]]:
         return MappingProxyType(self._methods)
+
+    @property
+    def arrays(self) -> TorchArrays:
+        return ARRAYS
 
     def clone(self) -> "EagerModel":
         copies = {id(module): copy_module(module) for module, _ in self._modules.values()}

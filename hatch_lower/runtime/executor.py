@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -13,8 +14,10 @@ from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hatch_lower.errors import LowerError, ProgramError, nearest
+from hatch_lower.format.arguments import Argument, constants_in
 from hatch_lower.format.codec import installation_error
 from hatch_lower.format.constants import Constant, DelegateEntry, holds_state
+from hatch_lower.format.graph import arguments_in
 from hatch_lower.format.plan import Plan, signature_text
 from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
@@ -82,6 +85,10 @@ class Runnable(Protocol):
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]: ...
 
+    @property
+    def arrays(self) -> Arrays:
+        """The library and the device of the arrays that methods take and return."""
+
     def clone(self) -> Runnable:
         """Return another instance with a copy of the current state."""
 
@@ -101,7 +108,8 @@ class LoadedProgram(Frozen):
     plan: Plan
     codes: Mapping[str, MethodCode]
     arrays: Arrays
-    spans: tuple[Array, ...]  # the packaged contents of each storage
+    spans: tuple[Array, ...]  # the packaged contents of each storage, on the CPU
+    placed: Mapping[int, Array]  # the contents of storages that no method changes, on the program's device
     kinds: tuple[type[Delegate], ...]  # of each delegate
     exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` if program and delegate use the same library
     blobs: tuple[DelegateBlob, ...]  # of each delegate
@@ -132,10 +140,14 @@ class Executor:
     def methods(self) -> Mapping[str, Callable[..., Any]]:
         return MappingProxyType(self._methods)
 
+    @property
+    def arrays(self) -> Arrays:
+        return self._program.arrays
+
     def clone(self) -> Executor:
         """Return an instance with a copy of the current state; internal state of delegates is as packaged."""
         arrays = self._program.arrays
-        with self._lock, arrays.storing():
+        with self._lock, arrays.storing(), placing(arrays.device):
             state = {index: arrays.copy(content) for index, content in self._state.items()}
         return Executor(self._program, state, self)
 
@@ -165,7 +177,7 @@ class Executor:
     def _view_constants(self, parent: Executor | None) -> dict[str, Array]:
         # unchangeable constants are shared with the parent, others are views of this instance's state
         program = self._program
-        spans = {**dict(enumerate(program.spans)), **self._state}
+        spans = {**dict(enumerate(program.spans)), **program.placed, **self._state}
         return {
             name: parent._constants[name]
             if parent is not None and constant.storage not in program.mutable
@@ -186,6 +198,8 @@ class Executor:
         entry = program.plan.delegates[index]
         try:
             constants = [self._constants[name] for name in entry.constants]
+            if program.kinds[index].constants_on == "host" and program.arrays.device != "cpu":
+                constants = self._host_constants(index)
             if exchange := program.exchanges[index]:
                 constants = [exchange.given(constant) for constant in constants]
             kind, timing = program.kinds[index], program.timing
@@ -204,6 +218,18 @@ class Executor:
             what = f"the run half of the backend `{entry.backend}` returns no `Delegate`"
             raise fault_of_backend(entry, what, f"`{type(loaded).__name__}`")
         return loaded
+
+    def _host_constants(self, index: int) -> list[Array]:
+        program = self._program
+        entry = program.plan.delegates[index]
+        if changed := [name for name in entry.constants if program.plan.constants[name].storage in program.mutable]:
+            what = f"the backend `{entry.backend}`, which copies constants to the GPU itself, is given one that changes"
+            raise fault_of_backend(entry, what, f"`{changed[0]}`")
+        spans = dict(enumerate(program.spans))
+        host = program.arrays.on_device("cpu", "cpu")
+        constants = [host.view(program.plan.constants[name], spans) for name in entry.constants]
+        exchange = make_exchange(host, program.kinds[index], entry)
+        return constants if exchange is None else list(map(exchange.given, constants))
 
     def _run_of(self, index: int) -> Callable[..., Any]:
         # if `reset` may replace the delegate, each call looks it up; the lambda must not hold `self`, which holds the
@@ -233,8 +259,9 @@ def execute_plan(
     timing: Timing | None = None,
 ) -> Executor:
     """Return an executor of a plan over the packaged contents of its storages; mutable storages are cloned."""
-    # `spans`: one-dimensional arrays of the library `arrays`, by default torch; `places`: of the spans, if in a file;
-    # `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only their number
+    # `spans`: one-dimensional arrays of the library `arrays` on the CPU, by default torch's; `places`: of the spans, if
+    # in a file; `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only the
+    # number of outputs
     arrays = find_arrays("torch") if arrays is None else arrays
     mutable = frozenset(constant.storage for constant in plan.constants.values() if constant.mutable)
     kinds = []
@@ -274,16 +301,57 @@ def execute_plan(
             layouts,
             MappingProxyType(data_at),
             tuple(find_constant_place(plan.constants[name], mutable, places) for name in entry.constants),
+            arrays.device,
+            arrays.computes_on,
         )
         for entry in plan.delegates
     )
-    program = LoadedProgram(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable, timing)
-    with arrays.storing():
-        state = {index: arrays.copy(program.spans[index]) for index in sorted(mutable)}
+    with arrays.storing(), placing(arrays.device):
+        needed = storages_to_place(plan, kinds, arrays.device) - mutable
+        placed = {index: arrays.placed(spans[index]) for index in sorted(needed)}
+        state = {index: arrays.fresh(spans[index]) for index in sorted(mutable)}
+    program = LoadedProgram(plan, codes, arrays, tuple(spans), placed, tuple(kinds), exchanges, blobs, mutable, timing)
     return Executor(program, state)
 
 
+def storages_to_place(plan: Plan, kinds: Sequence[type[Delegate]], device: str) -> frozenset[int]:
+    """Return the storages that instructions and delegates read on a GPU; no storage for a program on the CPU."""
+    if device == "cpu":
+        return frozenset()
+    arguments: list[Argument] = []
+    for method in plan.methods.values():
+        arguments += arguments_in(method.graph)
+        arguments += [source for _, source in (*method.mutations, *method.input_mutations)]
+    names = set(constants_in(arguments))
+    for entry, kind in zip(plan.delegates, kinds, strict=True):
+        names |= set(entry.constants) if kind.constants_on == "device" else set()
+    return frozenset(plan.constants[name].storage for name in names)
+
+
+@contextmanager
+def placing(device: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of torch: no memory, or a fault of the GPU
+        if device == "cpu":
+            raise
+        raise ProgramError(
+            "the weights cannot be placed on the GPU",
+            where=device,
+            found=f"{type(error).__name__}: {error}",
+            hint='free memory of the GPU, load on another GPU, or load with `device="cpu"`',
+        ) from error
+
+
 def exchange_of(arrays: Arrays, kind: type[Delegate], entry: DelegateEntry) -> Exchange | None:
+    place = arrays.device.partition(":")[0]
+    if place not in kind.devices:
+        what = f"the backend `{entry.backend}` does not compute on the device of the recipe"
+        raise fault_of_backend(entry, what, f"arrays on {arrays.device}; its run half takes {', '.join(kind.devices)}")
+    return make_exchange(arrays, kind, entry) if place == "cpu" else None
+
+
+def make_exchange(arrays: Arrays, kind: type[Delegate], entry: DelegateEntry) -> Exchange | None:
     if kind.arrays == arrays.name:
         return None
     if kind.arrays not in LIBRARIES:

@@ -174,8 +174,8 @@ def delegate_input_lines(
     # a symbol that no input determines (a data-dependent size) gets its value here; `symbols` is updated
     refuse = names.bind("refuse", partial(refuse_produced, arrays), "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
-    tests = [arrays.dtype_test(entry.dtype, variable, names), shape_test(entry, variable)]
-    lines = [f"if {' or '.join(tests)}: {refuse}({expected}, {variable})"]
+    tests = [arrays.dtype_test(entry.dtype, variable, names), *arrays.produced_tests(variable, names)]
+    lines = [f"if {' or '.join([*tests, shape_test(entry, variable)])}: {refuse}({expected}, {variable})"]
     if any(symbols_in(size) for size in entry.shape):
         sizes = [names.fresh("n") for _ in entry.shape]
         lines.append(f"{', '.join(sizes)}, = {variable}.shape")

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.codec import decode_file, refuse_damaged_file
-from hatch_lower.format.manifest import FileEntry, RecipeEntry
+from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.values import Digest
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.classes import editable_folder
+from hatch_lower.runtime.devices import Placement, is_for_other_device, place_recipe, read_device
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, read_bytes
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
@@ -32,6 +34,8 @@ from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.selection import DelegateKinds, import_modules, numpy_reason, start_recipe
 
 if TYPE_CHECKING:
+    import torch
+
     from hatch_lower.format.debug_map import DebugMap
     from hatch_lower.runtime.outside import OutsideWeights
 
@@ -95,6 +99,7 @@ def load(
     verify: bool = False,
     arrays: str | None = None,
     fetch: bool = False,
+    device: str | torch.device | None = None,
 ) -> LoadedModel:
     """Load a lowered model.
 
@@ -111,6 +116,9 @@ def load(
             passed over.
         fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
             default only if the environment variable `HATCH_LOWER_FETCH` is `always`. Otherwise no connection is opened.
+        device: by default each recipe runs on its own device, a recipe for `cuda` on torch's current GPU. `"cpu"` loads
+            a recipe for the CPU; `"cuda"` or `"cuda:1"` a recipe for CUDA, or a recipe without delegates, whose
+            weights and state are then on that GPU.
 
     A `RuntimeWarning` also reports an editable install whose sources have changed since the installation.
 
@@ -119,11 +127,13 @@ def load(
             from a newer hatch-lower; with `verify` also if RECORD and the files differ, or if the model runs eagerly
             and has no files.
         FetchError: if fetching weights fails.
-        InputError: if `name_or_path` is neither a text nor a path, or `arrays` is unknown.
+        InputError: if `name_or_path` is neither a text nor a path, or `arrays` or `device` is unknown.
     """
+    place = read_device(device)
     if isinstance(name_or_path, os.PathLike):
         folder, model = folder_at(Path(name_or_path))
-        return load_model(folder, model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)
+        found_arrays = find_arrays(arrays)
+        return load_model(folder, model, recipe, DelegateKinds(), verify, found_arrays, fetch=fetch, device=place)
     if not isinstance(name_or_path, str):
         raise InputError(
             "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
@@ -131,9 +141,10 @@ def load(
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
         warn_if_unknown(found.model, found.source.reason)
-        return load_eager(found, found.source, recipe, verify, find_arrays(arrays))
+        return load_eager(found, found.source, recipe, verify, find_arrays(arrays), place)
     warn_if_stale(found.source, found.model)
-    return load_model(found.source, found.model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)
+    found_arrays, kinds = find_arrays(arrays), DelegateKinds()
+    return load_model(found.source, found.model, recipe, kinds, verify, found_arrays, fetch=fetch, device=place)
 
 
 def load_model(
@@ -145,6 +156,7 @@ def load_model(
     arrays: Arrays | None = None,
     *,
     fetch: bool = False,
+    device: str | None = None,
 ) -> LoadedModel:
     # `model`: `None` for the folder's only model
     models = folder.manifest.models
@@ -168,7 +180,7 @@ def load_model(
             raise fault
     arrays = arrays or find_arrays()  # may import torch; a collection after that is slow
     with collection_paused():
-        return load_recipe(folder, model, constants, kinds, arrays, recipe)
+        return load_recipe(folder, model, constants, kinds, arrays, device, recipe)
 
 
 @contextmanager
@@ -190,9 +202,11 @@ def load_recipe(
     constants: ConstantsFile | OutsideWeights | None,
     kinds: DelegateKinds,
     arrays: Arrays,
+    device: str | None,
     recipe: str | None,
 ) -> LoadedModel:
     """Load a recipe of a model whose files have checked sizes; without `recipe`, the first that can run here."""
+    # `device`: the asked device, `cuda` for torch's current GPU; `None`: each recipe on its own
     entry = folder.manifest.models[model]
     where = str(folder.path / MANIFEST)
 
@@ -201,7 +215,13 @@ def load_recipe(
         file = entry.recipes[recipe].plan
         return read_plan(folder.read(file), str(folder.path / file.path))
 
+    placements: dict[str, Placement] = {}
+
     def fits(recipe: str) -> str | None:
+        placement = place_recipe(entry.recipes[recipe], device, arrays, kinds)
+        if isinstance(placement, str):
+            return placement
+        placements[recipe] = placement
         return numpy_reason(plan_of(recipe), entry.recipes[recipe].imports, kinds) if arrays.name == "numpy" else None
 
     def start(recipe: str) -> tuple[str, Executor]:
@@ -213,20 +233,29 @@ def load_recipe(
         check_delegates(folder, plan, files)
         if plan.storages and constants is None:
             refuse_damaged_file(where, f"no constants file, which the plan of recipe `{recipe}` needs")
-        return recipe, executor_of(plan, constants, kinds, arrays, folder.path)
+        placement = placements[recipe]
+        placed = arrays.on_device(placement.arrays, placement.computes_on)
+        return recipe, executor_of(plan, constants, kinds, placed, folder.path)
 
-    chosen, executor = start_recipe(model, entry, recipe, kinds, where, fits, start)
+    chosen, executor = start_recipe(model, skip_recipes(entry, device, recipe), recipe, kinds, where, fits, start)
     provenance = Provenance(
         model,
         chosen,
         entry.order,
         functools.partial(read_debug_file, folder, entry.recipes[chosen].debug),
-        functools.partial(load_recipe, folder, model, constants, kinds, arrays),
+        functools.partial(load_recipe, folder, model, constants, kinds, arrays, device),
         MappingProxyType({name: folder.path / asset.path for name, asset in entry.assets.items()}),
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
         arrays.name,
     )
     return LoadedModel(executor, provenance)
+
+
+def skip_recipes(entry: ModelEntry, device: str | None, recipe: str | None) -> ModelEntry:
+    """Leave recipes for another device than the asked one out of the load order, if other recipes remain."""
+    # without a warning, because the caller's argument is the reason
+    order = tuple(name for name in entry.order if not is_for_other_device(entry.recipes[name], device))
+    return entry if recipe is not None or not order else replace(entry, order=order)
 
 
 def executor_of(
@@ -285,7 +314,12 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
 
 
 def load_eager(
-    found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool, arrays: Arrays
+    found: InstalledModel,
+    entry: EagerEntry,
+    recipe: str | None,
+    verify: bool,
+    arrays: Arrays,
+    device: str | None = None,
 ) -> LoadedModel:
     model, export = found.model, entry.export
     not_eagerly = 'install the project editable with `editable = "lower"`, or not editable'
@@ -299,6 +333,9 @@ def load_eager(
     if arrays.name != "torch":
         raise refused("method that takes NumPy's arrays", f"install torch and leave out `arrays`, {not_eagerly}")
 
+    if device not in (None, "cpu"):
+        raise refused(f"recipe for the device {device!r}", f"leave out `device`, {not_eagerly}")
+
     from hatch_lower.runtime.eager import make_eager
 
     def refuse_debug() -> NoReturn:
@@ -311,7 +348,7 @@ def load_eager(
         "eager",
         ("eager",),
         refuse_debug,
-        lambda recipe: load_eager(found, entry, recipe, False, arrays),
+        lambda recipe: load_eager(found, entry, recipe, False, arrays, device),
         MappingProxyType(entry.assets),
         f"{found.distribution}:{model}",
         arrays.name,

@@ -13,6 +13,7 @@ from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
+    from hatch_lower.runtime.arrays import Arrays
     from hatch_lower.runtime.executor import Runnable
 
 
@@ -66,7 +67,7 @@ class LoadedModel:
                 found="state that calls may have changed; only the packaged state can be sent",
                 hint="send the model before the first call or after `reset()`, or call `load` in the other process",
             )
-        return load_again, (self._provenance.source, self.recipe, self.arrays)
+        return load_again, (self._provenance.source, self.recipe, self.arrays, self.device)
 
     def __copy__(self) -> LoadedModel:
         return LoadedModel(self._runnable, self._provenance)
@@ -93,6 +94,11 @@ class LoadedModel:
     def arrays(self) -> str:
         """The library whose arrays methods take and return: `torch` or `numpy`."""
         return self._provenance.arrays
+
+    @property
+    def device(self) -> str:
+        """The device that the recipe computes on: `cpu`, or `cuda:0` for the first GPU."""
+        return self._runnable.arrays.computes_on
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
@@ -154,8 +160,13 @@ def refuse_method(model: str, methods: Mapping[str, object], method: str, *args:
     )
 
 
-def load_again(source: str | Path, recipe: str, arrays: str) -> LoadedModel:
-    return hatch_lower.load(source, recipe=recipe, arrays=arrays)
+def load_again(source: str | Path, recipe: str, arrays: str, device: str) -> LoadedModel:
+    return hatch_lower.load(source, recipe=recipe, arrays=arrays, device=device)
+
+
+def arrays_of(model: LoadedModel) -> Arrays:
+    """Return the library and the device of the arrays that a model's methods take and return."""
+    return model._runnable.arrays
 
 
 # not allowed as names of methods: attributes of every loaded model

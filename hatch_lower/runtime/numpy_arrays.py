@@ -220,7 +220,7 @@ class NumpyArrays(Arrays):
             return ""
         return f"strides {list(found)}, which must be {list(strides)}"
 
-    def conversion_hint(self, value: object) -> str:
+    def conversion_hint(self, value: object, name: str) -> str:
         return "pass `numpy.asarray(...)` with the right dtype" if isinstance(value, list | tuple) else ""
 
     def strides(self, array: Array) -> tuple[int, ...]:

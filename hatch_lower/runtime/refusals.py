@@ -23,6 +23,11 @@ BAD_INDEX = re.compile(
 FRAMES = re.compile(r"\s*^frame #\d.*", re.DOTALL | re.MULTILINE)  # of C++, which torch's native code adds
 
 
+# messages of torch and CUDA's libraries for lack of memory on a GPU, and for a fault of a GPU or its driver
+NO_GPU_MEMORY = re.compile(r"\bCUDA (?:error: )?out of memory\b|_STATUS_ALLOC_FAILED\b", re.I)
+GPU_FAULT = re.compile(r"\bCUDA (?:driver )?error\b|\bCU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_|\bcuDNN error\b", re.I)
+
+
 class ArgumentRefusals:
     """Functions that raise the fitting `InputError`; an object for each method, bound into its code."""
 
@@ -141,17 +146,18 @@ class ArgumentRefusals:
         raise InputError(
             f"{what}, {ranges}" if ranges else what,
             found=f"{self.arrays.describe(value)}: {reason}",
-            hint=self.arrays.conversion_hint(value)
+            hint=self.arrays.conversion_hint(value, self._paths[index])
             or "convert the argument, or export the method for arguments of this kind",
         )
 
 
 def refuse_produced(arrays: Arrays, expected: str, value: object) -> NoReturn:
-    # reached if this torch computes other shapes or dtypes than the torch of the build
+    # reached if this torch computes other shapes or dtypes than the torch of the build, or on another device
+    place = arrays.device_of(value)
     raise ProgramError(
         "a tensor for a delegate does not fit the inputs that the delegate was lowered for",
         where=expected,
-        found=arrays.describe(value),
+        found=arrays.describe(value) + ("" if place == arrays.device else f" on {place} instead of {arrays.device}"),
         hint="install the torch version that the program requires, or build the wheel again",
     )
 
@@ -172,11 +178,42 @@ def hint_of(error: Exception) -> str:
     text = str(error)
     if BAD_INDEX.search(text):
         return "look at the values of the arguments: an index is out of range"
+    if NO_GPU_MEMORY.search(text):
+        return (
+            "free memory of the GPU, or call the method with smaller arguments: the model can be called again after the"
+            " `except` block, whose error still holds the tensors of the call"
+        )
+    if GPU_FAULT.search(text):
+        return (
+            "start a new process, because a GPU computes no more for a process after a fault; the environment variable"
+            " CUDA_LAUNCH_BLOCKING=1 makes an error name its operation"
+        )
     if NO_MEMORY.search(text):
         return "give the process more memory, or call the method with smaller arguments"
     return (
         "call another recipe with the same arguments; if that call succeeds, `hatch-lower localize` finds the failing"
         " operation: name the operation in the recipe's `exclude`, and report the fault"
+    )
+
+
+def device_failed(device: str, error: Exception) -> NoReturn:
+    """Raise an error of a method on a GPU again, a fault of the GPU or of its memory as `CallError`."""
+    text = str(error)
+    if isinstance(error, LowerError) or not (NO_GPU_MEMORY.search(text) or GPU_FAULT.search(text)):
+        raise error
+    raise CallError(
+        "a call failed on the GPU",
+        where=device,
+        found=f"{type(error).__name__}: {FRAMES.sub('', text).strip():.1000}",
+        hint=hint_of(error),
+    ) from error
+
+
+def refuse_fork() -> NoReturn:
+    raise CallError(
+        "a model on a GPU cannot be called in a forked process",
+        found="the parent process had used the GPU before the fork, which CUDA does not survive",
+        hint="load the model in the child process, and start the process with the method `spawn` of `multiprocessing`",
     )
 
 
@@ -205,9 +242,9 @@ def wrong_outputs(where: str, found: str) -> ProgramError:
 def find_output_difference(arrays: Arrays, output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
     if not isinstance(output, arrays.kind):
         return f"`{type(output).__name__}` instead of {arrays.noun}"
-    dtype, device = arrays.dtype_name(output), arrays.device(output)
-    if dtype != expected.dtype or device != "cpu":
-        return f"{dtype} on {device} instead of {expected.dtype} on cpu"
+    dtype, device = arrays.dtype_name(output), arrays.device_of(output)
+    if dtype != expected.dtype or device != arrays.device:
+        return f"{dtype} on {device} instead of {expected.dtype} on {arrays.device}"
     found = tuple(output.shape)
     shape = known(expected.shape, sizes, found) if len(found) == len(expected.shape) else None
     if shape != found:

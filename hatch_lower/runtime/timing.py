@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from time import perf_counter_ns
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hatch_lower.format.graph import Instruction
@@ -47,16 +46,16 @@ class Clock:
         self.instructions: list[tuple[str, Instruction]] = []  # by number: path in the debug map, and instruction
         self._marks: list[int] = []  # a number, nanoseconds, a number, …
 
-    def beginning(self, path: str, instruction: Instruction, names: CodeNames) -> str:
+    def beginning(self, path: str, instruction: Instruction, names: CodeNames, now: Callable[[], int]) -> str:
         self.instructions.append((path, instruction))
-        return self._line(len(self.instructions) - 1, names)
+        return self._line(len(self.instructions) - 1, names, now)
 
-    def ending(self, names: CodeNames) -> str:
-        return self._line(RESULTS, names)
+    def ending(self, names: CodeNames, now: Callable[[], int]) -> str:
+        return self._line(RESULTS, names, now)
 
-    def _line(self, number: int, names: CodeNames) -> str:
+    def _line(self, number: int, names: CodeNames, clock: Callable[[], int]) -> str:
         # two integers instead of a tuple, which the garbage collector would track
-        mark, now = names.bind("mark", self._marks.append, "mark"), names.bind("now", perf_counter_ns, "now")
+        mark, now = names.bind("mark", self._marks.append, "mark"), names.bind("now", clock, "now")
         return f"{mark}({number}); {mark}({now}())"
 
     def take(self, begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -1,129 +1,33 @@
-"""Tensors of torch as the arrays of a program, and the operators of torch that a plan names: ATen overloads, and
-operators registered by libraries.
-"""
+"""Tensors of torch as the arrays of a program."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter_ns
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Special, TensorInput, is_contiguous
-from hatch_lower.format.codec import installation_error, refuse_damaged_file
+from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.arrays import ArrayOperator, Arrays, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
 from hatch_lower.runtime.names import CodeNames, tuple_code
-from hatch_lower.runtime.operators import calls_in
-from hatch_lower.runtime.torch_private.operators import (
-    REGISTERED_BY,
-    OpOverload,
-    compiled_function,
-    has_composite_kernel,
-    is_registered,
-    schema_of,
-)
-
-# operators whose sizes and strides torch does not check; torch checks other operators, such as `as_strided`
-ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
-
-# operators that make a sparse tensor from indices
-SPARSE = re.compile(r"aten\.sparse_(?:coo|compressed|csr|csc|bsr|bsc)_tensor\..*")
-
-# internal operators of torch, which no model calls: they do not check arguments, or open a file
-UNBOUNDED = re.compile(
-    r"aten\._sparse_\w*_tensor_(?:unsafe|with_dims_and_tensors)\..*|aten\._nested_view_from_.*"
-    r"|aten\.set_?\.source_.*_storage_offset.*|(?:inductor|debugprims)\..*"
-)
-
-
-def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
-    operators: dict[str, OpOverload[..., Any]] = {}
-    for call in calls_in(graph):
-        if call.op not in operators:
-            operators[call.op] = find_operator(call.op, where)
-        schema = schema_of(operators[call.op])
-        positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        known = {argument.name for argument in schema.arguments[len(call.args) :]}
-        if len(call.args) > positional or not known.issuperset(call.kwargs):
-            raise ProgramError(
-                "the program calls an operator with arguments that the operator does not have",
-                where=where,
-                found=f"{len(call.args)} arguments and {list(call.kwargs)} for {schema}",
-                hint="install the torch version that the program requires",
-            )
-    return operators
-
-
-def find_operator(name: str, where: str) -> OpOverload[..., Any]:
-    # a program is arithmetic on tensors: operators must not open files or read memory outside of their arguments
-    namespace, packet, overload = name.split(".")
-    if namespace in REGISTERED_BY:
-        importlib.import_module(REGISTERED_BY[namespace])
-    try:
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    except (AttributeError, RuntimeError):
-        operator = None
-    if not isinstance(operator, OpOverload) or not is_registered(operator):
-        what = "the program calls an operator that torch does not have here"
-        hint = (
-            "install the torch version that the program requires; if a library registers the operator, name its"
-            " module in `imports` of the recipe and build the wheel again; until then, import the module before loading"
-        )
-    elif any(argument.name == "filename" for argument in schema_of(operator).arguments):
-        what = "the program calls an operator that opens files"
-        hint = "read the file in the model's own code, before the export"
-    elif UNBOUNDED.fullmatch(name):
-        what = "the program calls an operator that may read memory outside of its arguments"
-        hint = "export the model with operators on dense tensors that check their arguments"
-    else:
-        return operator
-    raise ProgramError(what, where=where, found=name, hint=hint)
-
-
-def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., object]:
-    if name in ALIASING:
-        return functools.partial(alias_within_storage, compiled_function(operator))
-    if SPARSE.fullmatch(name):
-        return functools.partial(call_checking_indices, compiled_function(operator))
-    return compiled_function(operator)
-
-
-def alias_within_storage(
-    operator: Callable[..., object], self: Tensor, size: Sequence[int], stride: Sequence[int]
-) -> object:
-    ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
-    first = self.storage_offset() + sum(min(end, 0) for end in ends)
-    last = self.storage_offset() + sum(max(end, 0) for end in ends)
-    count = self.untyped_storage().nbytes() // self.itemsize
-    if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
-        found = f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements"
-        raise installation_error("the program would have read memory outside of a tensor", "", found)
-    return operator(self, size, stride)
-
-
-def call_checking_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
-    # by default torch does not compare the indices of a sparse tensor with its sizes
-    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-        return operator(*args, **kwargs)
-
-
-def may_return_alias(operator: OpOverload[..., Any]) -> bool:
-    # aliases are in the schema, except for composite operators (`dropout` returns its argument at inference)
-    has_alias = any(result.alias_info is not None for result in schema_of(operator).returns)
-    return has_alias or has_composite_kernel(operator)
+from hatch_lower.runtime.refusals import device_failed, refuse_fork
+from hatch_lower.runtime.torch_operators import function_of, may_return_alias, placed_function, resolve_operators
+from hatch_lower.runtime.torch_private.cuda import fork_test, synchronize
+from hatch_lower.runtime.torch_private.operators import OpOverload
 
 
 class TorchArrays(Arrays):
+    """Tensors on a device. Storages stay on the CPU until a program places the storages that it needs."""
+
     name = "torch"
     noun = "a tensor"
     kind: ClassVar[type[Any]] = Tensor
@@ -134,6 +38,10 @@ class TorchArrays(Arrays):
         "aten.sym_stride.int": "{0}.stride({1})",
     }
 
+    def __init__(self, device: str = "cpu", computes_on: str = "cpu") -> None:
+        super().__init__(device, computes_on)
+        self._place = torch.device(device)
+
     # Memory
 
     def storing(self) -> AbstractContextManager[object]:
@@ -141,6 +49,15 @@ class TorchArrays(Arrays):
 
     def span(self, storage: Storage, content: memoryview) -> Tensor:
         return flat_tensor(storage.dtype, content)
+
+    def fresh(self, array: Tensor) -> Tensor:
+        return array.clone() if self.device == "cpu" else array.to(self._place, copy=True)
+
+    def placed(self, array: Tensor) -> Tensor:
+        return array.to(self._place)
+
+    def on_host(self, array: Tensor) -> Tensor:
+        return array.cpu()
 
     def view(self, constant: Constant, spans: Mapping[int, Any]) -> Tensor:
         span = spans[constant.storage]
@@ -174,7 +91,7 @@ class TorchArrays(Arrays):
         target.copy_(source)
 
     def is_same(self, one: Tensor, other: Tensor) -> bool:
-        return same_bits(one, other)
+        return same_bits(one, other.to(one.device))
 
     def rows(self, array: Tensor) -> Iterable[Tensor]:
         return map(Tensor.contiguous, array.unbind())
@@ -186,7 +103,7 @@ class TorchArrays(Arrays):
         return array.permute(*order)
 
     def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+        return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=self._place)
 
     def contiguous_copy(self, array: Tensor) -> Tensor:
         # not `contiguous()`, which does not copy an empty tensor
@@ -196,22 +113,54 @@ class TorchArrays(Arrays):
 
     def operators(self, graph: Graph, where: str) -> Mapping[str, ArrayOperator]:
         found = resolve_operators(graph, where)
-        return {name: ArrayOperator(function_of(name, each), may_return_alias(each)) for name, each in found.items()}
+        return {
+            name: ArrayOperator(self._function_of(name, each, where), may_return_alias(each))
+            for name, each in found.items()
+        }
+
+    def _function_of(self, name: str, operator: OpOverload[..., Any], where: str) -> Callable[..., object]:
+        function = function_of(name, operator)
+        return function if self.device == "cpu" else placed_function(function, name, operator, self._place, where)
 
     def special(self, value: Special) -> object:
-        return torch.device("cpu") if value.kind == "device" else getattr(torch, value.name)
+        # a graph is exported on the CPU, so the device `cpu` of a plan is the program's device
+        return self._place if value.kind == "device" else getattr(torch, value.name)
 
     def opening_lines(self, call: str, names: CodeNames) -> list[str]:
         is_on = names.bind("is_on", torch.is_autocast_enabled)
-        device, autocast = names.bind("device", "cpu"), names.bind("autocast", torch.autocast)
-        return [f"if {is_on}({device}):", f" with {autocast}({device}, enabled=False): return {call}"]
+        device, autocast = names.bind("device", self._place.type), names.bind("autocast", torch.autocast)
+        lines = [f"if {is_on}({device}):", f" with {autocast}({device}, enabled=False): return {call}"]
+        if self.device == "cpu":
+            return lines
+        return [f"if {names.bind('is_forked', fork_test())}(): {names.bind('refuse_fork', refuse_fork)}()", *lines]
 
     def dtype_test(self, dtype: str, variable: str, names: CodeNames) -> str:
         return f"{variable}.dtype is not {names.bind(dtype, getattr(torch, dtype), ('dtype', dtype))}"
 
     def place_tests(self, variable: str, names: CodeNames) -> list[str]:
         strided = names.bind("strided", torch.strided, "strided")
-        return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}", f"{variable}.is_nested"]
+        place = f"not {variable}.is_cpu" if self.device == "cpu" else self._place_test(variable, names)
+        return [place, f"{variable}.layout is not {strided}", f"{variable}.is_nested"]
+
+    def _is_placed(self, array: Tensor) -> bool:
+        return array.is_cpu if self.device == "cpu" else array.device == self._place
+
+    def _place_test(self, variable: str, names: CodeNames) -> str:
+        return f"{variable}.device != {names.bind('place', self._place, 'place')}"
+
+    def produced_tests(self, variable: str, names: CodeNames) -> list[str]:
+        # a library's operator may ignore the device of its arguments, and code of a GPU must not read such a tensor
+        return [] if self.device == "cpu" else [self._place_test(variable, names)]
+
+    def guarded(self, lines: list[str], names: CodeNames) -> list[str]:
+        if self.device == "cpu":
+            return lines
+        error, raised = names.local("error"), names.bind("raised", Exception, "raised")
+        failed = names.bind("device_failed", functools.partial(device_failed, self.device))
+        return ["try:", *(f" {line}" for line in lines), f"except {raised} as {error}: {failed}({error})"]
+
+    def clock(self) -> Callable[[], int]:
+        return perf_counter_ns if self.device == "cpu" else functools.partial(synchronized_ns, self.device)
 
     def memory_tests(self, dtype: str, variable: str) -> list[str]:
         # for a tensor with gaps or repeated elements, `memory_reason` computes the required bytes
@@ -288,8 +237,8 @@ class TorchArrays(Arrays):
     def kind_mismatch(self, entry: TensorInput, array: Tensor) -> str:
         if array.is_nested:
             return "a nested tensor"
-        if array.device.type != "cpu":
-            return f"on the device {array.device}, which must be the CPU"
+        if not self._is_placed(array):
+            return f"on the device {array.device}, which must be {'the CPU' if self.device == 'cpu' else self.device}"
         if array.layout is not torch.strided:
             return f"of the layout {str(array.layout).removeprefix('torch.')}, which must be strided"
         return "" if array.dtype is getattr(torch, entry.dtype) else f"the dtype must be {entry.dtype}"
@@ -303,13 +252,18 @@ class TorchArrays(Arrays):
         expected = self.special(wanted)
         return type(value) is type(expected) and bool(value == expected)
 
-    def conversion_hint(self, value: object) -> str:
+    def conversion_hint(self, value: object, name: str) -> str:
+        if isinstance(value, Tensor) and not self._is_placed(value):
+            if self.device != "cpu":
+                return f'move the tensor to the model\'s device: `{name}.to("{self.device}")`'
+            if value.is_cuda:
+                return f'pass `{name}.cpu()`, or load the model with `device="cuda"`'
         if type(value).__module__.partition(".")[0] != "numpy":
             return ""
         return 'pass `torch.from_numpy(array)`, or load the model with `arrays="numpy"`, which takes NumPy\'s arrays'
 
-    def device(self, array: Tensor) -> str:
-        return array.device.type
+    def device_of(self, array: Tensor) -> str:
+        return "cpu" if array.is_cpu else str(array.device)
 
     def strides(self, array: Tensor) -> tuple[int, ...]:
         return array.stride()
@@ -326,6 +280,11 @@ def flat_tensor(dtype: str, content: memoryview) -> Tensor:
     return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
 
+def synchronized_ns(device: str) -> int:
+    synchronize(device)
+    return perf_counter_ns()
+
+
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors with the same dtype have the same shape and bits, for NaN and -0, too."""
     flat = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
@@ -339,7 +298,8 @@ def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
     narrow = value
     for dim in repeated:
         narrow = narrow.narrow(dim, 0, 1)
-    copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype).copy_(narrow).expand(value.shape)
+    copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype, device=value.device).copy_(narrow)
+    copy = copy.expand(value.shape)
     if repeated and not same_bits(copy, value):
         raise several_values(ARRAYS.describe(value), repeated)
     return copy

@@ -100,10 +100,11 @@ class MethodWriter:
         scope = GraphScope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
         body += self._write_graph(method.graph, scope, "", self._kept_slots())
         if self._clock is not None:
-            body.append(self._clock.ending(names))
+            body.append(self._clock.ending(names, self._arrays.clock()))
         body += self._write_end(scope, leaves)
         if self._is_locked:
             body = [f"with {names.local('lock')}:", *indent_lines(body)]
+        body = self._arrays.guarded(body, names)
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
         parameters = [f"{parameter.name}={missing}" for parameter in method.parameters]
         count = sum(parameter.kind == "positional" for parameter in method.parameters)
@@ -148,7 +149,7 @@ class MethodWriter:
             out = self.names.local(f"v{instruction.out}")
             path = f"{before}{index}"
             if self._clock is not None:
-                lines.append(self._clock.beginning(path, instruction, self.names))
+                lines.append(self._clock.beginning(path, instruction, self.names, self._arrays.clock()))
             lines += self._write_instruction(instruction, out, path, scope)
             scope.variables[instruction.out] = out
             dead = [scope.variables[slot] for slot in last.get(index, ())]

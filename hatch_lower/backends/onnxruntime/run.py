@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -11,13 +12,17 @@ import numpy as np
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
 from hatch_lower.backends.onnxruntime.model_file import fits_offset_mark, path_of, refuse_files, relocate
-from hatch_lower.errors import ProgramError, UnavailableError, reading_hint
+from hatch_lower.backends.onnxruntime.providers import Provider, on_cuda, read_provider, session_providers
+from hatch_lower.errors import LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
 from hatch_lower.runtime.selection import multiplies_bytes, thread_count
+from hatch_lower.runtime.sources import cache_home
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
+
+    from hatch_lower.backends.onnxruntime.device import DeviceCalls
 
 Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -36,14 +41,25 @@ DISABLED = (
 # Equal constants of products may be shared. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
 JOINING = "CommonSubexpressionElimination"
 OF_INTEGERS = (b"DequantizeLinear", b"MatMulInteger")
+AVAILABLE, STARTED = "ONNX Runtime as installed has {}", "ONNX Runtime has started {} only"
+# a model of an operation `Identity` on a number, with which a provider shows whether it starts
+SMALLEST = (
+    b'\x08\n:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g'
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"B\x04\n\x00\x10\x14"
+)
 
 
 class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
     arrays: ClassVar[str] = "numpy"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    constants_on: ClassVar[str] = "host"
     without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.onnxruntime.timed:load_timed"
+
+    _calls: DeviceCalls | None = None  # of a program with tensors on a GPU
 
     def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
         self._session = session
@@ -67,32 +83,18 @@ class OnnxruntimeDelegate(Delegate):
                 hint='install it: pip install "hatch-lower[onnxruntime]"',
             ) from error
         info = read_info(blob, len(constants))
-        available = onnxruntime.get_available_providers()
-        if missing := [name for name in info.providers if name not in available]:
-            raise provider_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
+        on_gpu = blob.device != "cpu"
+        if on_gpu:
+            refuse_providers_elsewhere(blob, info.providers)
+        refuse_other_gpu(blob, info.providers)
+        names = [provider.name for provider in info.providers]
+        refuse_missing(blob, names, onnxruntime.get_available_providers(), AVAILABLE)
         options = make_options(onnxruntime, info.threads)
         if adjust is not None:
             adjust(options)
-
-        def start(model: bytes, providers: Sequence[str]) -> InferenceSession:
-            joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
-            disabled = [*DISABLED, *(() if joins else (JOINING,))]
-            # without ONNX Runtime's own fallback, which computes on the CPU where a provider fails
-            return onnxruntime.InferenceSession(
-                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
-            )
-
         try:
-            model, values = bind_model_constants(options, blob, constants, info.bound)
-            try:
-                session = start(model, info.providers)
-            except Exception as error:
-                others = [name for name in info.providers if name != CPU]
-                if not others:
-                    raise
-                start(model, [CPU])  # the model is right, and another provider fails
-                raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
-        except UnavailableError:
+            session, values = start(onnxruntime, options, blob, constants, info)
+        except LowerError:
             raise
         except Exception as error:
             raise ProgramError(
@@ -103,30 +105,124 @@ class OnnxruntimeDelegate(Delegate):
                     str(error), "install the version of ONNX Runtime that the wheel requires, or build the wheel again"
                 ),
             ) from error
-        started = session.get_providers()
-        if missing := [name for name in info.providers if name not in started]:
-            raise provider_error(blob, missing[0], f"ONNX Runtime has started {', '.join(started)} only")
+        refuse_missing(blob, names, session.get_providers(), STARTED)
         delegate = cls(session, info.call, values)
-        names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-        if names != ([name for name, _ in delegate._feed], delegate._names):
+        if on_gpu:
+            from hatch_lower.backends.onnxruntime.device import DeviceCalls
+
+            delegate._calls = DeviceCalls(session, blob.device, str(blob.path))
+        places = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+        if places != ([name for name, _ in delegate._feed], delegate._names):
             raise description_error(
-                blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
+                blob, "onnxruntime", f"a model with the inputs {places[0]} and the outputs {places[1]}"
             )
         return delegate
 
-    def run(self, inputs: list[Array]) -> Sequence[object]:
+    def run(self, inputs: list[Any]) -> Sequence[object]:
+        if self._calls is not None:
+            return self._map.arrange(inputs, self._calls.run(self._map.select(inputs)))
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, self._run(self._names, feed))
+
+
+def refuse_missing(blob: DelegateBlob, providers: Sequence[str], present: Sequence[str], found: str) -> None:
+    if missing := [name for name in providers if name not in present]:
+        raise provider_error(blob, missing[0], found.format(", ".join(present)))
+
+
+def refuse_providers_elsewhere(blob: DelegateBlob, providers: Sequence[Provider]) -> None:
+    if not on_cuda(providers):
+        raise UnavailableError(
+            f"the recipe's execution providers do not compute on {blob.device}",
+            where=str(blob.path),
+            found=", ".join(provider.name for provider in providers),
+            hint='take a recipe with `CUDAExecutionProvider`, or load the model with `device="cpu"`',
+        )
+
+
+def refuse_other_gpu(blob: DelegateBlob, providers: Sequence[Provider]) -> None:
+    _, _, number = blob.computes_on.partition(":")
+    for provider in providers:
+        chosen = provider.options.get("device-id")
+        if chosen is not None and number not in ("", str(chosen)):
+            raise UnavailableError(
+                f"the recipe computes on the GPU {chosen} only",
+                where=str(blob.path),
+                found=f"`device-id` of `{provider.name}` is {chosen}, and the model is loaded on {blob.computes_on}",
+                hint=f'load the model with `device="cuda:{chosen}"`',
+            )
+
+
+def start(
+    onnxruntime: Any, options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], info: OnnxFacts
+) -> tuple[InferenceSession, list[object]]:
+    """Return a session with the recipe's providers, and the constants in memory, which the caller must keep alive."""
+    model, values = bind_model_constants(options, blob, constants, info.bound)
+    joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
+    disabled = [*DISABLED, *(() if joins else (JOINING,))]
+
+    def make(providers: Sequence[object]) -> InferenceSession:
+        # without ONNX Runtime's own fallback, which computes on the CPU where a provider fails
+        return onnxruntime.InferenceSession(
+            model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+        )
+
+    def cache() -> str:
+        return engine_folder(onnxruntime.__version__, model, [constants[position] for position in info.bound])
+
+    providers = session_providers(info.providers, blob.computes_on, cache)
+    if providers != [CPU]:
+        try_providers(onnxruntime, blob, [provider.name for provider in info.providers], providers)
+    try:
+        return make(providers), values
+    except Exception as error:
+        others = [provider.name for provider in info.providers if provider.name != CPU]
+        if not others:
+            raise
+        make([CPU])  # the model is right, and another provider fails
+        raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
+
+
+def try_providers(onnxruntime: Any, blob: DelegateBlob, names: Sequence[str], providers: Sequence[object]) -> None:
+    """Refuse providers that do not start, before ONNX Runtime optimizes the model for the CPU instead."""
+    try:
+        session = onnxruntime.InferenceSession(SMALLEST, providers=providers, enable_fallback=0)
+    except Exception as error:
+        other = next(name for name in names if name != CPU)
+        raise provider_error(blob, other, f"{type(error).__name__}: {error}") from error
+    refuse_missing(blob, names, session.get_providers(), STARTED)
+
+
+def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str:
+    """Return the folder for TensorRT's engines of a model, below the user's folder of caches."""
+    # ONNX Runtime finds an engine by the names in the model, and an engine has the weights: so the weights choose the
+    # folder
+    digest = sha256(f"{version} {len(model)} ".encode() + model)
+    for constant in constants:
+        digest.update(f"{constant.dtype} {constant.shape} ".encode())
+        digest.update(np.ascontiguousarray(constant).reshape(-1).view(np.uint8).data)
+    folder = cache_home() / "hatch-lower" / "tensorrt" / digest.hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProgramError(
+            "the folder for TensorRT's engines cannot be made",
+            where=str(folder),
+            found=f"{type(error).__name__}: {error}",
+            hint="let `XDG_CACHE_HOME` name a folder that can be written to, or build without `engine-cache`",
+        ) from error
+    return str(folder)
 
 
 def provider_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
     build = DISTRIBUTIONS.get(provider)
     what = f"`{build}`" if build else "a build of ONNX Runtime that has the provider"
+    needed = "the driver and the libraries that the provider needs"
+    hint = f"install {what}, with {needed}, or take another recipe"
+    if provider in import_onnxruntime().get_available_providers():
+        hint = f"install {needed}; ONNX Runtime writes the name of a missing library to stderr"
     return UnavailableError(
-        f"ONNX Runtime does not run on `{provider}` here",
-        where=str(blob.path),
-        found=found,
-        hint=f"install {what}, with the driver and the libraries that the provider needs, or take another recipe",
+        f"ONNX Runtime does not run on `{provider}` here", where=str(blob.path), found=found, hint=hint
     )
 
 
@@ -156,7 +252,7 @@ class OnnxFacts(NamedTuple):
     # positions of the constants that the model takes
     bound: list[int]
     # the execution providers to use, the best first
-    providers: list[str]
+    providers: list[Provider]
     # how many threads a session has; 0: as many as torch
     threads: int
 
@@ -209,8 +305,8 @@ def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
         bound = [int(position) for position in info["bound"]]
         require(all(0 <= position < constants for position in bound), f"constants {bound} of {constants}")
         return OnnxFacts(
-            read_call_map(info, OnnxruntimeDelegate.arrays),
+            read_call_map(info, "torch" if blob.device != "cpu" else OnnxruntimeDelegate.arrays),
             bound,
-            [str(name) for name in info["providers"]],
+            [read_provider(provider) for provider in info["providers"]],
             int(info["threads"]),
         )
