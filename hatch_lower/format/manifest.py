@@ -50,6 +50,9 @@ class RecipeEntry(Frozen):
     target: TargetEntry | None  # `None` if the recipe is portable
     methods: Mapping[Text, MethodEntry]
     imports: tuple[ModuleName, ...] = ()  # modules that register the plan's custom operators, to import first
+    # the reason why the build did not compare the recipe with eager, equal on all machines without the recipe's device;
+    # empty for a compared recipe
+    not_compared: str = ""
 
 
 class ModelEntry(Frozen):
