@@ -96,6 +96,7 @@ class OpenedRecipe(Frozen):
         return {
             "backends": list(self.entry.backends),
             "target": self.entry.target and asdict(self.entry.target),
+            "not_compared": self.entry.not_compared,
             "size": sum(file.size for file in self.files().values()),
         }
 

@@ -142,6 +142,8 @@ def model_component(
         facts[f"recipe:{name}:backends"] = [", ".join(recipe["backends"]) or "none"]
         if target := recipe["target"]:
             facts[f"recipe:{name}:target"] = [f"{target['system']} {target['machine']} {target['isa']}"]
+        if reason := recipe.get("not_compared"):
+            facts[f"recipe:{name}:not-compared"] = [reason]
         for method, counts in recipe["methods"].items():
             facts[f"recipe:{name}:method:{method}"] = [f"{counts['delegated']} of {counts['nodes']} nodes delegated"]
     roles = roles_of(entry)
