@@ -123,7 +123,10 @@ class ProgramError(LowerError):
 
 
 class UnavailableError(ProgramError):
-    """The device or execution provider that a recipe computes on is missing or does not start on this machine."""
+    """The device or execution provider that a recipe computes on is missing or does not start on this machine.
+
+    `what` names the device and no fact of the machine: a build that cannot compare a recipe packages the text.
+    """
 
 
 class SampleError(LowerError):

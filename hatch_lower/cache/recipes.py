@@ -7,6 +7,8 @@ record of a cost key     the seconds that lowering took when a partition was com
 
 A machine that makes a recipe stores a record and the partitions. The build that joins the recipes assembles the same
 program from the partitions. If the digests equal the record's, the program counts as verified. No constants are sent.
+A recipe that no machine has compared yet, for want of a device, is compared as soon as a machine with the device joins
+or makes the recipe.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ class RecipeRecord(Frozen):
     requirements: tuple[str, ...]  # of the delegates' files
     partitions: tuple[Digest, ...]  # keys of the partitions' results
     used: tuple[UsedVersions, ...]
-    verified: tuple[VerifiedMethod, ...]  # empty where the recipe asks for no comparison
+    verified: tuple[VerifiedMethod, ...]  # empty for a recipe that is not compared
     left_out: Mapping[str, tuple[LeftOut, ...]] = field(default_factory=dict)  # by method, without empty entries
+    not_compared: str = ""  # as in the recipe's `RecipeEntry`
 
 
 def recipe_key(export: Mapping[str, object]) -> str:

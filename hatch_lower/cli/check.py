@@ -116,6 +116,17 @@ def with_infinity_text(values: Mapping[str, object]) -> dict[str, object]:
     return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
 
+def not_compared_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
+    """Yield a line for each recipe that the build has not compared with eager."""
+    recipes: dict[tuple[str, str], list[CheckRow]] = {}
+    for row in rows:
+        if row.not_compared:
+            recipes.setdefault((row.model, row.recipe), []).append(row)
+    for (model, recipe), own in recipes.items():
+        here = "this check compares" if any(row.largest_error is not None for row in own) else "nor does this check"
+        yield f"the build has not compared {model}, {recipe} with eager ({own[0].not_compared}); {here}"
+
+
 def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
     table = [("model", "recipe", "method", "result", "largest difference", "why skipped")]
     for row in rows:
@@ -129,6 +140,7 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
             yield ""
             yield from f"{name}: {row.detail}".split("\n")
     yield ""
+    yield from not_compared_lines(rows)
     compared = [row for row in rows if row.largest_error is not None]
     wrong = sum(row.is_wrong for row in rows)
     yield f"{count(len(compared), 'method')} compared, {count(wrong, 'fault')}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
 
 # Reported columns of the build summary
-ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds")
+ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds", "not_compared")
 LEVELS = {
     0: "lowered",
     1: "unchanged, not exported",
@@ -155,6 +155,9 @@ def last_build_lines(name: str, model: Report) -> Iterator[str]:
     yield from table_lines(rows, indent=4, right=[2, 3, 4])
     for each in model["verified"]:
         yield f"    {each['method']} for {each['recipe']} was compared on {each['compared']}"
+    for row in model["rows"]:
+        if row["not_compared"]:
+            yield f"    {row['method']} for {row['recipe']} was not compared: {row['not_compared']}"
 
 
 def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:

@@ -268,6 +268,11 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         rows.append((recipe, "yes" if report["torch"] else "no", installation_text(report["installation"])))
     yield from table_lines(rows, indent=2)
     yield ""
+    rows = [("recipe", "not compared with eager in the build, because")]
+    rows += [(recipe, report["not_compared"]) for recipe, report in model["recipes"].items() if report["not_compared"]]
+    if rows[1:]:
+        yield from table_lines(rows, indent=2)
+        yield ""
     rows = [("recipe", "method", "nodes", "delegated", "delegates")]
     for recipe, report in model["recipes"].items():
         for method, entry in report["methods"].items():

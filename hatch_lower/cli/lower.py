@@ -11,7 +11,7 @@ import click
 from hatch_lower.cli.arguments import is_sent, opened_context, root_option, shared_cache
 from hatch_lower.cli.output import count, show
 from hatch_lower.errors import CacheError
-from hatch_lower.hatch.terminal import method_table_lines
+from hatch_lower.hatch.terminal import method_table_lines, not_compared_lines
 
 if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
@@ -53,7 +53,7 @@ def lower(only: Sequence[str], shard: str | None, root: Path) -> None:
 
             rows = make_missing(context, missing, shared=shared)
         place = place_line(context.settings, context.store.directory)
-    show(method_table_lines(rows), err=True)
+    show([*method_table_lines(rows), *not_compared_lines(rows, by_settings=False)], err=True)
     done = ", ".join([*([f"{len(missing)} made"] if missing else []), f"{len(chosen) - len(missing)} cached before"])
     show([f"{count(len(chosen), 'unit')}: {done}; {place}"])
 

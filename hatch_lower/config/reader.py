@@ -71,7 +71,8 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
         return read_toml_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
         listed = ", ".join(map(json.dumps, arguments))
-        return value if value in arguments else add_problem(f"`{path}` must be one of {listed}", value, problems)
+        is_listed = any(type(value) is type(known) and value == known for known in arguments)  # 1 == True
+        return value if is_listed else add_problem(f"`{path}` must be one of {listed}", value, problems)
     return read_scalar(hint, value, path, problems, limits)
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -97,6 +98,8 @@ class Recipe(Frozen):
     atol: float = ATOL
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
+    # the reaction to a comparison for which this machine lacks the recipe's device
+    without_device: Literal["skip", "fail"] = "skip"
 
 
 class ModelSettings(Frozen):
@@ -238,14 +241,16 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             problems.append(f"`{here}.backends` repeats `{path}.backends`; keep either")
         check_backends(recipe.backends or (), here, problems)
         backends = given.backends if name == "default" and recipe.backends is None else recipe.backends or ()
+        verify = given.verify if recipe.verify is None else recipe.verify
         recipes[name] = Recipe(
             name,
             backends,
-            verify=given.verify if recipe.verify is None else recipe.verify,
+            verify=verify is not False,
             rtol=given.rtol if recipe.rtol is None else recipe.rtol,
             atol=given.atol if recipe.atol is None else recipe.atol,
             imports=given.imports,
             on_mismatch=recipe.on_mismatch or given.on_mismatch,
+            without_device="fail" if verify == "required" else "skip",
         )
     return recipes
 

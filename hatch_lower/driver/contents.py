@@ -97,6 +97,7 @@ class OpenedRecipe(Frozen):
             "backends": list(self.entry.backends),
             "device": self.entry.device,
             "target": self.entry.target and encode(self.entry.target, packaged=True),
+            "not_compared": self.entry.not_compared,
             "size": sum(file.size for file in self.files().values()),
         }
 

@@ -30,6 +30,7 @@ from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.driver.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
+from hatch_lower.driver.inputs.machine import find_accelerators
 from hatch_lower.driver.inputs.record import secret, shareable
 from hatch_lower.driver.inputs.recorder import Recorder
 from hatch_lower.driver.inputs.strict import (
@@ -46,6 +47,7 @@ from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_e
 from hatch_lower.events import Event, Reporter, make_note_reporter, stage
 from hatch_lower.format.codec import read_record, write_record
 from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import lacks_device
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.pipeline.localize.finding import FINDINGS
 from hatch_lower.runtime.torch_private.unimported import why_untried
@@ -145,6 +147,8 @@ def answer_request(request: ChildRequest, reporter: PipeReporter, environment: M
         with hidden_refused(request.model, request.hidden, request.settings.pass_env, recorder):
             answer = run_pipeline(request, PausingReporter(timed, recorder), store, recorder, recorder)
         inputs = watch.inputs()
+        if any(lacks_device(row.not_compared) for row in answer.report.rows):
+            inputs = replace(inputs, accelerators=find_accelerators())
         shared = None
         if store.remote is not None:
             globs = request.settings.pass_env

@@ -54,6 +54,9 @@ class RecipeEntry(Frozen):
     imports: tuple[ModuleName, ...] = ()  # modules that register the plan's custom operators, to import first
     # type of the device of the program's arrays; `load` may place the arrays of a recipe without delegates elsewhere
     device: Device = "cpu"
+    # the reason why the build did not compare the recipe with eager, equal on all machines without the recipe's device;
+    # empty for a compared recipe
+    not_compared: str = ""
 
 
 class ModelEntry(Frozen):

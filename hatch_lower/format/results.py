@@ -12,6 +12,7 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.frozen import Frozen
 
 MANIFEST_SCHEMA = 1
+NOT_ASKED = "`verify = false`"  # the reason of a recipe without a comparison by its settings
 SBOM_FILE = "hatch-lower.cdx.json"  # below `.dist-info/sboms` in each wheel that the hook built
 
 
@@ -42,6 +43,12 @@ class MethodRow(Frozen):
     # reuse of the cache: 1 the files, because no input of the export has changed; 2 the files, because the exported
     # graphs are known; 3 the result of every partition; 0 otherwise
     level: int = 0
+    not_compared: str = ""  # as in the recipe's `RecipeEntry`
+
+
+def lacks_device(not_compared: str) -> bool:
+    """Return whether a recipe is not compared for want of its device, which another machine may have."""
+    return not_compared not in ("", NOT_ASKED)
 
 
 class ModelResult(Frozen):

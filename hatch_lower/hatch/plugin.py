@@ -141,8 +141,8 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.driver.context import CacheNotes, build_context, open_cache
         from hatch_lower.driver.sbom.card import read_cards
         from hatch_lower.events import SaidOnce
+        from hatch_lower.hatch import terminal
         from hatch_lower.hatch.sbom import check_hatchling
-        from hatch_lower.hatch.terminal import method_table_lines, outside_weights_lines, reporter_for
 
         if editable:
             project = weights_inside(project)
@@ -157,7 +157,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
-            reporter = SaidOnce(reporter_for(self.app.display_info, self.app.verbosity, log))
+            reporter = SaidOnce(terminal.reporter_for(self.app.display_info, self.app.verbosity, log))
             notes.report_to(reporter)
             try:
                 context = build_context(project.settings, project.view, folder, store, reporter)
@@ -176,8 +176,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self.app.display_info(f"hatch-lower: the wheel requires `{addition.requirement}`: {addition.reason}")
         if not editable:  # hatchling sets the tag of an editable wheel, which only points at the project's files
             self._describe(project, result, cards, self._store, work, build_data)
-        for line in (*method_table_lines(result.rows), *outside_weights_lines(result.models)):
+        for line in (*terminal.method_table_lines(result.rows), *terminal.outside_weights_lines(result.models)):
             self.app.display_info(printable(line))
+        for line in terminal.not_compared_lines(result.rows, by_settings=False):
+            self.app.display_warning(f"hatch-lower: {printable(line)}")
         if not editable:
             self._beside = result.beside
             return result.payload

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.errors import size_text
 from hatch_lower.events import CollapsedOutput, Display, LineReporter, LiveReporter
+from hatch_lower.format.results import lacks_device
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
@@ -33,7 +34,18 @@ def method_table_lines(rows: Sequence[MethodRow]) -> list[str]:
     """Return the table of lowered methods, with aligned columns, and the notes; an empty list without rows."""
     if not rows:
         return []
-    return [*table_lines([HEADINGS, *map(row_cells, rows)], right=NUMBERS), *note_lines(rows)]
+    table = table_lines([HEADINGS, *map(row_cells, rows)], right=NUMBERS)
+    return [*table, *note_lines(rows), *not_compared_lines(rows, by_settings=True)]
+
+
+def not_compared_lines(rows: Sequence[MethodRow], *, by_settings: bool) -> Iterator[str]:
+    """Yield a line for each reason why recipes are not compared with eager: settings, or else missing devices."""
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.not_compared and lacks_device(row.not_compared) != by_settings:
+            reasons.setdefault(row.not_compared, {})[f"{row.model}/{row.recipe}"] = None
+    advice = "" if by_settings else "; compare with `hatch-lower check` on a machine with the device"
+    yield from (f"not compared with eager: {', '.join(names)}: {reason}{advice}" for reason, names in reasons.items())
 
 
 def writing_line(payload: Sequence[PayloadFile]) -> Iterator[str]:
@@ -83,7 +95,8 @@ def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
 
 def row_cells(row: MethodRow) -> tuple[str, ...]:
     numbers = (str(row.nodes), str(row.delegated), str(row.partitions), f"{row.bytes:,}", f"{row.seconds:.2f}")
-    return (row.model, row.method, row.recipe, *numbers, reuse_text(row))
+    compared = ", not compared" if row.not_compared else ""
+    return (row.model, row.method, row.recipe, *numbers, f"{reuse_text(row)}{compared}")
 
 
 def reuse_text(row: MethodRow) -> str:

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from packaging.utils import canonicalize_name
 
 from hatch_lower.config.requirements import distributions_required
-from hatch_lower.errors import LowerError, VerificationError
+from hatch_lower.errors import LowerError, UnavailableError, VerificationError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import read_weights
@@ -36,7 +36,7 @@ from hatch_lower.runtime.load import executor_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.selection import DelegateKinds, unsupported_reason
 from hatch_lower.runtime.torch_reasons import torch_reasons
 
 
@@ -159,8 +159,18 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
 def load_written(
     path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None, library: str = "torch"
 ) -> tuple[Plan, Executor]:
-    """Return a written plan and its executor, with the installed run halves, as in an installed package."""
+    """Return a written plan and its executor, with the installed run halves, as in an installed package.
+
+    Raises an `UnavailableError` if this machine lacks the program's processor or device.
+    """
     plan = read_plan(path.read_bytes(), path.name)
+    if plan.target is not None and (reason := unsupported_reason(plan.target)):
+        raise UnavailableError(
+            "the build's machine lacks the processor or the device of the program",
+            where=path.name,
+            found=reason,
+            hint="name a target of this machine in the options of the recipe's backend",
+        )
     file, kinds = open_written(constants, outside), DelegateKinds(checks_outputs=True)
     return plan, executor_of(plan, file, kinds, find_arrays(library), folder)
 

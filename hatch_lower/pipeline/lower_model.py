@@ -14,7 +14,7 @@ lower_recipe      decompose and compile (`lower`) -> emit_recipe -> summary rows
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from hatch_lower.exir.lowered_backend_module import lowered_modules
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry
 from hatch_lower.format.plan import Plan
-from hatch_lower.format.record import ModelReport, WeightsRecord
+from hatch_lower.format.record import ModelReport, VerifiedMethod, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
@@ -58,7 +58,7 @@ from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.real_inputs import RealInputs, read_real_inputs
 from hatch_lower.pipeline.recipes import device_of, partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import KnownRecipes, find_export, find_recipes, keep_export, keep_made, share_recipes
-from hatch_lower.pipeline.verify import verify_recipes
+from hatch_lower.pipeline.verify import UncomparableError, verify_recipes
 
 
 def lower_model(inputs: BuildInputs, services: Services) -> ModelReport:
@@ -98,7 +98,9 @@ def lower_verified(inputs: BuildInputs, services: Services, known: KnownRecipes)
         report, recipes = lower_recipes(inputs, services, attempt)
         unknown = [lowered for lowered in recipes if not attempt.known.is_known(lowered)]
         try:
-            verified = [*verify_recipes(inputs, services, unknown), *attempt.known.verified(recipes)]
+            comparison = verify_recipes(inputs, services, unknown)
+        except UncomparableError:
+            raise  # no other lowering has another device
         except VerificationError as error:
             attempt = next_attempt(inputs, services, attempt, recipes, error)
             # a library that this process has loaded must not be written again
@@ -106,8 +108,25 @@ def lower_verified(inputs: BuildInputs, services: Services, known: KnownRecipes)
             services = replace(services, packager=again)
         else:
             order = [lowered.recipe.name for lowered in recipes]
+            verified = [*comparison.methods, *attempt.known.verified(recipes)]
             verified.sort(key=lambda method: order.index(method.recipe))
-            return replace(report, verified=tuple(verified)), recipes
+            reasons = {**attempt.known.reasons(recipes), **comparison.reasons}
+            return with_comparisons(report, verified, reasons), recipes
+
+
+def with_comparisons(
+    report: ModelReport, verified: Iterable[VerifiedMethod], reasons: Mapping[str, str]
+) -> ModelReport:
+    """Return the report with compared methods, and by recipe the reason why the recipe is not compared, or empty."""
+    recipes = {
+        name: replace(entry, not_compared=reasons.get(name, "")) for name, entry in report.manifest.recipes.items()
+    }
+    return replace(
+        report,
+        manifest=replace(report.manifest, recipes=recipes),
+        rows=tuple(replace(row, not_compared=reasons.get(row.recipe, "")) for row in report.rows),
+        verified=tuple(verified),
+    )
 
 
 def start_build(

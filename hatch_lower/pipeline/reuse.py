@@ -33,6 +33,7 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport, VerifiedMethod
+from hatch_lower.format.results import lacks_device
 from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.emit.sources import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, describe_export, recipe_exports
@@ -53,12 +54,19 @@ class KnownRecipes(Frozen):
     def is_known(self, lowered: BuiltRecipe) -> bool:
         # whether the assembled files are the files that a record says were verified
         record = self.records.get(lowered.recipe.name)
-        return record is not None and (record.plan, record.files, record.requirements) == recipe_digests(lowered)
+        if record is None or lacks_device(record.not_compared):  # this machine may have the device
+            return False
+        return (record.plan, record.files, record.requirements) == recipe_digests(lowered)
 
     def verified(self, recipes: Iterable[BuiltRecipe]) -> Iterator[VerifiedMethod]:
         """Yield the results of earlier comparisons of the same files."""
         for lowered in filter(self.is_known, recipes):
             yield from self.records[lowered.recipe.name].verified
+
+    def reasons(self, recipes: Iterable[BuiltRecipe]) -> dict[str, str]:
+        """Return, by known recipe, the reason why no earlier build compared the recipe; empty for a compared recipe."""
+        names = [lowered.recipe.name for lowered in filter(self.is_known, recipes)]
+        return {name: self.records[name].not_compared for name in names}
 
     def missing(self) -> list[str]:
         return [name for name in self.exports if name not in self.records]
@@ -72,20 +80,28 @@ def known_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> Known
 
 
 def whole_recipes(inputs: BuildInputs, store: Store, export: ExportKey) -> KnownRecipes:
-    """Return the known recipes that another machine can assemble: all their partitions are still stored."""
+    """Return the known recipes that another machine can assemble: all their partitions are still stored.
+
+    Recipes without a comparison for want of a device are left out: this machine may have the device.
+    """
     known = known_recipes(inputs, store, export)
-    whole = {name: record for name, record in known.records.items() if has_partitions(store, record)}
+    whole = {
+        name: record
+        for name, record in known.records.items()
+        if not lacks_device(record.not_compared) and has_partitions(store, record)
+    }
     return KnownRecipes(known.exports, whole)
 
 
 def keep_recipe(
-    store: Store, known: KnownRecipes, lowered: BuiltRecipe, verified: Iterable[VerifiedMethod], versions: Versions
+    store: Store, known: KnownRecipes, lowered: BuiltRecipe, report: ModelReport, versions: Versions
 ) -> str:
     """Store the record of a lowered and verified recipe; return the reason if a later build cannot use the record."""
     name = lowered.recipe.name
-    own = tuple(method for method in verified if method.recipe == name)
+    own = tuple(method for method in report.verified if method.recipe == name)
     used = tuple(versions[backend] for backend in lowered.used)
-    record = RecipeRecord(*recipe_digests(lowered), tuple(sorted(lowered.keys)), used, own, lowered.left_out)
+    partitions, missing = tuple(sorted(lowered.keys)), report.manifest.recipes[name].not_compared
+    record = RecipeRecord(*recipe_digests(lowered), partitions, used, own, lowered.left_out, missing)
     export = known.exports[name]
     put_recipe(store, known.key(name), f"{export.model}/{name}", export.components(), record)
     stored = all(store.is_stored(partition) for partition in record.partitions)
@@ -172,7 +188,10 @@ def find_recipes(inputs: BuildInputs, services: Services) -> Iterator[Found]:
 
 
 def keep_export(services: Services, found: Found, report: ModelReport, recipes: Sequence[BuiltRecipe]) -> ModelReport:
-    """Store the result of lowering an export; return the report with the export's digests."""
+    """Store the result of lowering an export; return the report with the export's digests.
+
+    Without a comparison for want of a device only the recipes are stored, whose next assembly tries the comparison.
+    """
     if found.export is None:
         return report
     report = replace(report, methods=found.export.methods, key=encode(found.export.key.components()))
@@ -180,7 +199,8 @@ def keep_export(services: Services, found: Found, report: ModelReport, recipes: 
         try:
             versions = versions_of(recipes)
             keep_recipes(services.store, found.known, report, recipes, versions)
-            reason = keep_report(services.store, found.export, report, recipes, versions)
+            whole = not any(lacks_device(entry.not_compared) for entry in report.manifest.recipes.values())
+            reason = keep_report(services.store, found.export, report, recipes, versions) if whole else ""
         except NoKeyError as error:
             reason = str(error)
         if reason:
@@ -215,7 +235,7 @@ def keep_recipes(
 ) -> dict[str, str]:
     """Store the records of recipes; return, by recipe, the reason why a later build could not use the record."""
     return {
-        lowered.recipe.name: keep_recipe(store, known, lowered, report.verified, versions)
+        lowered.recipe.name: keep_recipe(store, known, lowered, report, versions)
         for lowered in recipes
         if not known.is_known(lowered)
     }

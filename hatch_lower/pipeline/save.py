@@ -62,6 +62,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         target=emitted.plan.target,
         methods={name: count_method(program) for name, program in programs.items()},
         device=device_of(map(BackendChoice, emitted.plan.backends), str(folder)),
+        not_compared="saved without a build",
     )
     entry = ModelEntry(order=(RECIPE,), constants=stored, check=None, recipes={RECIPE: recipe})
     manifest = Manifest(model, "0", __version__, torch.__version__, {}, {model: entry})

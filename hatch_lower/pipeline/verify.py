@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 from hatch_lower.cache.store import suspected
@@ -12,6 +13,8 @@ from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.record import VerifiedMethod, worst
+from hatch_lower.format.results import NOT_ASKED
+from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.comparison import verify_method, wishes_for_real_inputs
 from hatch_lower.pipeline.emit.constants import write_constants
@@ -40,21 +43,49 @@ class MethodError(VerificationError):
         self.case: InputCase | None = getattr(error, "case", None)
 
 
-def verify_recipes(
-    inputs: BuildInputs, services: Services, recipes: Sequence[BuiltRecipe]
-) -> tuple[VerifiedMethod, ...]:
-    """Compare each packaged recipe with eager, unless `verify` is false; return the results by method."""
+class UncomparableError(VerificationError):
+    """This machine lacks the device of a recipe. `reason` is for the recipe's `RecipeEntry`."""
+
+    def __init__(self, error: UnavailableError, where: str) -> None:
+        super().__init__(
+            "the lowered program cannot be compared with eager: the program does not run on this machine",
+            where=where,
+            found=f"{error.what}: {error.found}",
+            hint=f"{error.hint}, build on a machine that can run the program, or write `verify = true` in the recipe:"
+            " the recipe is then built without a comparison, and `hatch-lower check` compares on another machine",
+        )
+        self.reason = " ".join(error.what.split())
+
+
+class Comparison(Frozen):
+    """The comparison of some recipes with eager."""
+
+    methods: tuple[VerifiedMethod, ...] = ()
+    # by recipe without a comparison, the reason for the recipe's `RecipeEntry`
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def verify_recipes(inputs: BuildInputs, services: Services, recipes: Sequence[BuiltRecipe]) -> Comparison:
+    """Compare each packaged recipe with eager, unless `verify` is false or this machine lacks the recipe's device."""
     verified: list[VerifiedMethod] = []
+    reasons: dict[str, str] = {}
     for lowered in recipes:
+        name, place = lowered.recipe.name, place_of(inputs.model.name, lowered.recipe)
         if not lowered.recipe.verify:
+            reasons[name] = NOT_ASKED
             continue
-        place = place_of(inputs.model.name, lowered.recipe)
         with suspected(services.folder, tuple(lowered.keys)):
-            verified += verify_here(inputs, services, lowered, wishes=not verified)
+            try:
+                verified += verify_here(inputs, services, lowered, wishes=not verified)
+            except UncomparableError as error:
+                if lowered.recipe.without_device == "fail":
+                    raise
+                reasons[name] = error.reason
+            else:
+                services.packager.refuse_changed(lowered.files, place)
+                verify_afresh(inputs, services, lowered)
             services.packager.refuse_changed(lowered.files, place)
-            verify_afresh(inputs, services, lowered)
-            services.packager.refuse_changed(lowered.files, place)
-    return tuple(verified)
+    return Comparison(tuple(verified), reasons)
 
 
 def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe) -> None:
@@ -86,10 +117,16 @@ def verify_here(
     # `wishes`: report which real inputs are advisable; only for the first recipe, as the advice is the same for all
     source, recipe, reporter = inputs.source, lowered.recipe, services.reporter
     loaded: tuple[Plan, Executor] | None = None
+    missing: UncomparableError | None = None
     for method in source.methods:
         with process_restored(), stage(reporter, "compare", source.name, recipe.name, method.name) as describe:
             if loaded is None:  # inside the stage, so that a crash while loading a library is reported with the stage
-                loaded = load_program(services.packager, lowered, place_of(source.name, recipe))
+                try:
+                    loaded = load_program(services.packager, lowered, place_of(source.name, recipe))
+                except UncomparableError as error:
+                    missing = error
+                    describe(f"not compared: {error.found}")
+                    break
             plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
@@ -124,6 +161,8 @@ def verify_here(
         for note in asked:
             reporter.report(Event("compare", "note", source.name, method=method.name, detail=note))
         yield verified
+    if missing is not None:
+        raise missing
 
 
 def compared_text(cases: Sequence[str], real: RealInputs | None) -> str:
@@ -153,18 +192,15 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
 
 
 def load_program(packager: Packager, lowered: BuiltRecipe, place: str) -> tuple[Plan, Executor]:
-    """Load a program like an installed package; raise `VerificationError` for any exception of a run half."""
+    """Load a program like an installed package; raise `VerificationError` for any exception of a run half.
+
+    The error is an `UncomparableError` if this machine lacks the program's device.
+    """
     try:
         plan = packager.source(lowered.files.plan.path)
         return load_written(plan, constants_path(packager, lowered), packager.folder, packager.outside)
     except UnavailableError as error:
-        raise VerificationError(
-            "the lowered program cannot be compared with eager: the program does not run on this machine",
-            where=place,
-            found=f"{error.what}: {error.found}",
-            hint=f"{error.hint}, build on a machine that can run the program, or write `verify = false` in the recipe:"
-            " the wheel then has a program that has never run",
-        ) from error
+        raise UncomparableError(error, place) from error
     except BaseException as error:
         refuse_out_of_memory(error)
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)

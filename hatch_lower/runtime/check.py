@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
@@ -41,6 +41,7 @@ class CheckRow:
     largest_error: float | None = None
     tolerance: Tolerance | None = None  # the widest over all outputs
     outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point outputs, by path
+    not_compared: str = ""  # the reason why the build has not compared the recipe with eager
 
     @property
     def is_wrong(self) -> bool:
@@ -51,6 +52,14 @@ def check_packaged_model(
     folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
 ) -> Iterator[CheckRow]:
     """Run a model's check inputs through its methods, for each recipe or for `recipe`, and compare with eager."""
+    recipes = folder.manifest.models[model].recipes
+    for row in check_rows(folder, model, recipe, tolerance):
+        yield replace(row, not_compared=recipes[row.recipe].not_compared) if row.recipe else row
+
+
+def check_rows(
+    folder: PackagedFolder, model: str, recipe: str | None, tolerance: Tolerance | None
+) -> Iterator[CheckRow]:
     # Without torch, NumPy's arrays are used and recipes that need torch are skipped.
     # First every file is compared with its digest and with RECORD; after a difference, no method runs.
     entry = folder.manifest.models[model]

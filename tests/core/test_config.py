@@ -179,8 +179,9 @@ def test_another_path_of_the_table_is_named() -> None:
         ({"timeout": 0.5}, "`{}.timeout` must be an integer of at least 1, found the number 0.5"),
         ({"rtol": {"float16": 0.1}}, "`{}.rtol` must be a number of at least 0, found a table"),
         ({"atol": float("nan")}, "`{}.atol` must be a number of at least 0, found the number nan"),
-        ({"verify": "yes"}, '`{}.verify` must be true or false, found the string "yes"'),
-        ({"verify": {"enabled": True}}, "`{}.verify` must be true or false, found a table"),
+        ({"verify": "yes"}, '`{}.verify` must be one of true, false, "required", found the string "yes"'),
+        ({"verify": {"enabled": True}}, '`{}.verify` must be one of true, false, "required", found a table'),
+        ({"verify": 1}, '`{}.verify` must be one of true, false, "required", found the number 1'),
         ({"package": ""}, '`{}.package` must be a string that is not empty, found the string ""'),
         (
             {"editable": "eagre"},
@@ -518,6 +519,17 @@ def test_entry_point_with_extras_loses_them() -> None:
     assert (
         read(entry_points={"digits": "digits.model : Net.export [extra]"}).models[0].export == "digits.model:Net.export"
     )
+
+
+def test_a_recipe_that_must_be_compared_fails_without_its_device() -> None:
+    table = {"verify": "required", "recipes": {"lax": {"verify": True}, "unasked": {"verify": False}, "as-above": {}}}
+    found = {each.name: (each.verify, each.without_device) for each in read(table).recipes}
+    assert found == {
+        "default": (True, "fail"),
+        "lax": (True, "skip"),
+        "unasked": (False, "skip"),
+        "as-above": (True, "fail"),
+    }
 
 
 def test_recipes_default_may_hold_what_the_top_does_not() -> None:

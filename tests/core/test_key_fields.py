@@ -292,7 +292,9 @@ IN_KEY: dict[type, dict[str, str]] = {
         "dimensions": "names",
         "gradients": "eager",
     },
-    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "imports", "on_mismatch"), "recipes"),
+    Recipe: dict.fromkeys(
+        ("name", "backends", "verify", "rtol", "atol", "imports", "on_mismatch", "without_device"), "recipes"
+    ),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights", "verify_inputs": "samples"},
     Settings: {"recipes": "recipes", "check_bytes": "check"},

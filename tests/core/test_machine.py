@@ -4,7 +4,7 @@ import platform
 import sys
 from pathlib import Path
 
-from hatch_lower.driver.inputs.machine import cpu_capability, machine_facts
+from hatch_lower.driver.inputs.machine import cpu_capability, find_accelerators, machine_facts
 
 
 def test_the_facts_name_system_machine_libc_processor_and_interpreter() -> None:
@@ -36,3 +36,25 @@ def test_nothing_is_known_where_the_system_does_not_say(tmp_path: Path) -> None:
     assert cpu_capability(tmp_path / "missing") == ""
     (tmp_path / "cpuinfo").write_text("processor: 0\n")
     assert cpu_capability(tmp_path / "cpuinfo") == ""
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_accelerators_are_nodes_of_devices_with_their_kinds(tmp_path: Path) -> None:
+    write(tmp_path, "proc/driver/nvidia/version", "NVRM version: 580.65.06\n")
+    write(tmp_path, "dev/nvidiactl", "")
+    assert find_accelerators(tmp_path) == "", "a driver without a device"
+    write(tmp_path, "dev/nvidia0", "")
+    write(tmp_path, "dev/dri/renderD128", "")
+    write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: A100\nGPU UUID: GPU-1\n")
+    before = find_accelerators(tmp_path)
+    assert before.startswith("dri/renderD128 nvidia0 (")
+    write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: A100\nGPU UUID: GPU-2\n")
+    assert find_accelerators(tmp_path) == before, "another GPU of the same kind"
+    write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: H100\nGPU UUID: GPU-2\n")
+    assert find_accelerators(tmp_path) != before
+    write(tmp_path, "sys/class/drm/renderD128/device/vendor", "0x8086\n")
+    assert len({before, find_accelerators(tmp_path)}) == 2

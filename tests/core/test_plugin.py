@@ -74,6 +74,7 @@ class Lowering:
     damage: bool = False
     beside: bytes = b""
     """Weights for a file beside the wheel."""
+    not_compared: str = ""
     blobs: Store | None = None
     """Where the payload is, if not in the folder of the build."""
     calls: list[tuple[Settings, ProjectView]] = field(default_factory=list)
@@ -96,7 +97,7 @@ class Lowering:
         reporter.report(Event("export", "end", "digits", seconds=0.5))
         if self.error is not None:
             raise self.error
-        row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2)
+        row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2, not_compared=self.not_compared)
         return BuildResult(tuple(payload), (row,), {"default": self.requirements}, self.native, self.models(work))
 
     def models(self, work: Path) -> tuple[ModelResult, ...]:
@@ -1033,3 +1034,22 @@ def test_our_errors_are_all_rendered_at_the_door(make_project: MakeProject, lowe
     lowering.error = ConfigError("Any of ours")
     with pytest.raises(SystemExit):
         build_wheel(make_project())
+
+
+@pytest.mark.parametrize(("quiet", "shown"), [("0", True), ("1", True), ("2", False)])
+def test_a_recipe_that_is_not_compared_is_a_warning_unless_warnings_are_off(
+    make_project: MakeProject,
+    lowering: Lowering,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: str,
+    shown: bool,
+) -> None:
+    monkeypatch.setenv("HATCH_QUIET", quiet)
+    lowering.not_compared = "no `GPU` here"
+    build_wheel(make_project())
+    line = (
+        "hatch-lower: not compared with eager: digits/default: no `GPU` here;"
+        " compare with `hatch-lower check` on a machine with the device\n"
+    )
+    assert (line in capsys.readouterr().err) == shown

@@ -252,6 +252,17 @@ def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
     assert components["requirement:torch==2.13.*"]["purl"] == "pkg:pypi/torch"
 
 
+def test_the_document_names_a_recipe_that_is_not_compared(make: Make) -> None:
+    subject = make(backends=(NATIVE,))
+    (model,) = subject.result.models
+    recipes = model.entry["recipes"]
+    entry = {**model.entry, "recipes": {**recipes, "default": {**recipes["default"], "not_compared": "no `GPU` here"}}}
+    changed = replace(subject, result=replace(subject.result, models=(replace(model, entry=entry),)))
+    told = facts(by_ref(checked(changed))["model:digits"])
+    assert told["recipe:default:not-compared"] == "no `GPU` here"
+    assert "recipe:portable:not-compared" not in told
+
+
 def test_weights_outside_have_a_place_and_a_digest(make: Make) -> None:
     document = checked(make("digits", "letters", outside=OUTSIDE))
     hub, beside = (f"weights:{source.sha256}:{source.url}" for source in OUTSIDE.sources)

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, UnavailableError, VerificationError
+from hatch_lower.errors import BackendError, CacheError, ProgramError, SampleError, VerificationError
 from hatch_lower.exir.backend.partitioner import PartitionResult
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.record import ModelReport, VerifiedMethod
@@ -393,21 +393,6 @@ def test_what_cannot_be_loaded_does_not_verify(
     with pytest.raises(VerificationError, match="the lowered program cannot be loaded") as caught:
         shop.build(plain, ONE)
     assert caught.value.found == found
-
-
-def test_a_recipe_whose_device_is_missing_is_not_verified(
-    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise UnavailableError("no `GPU` here", found="CPU only", hint="install a driver")
-
-    monkeypatch.setattr(verify, "load_written", fail)
-    with pytest.raises(VerificationError, match="the program does not run on this machine") as caught:
-        shop.build(plain, ONE)
-    assert caught.value.found == "no `GPU` here: CPU only"
-    assert caught.value.hint.startswith(
-        "install a driver, build on a machine that can run the program, or write `verify = false` in the recipe"
-    )
 
 
 def test_memory_that_runs_out_while_a_program_is_loaded_is_no_fault_of_the_program(

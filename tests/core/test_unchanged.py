@@ -19,6 +19,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice, BenchTable, CacheSettings
 from hatch_lower.driver.context import ProjectView
 from hatch_lower.driver.environment import FIXED
+from hatch_lower.driver.inputs import present
 from hatch_lower.driver.inputs.record import RecordedInputs, mark_of, secret, shareable
 from hatch_lower.driver.lookup import ResultLookup, remember, roots_of
 from hatch_lower.driver.sources import KnownSource, keep_source
@@ -57,6 +58,7 @@ class Project:
         given |= {
             "absent": (),
             "unknown": (),
+            "accelerators": None,
             "files": {"project/weights.bin": sha256_bytes(self.weights.read_bytes())},
         }
         return RecordedInputs(**{**given, **others})
@@ -119,6 +121,22 @@ def test_a_changed_input_is_named(project: Project) -> None:
     known = project.unchanged().look_up(KEY)
     assert (known.result, known.report) == (None, None)
     assert [change.text() for change in known.changes] == ["input weights.bin"]
+
+
+def test_a_result_without_a_comparison_holds_while_the_machine_has_the_same_accelerators(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.remember(b"compared")
+    project.remember(b"not compared", accelerators="")
+    assert plan_of(project) == b"not compared"
+    monkeypatch.setattr(present, "find_accelerators", lambda: "nvidia0 (0a1b2c3d)")
+    assert plan_of(project) == b"compared"
+    project.weights.write_bytes(b"two")
+    project.remember(b"not compared", accelerators="")
+    project.weights.write_bytes(b"three")
+    project.remember(b"not compared", accelerators="")
+    (change,) = project.unchanged().look_up(KEY).changes
+    assert change.text() == "accelerators of the machine: none → nvidia0 (0a1b2c3d)"
 
 
 def test_the_nearest_of_the_earlier_results_is_compared_with(project: Project) -> None:

@@ -18,6 +18,8 @@
         recipe.target ? `${recipe.target.system} ${recipe.target.machine}, ${recipe.target.isa}` : "any machine",
         sizeText(recipe.size), recipe.requirements.join(", "),
       ])));
+      const uncompared = recipes.filter(([, recipe]) => recipe.not_compared);
+      if (uncompared.length) parts.push(table("recipes that the build did not compare with the eager module", ["recipe", "why"], uncompared.map(([name, recipe]) => [name, recipe.not_compared])));
       parts.push(table("how much was delegated", ["recipe", "method", "operations #", "delegated #", "share #", "partitions #"], recipes.flatMap(([name, recipe]) => Object.entries(recipe.methods).map(([method, entry]) => [
         name, method, entry.nodes, entry.delegated, percent(entry.delegated, entry.nodes), entry.partitions,
       ]))));
@@ -51,7 +53,7 @@
         element("code", {}, tensor.name), tensor.dtype, tensor.shape.join(" × ") || "a number",
       ])));
     }
-    find("errors").append(element("p", {}, "The build compared each method with the eager module, unless its recipe has verify = false. The errors that it measured depend on the machine, so no wheel holds these: “hatch-lower explain --json” prints the errors in the project."));
+    find("errors").append(element("p", {}, "The build compared each method with the eager module, except in the recipes that the summary names. The errors that it measured depend on the machine, so no wheel holds these: “hatch-lower explain --json” prints the errors in the project."));
     if (data.checks === null) {
       find("errors").append(element("p", {}, "The programs were not run when this page was made. With --check their outputs for the packaged inputs are compared with those of the eager module."));
       return;

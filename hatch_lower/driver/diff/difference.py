@@ -57,6 +57,10 @@ FIELDS = (
         re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)|.*/components/\d+/version"),
         "other versions of tools; build with the same versions",
     ),
+    (
+        re.compile(r".*/not_compared"),
+        "a build machine lacks the device of the recipe, or `verify` differs; the programs are not affected",
+    ),
     (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
     (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
     (

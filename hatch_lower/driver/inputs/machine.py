@@ -59,6 +59,33 @@ def cpu_capability(path: Path = CPU_INFORMATION) -> str:
     return ""
 
 
+# Nodes in `/dev` of GPUs and other accelerators: NVIDIA's driver, AMD's, Microsoft's for WSL, the kernel's own kinds
+ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "dri/renderD*", "accel/*", "davinci[0-9]*")
+
+
+# Files with the kinds of the accelerators and their drivers
+ACCELERATOR_FILES = (
+    "proc/driver/nvidia/version",
+    "proc/driver/nvidia/gpus/*/information",
+    "sys/class/drm/renderD*/device/vendor",
+    "sys/class/drm/renderD*/device/device",
+)
+OWN_ROWS = ("GPU UUID", "Bus Location", "Device Minor", "IRQ")  # rows about a single GPU, not about its kind
+
+
+def find_accelerators(root: Path = Path("/")) -> str:
+    """Return the sorted nodes of the machine's accelerators, and a digest of their kinds: `nvidia0 (0a1b2c3d)`."""
+    nodes = sorted(str(node.relative_to(root / "dev")) for name in ACCELERATORS for node in root.glob(f"dev/{name}"))
+    if not nodes:
+        return ""
+    rows = []
+    for path in sorted(path for pattern in ACCELERATOR_FILES for path in root.glob(pattern)):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            rows += [line for line in lines if not line.startswith(OWN_ROWS)]
+    return f"{' '.join(nodes)} ({digest_of(rows)[:8]})"
+
+
 def first_processor(path: Path) -> bytes:
     # the kernel produces a block at each read, and there may be hundreds
     block = b""

@@ -17,7 +17,12 @@ from typing import Concatenate, ParamSpec
 
 from hatch_lower.cache.stats import FileState, StatCache
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.driver.inputs.machine import Distribution, find_distributions, mark_of_distribution
+from hatch_lower.driver.inputs.machine import (
+    Distribution,
+    find_accelerators,
+    find_distributions,
+    mark_of_distribution,
+)
 from hatch_lower.driver.inputs.record import ABSENT, RecordedInputs, mark_of, new_variables
 from hatch_lower.driver.inputs.roots import (
     Listing,
@@ -127,6 +132,10 @@ class Present:
         installed = mark_of_distribution(self.distributions.get(name), self.stats)
         return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
 
+    @remembered
+    def accelerators(self) -> str:
+        return find_accelerators()
+
     def variable(self, name: str) -> str:
         return mark_of(self.secret, name, self.environment.get(name))
 
@@ -219,6 +228,8 @@ def changes(inputs: RecordedInputs, present: Present) -> Iterator[InputChange]:
     yield from compare_inputs("listing", inputs.listings, present.listing)
     yield from compare_inputs("importable", inputs.importable, present.importable)
     yield from compare_inputs("tool", inputs.tools, present.tool)
+    if inputs.accelerators is not None and inputs.accelerators != present.accelerators():
+        yield InputChange("accelerators", "", inputs.accelerators, present.accelerators())
     yield from (InputChange("hidden", name, "", name) for name in inputs.deciding if name in present.hidden)
     yield from compare_inputs("variable", present.asked_variables(inputs.environment), present.variable)
 
@@ -320,6 +331,7 @@ def say_named(change: InputChange, noun: str, came: str, went: str) -> str:
 
 
 TEXTS: Mapping[str, Callable[[InputChange], str]] = {
+    "accelerators": lambda change: f"accelerators of the machine: {change.before or 'none'} → {change.after or 'none'}",
     "absent": say_absent,
     "distribution": say_distribution,
     "file": say_file,

@@ -159,6 +159,8 @@ class RecordedInputs(Frozen):
     # variables read by the project's code, or by libraries that may read more than their own settings; the values are
     # empty
     deciding: dict[str, str] = field(default_factory=dict)
+    # the names of the machine's accelerators, where a recipe is not compared for want of a device; else `None`
+    accelerators: str | None = None
 
 
 def shareable(

@@ -144,6 +144,8 @@ def model_component(
         if target := recipe["target"]:
             parts = [target["system"], target["machine"], target["isa"], *target.get("arch", ())]
             facts[f"recipe:{name}:target"] = [" ".join(parts)]
+        if reason := recipe.get("not_compared"):
+            facts[f"recipe:{name}:not-compared"] = [reason]
         for method, counts in recipe["methods"].items():
             facts[f"recipe:{name}:method:{method}"] = [f"{counts['delegated']} of {counts['nodes']} nodes delegated"]
     roles = roles_of(entry)

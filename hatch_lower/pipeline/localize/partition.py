@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.cache.store import Store
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import LowerError, UnavailableError
 from hatch_lower.exir.backend.backend_api import Cut, lower_methods
 from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner
@@ -220,10 +220,10 @@ def fixed_steps(steps: Sequence[Step]) -> frozenset[int]:
 
 
 def refuse_no_refusal(error: BaseException) -> None:
-    """Raise an exception again if the exception is no refusal of a program: a signal, exhausted memory."""
+    """Raise an exception again if the exception is no refusal of a program: a signal, exhausted memory, no device."""
     # a signal ends the process with a code above 128; a delegate may raise any other `SystemExit`
     is_signal = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
-    if is_out_of_memory(error) or is_signal or isinstance(error, KeyboardInterrupt):
+    if is_out_of_memory(error) or is_signal or isinstance(error, (KeyboardInterrupt, UnavailableError)):
         raise error
 
 
