@@ -29,7 +29,7 @@ def refuse_unmet_early(settings: Settings) -> None:
 def refuse_missing_tools(settings: Settings) -> None:
     """Raise `BackendError` where the compiler or a library of a recipe's backend is missing here."""
     for name in dict.fromkeys(choice.name for recipe in settings.recipes for choice in recipe.backends):
-        if name == "aoti":
+        if name in ("aoti", "cuda"):
             find_program()
         missing = [module for module in LIBRARIES.get(name, ()) if find_spec(module) is None]
         if missing:
@@ -69,6 +69,7 @@ def of_onnxruntime(options: Mapping[str, object]) -> Sequence[str]:
 
 OWN: Mapping[str, Callable[[Mapping[str, object]], Sequence[str]]] = {
     "aoti": of_aoti,
+    "cuda": of_aoti,
     "executorch": lambda options: [executorch.REQUIREMENT, TORCH],
     "onnxruntime": of_onnxruntime,
     "openvino": lambda options: [openvino.REQUIREMENT, NUMPY],
@@ -76,6 +77,7 @@ OWN: Mapping[str, Callable[[Mapping[str, object]], Sequence[str]]] = {
 }
 # modules that a backend imports in the build
 LIBRARIES: Mapping[str, Sequence[str]] = {
+    "cuda": ["triton"],
     "executorch": ["executorch"],
     "onnxruntime": ["onnx", "onnxscript", "onnxruntime"],
     "openvino": ["openvino"],

@@ -118,7 +118,9 @@ def compile_partitions(programs: Sequence[ExportedProgram], options: CudaOptions
         # inductor lowers a program while the compiler works on earlier ones
         lowered = generate_all(programs, options)
         waiting = [(copied, generated, pool.add(generated)) for copied, generated in lowered]
-        return [make_result(copied, generated, wait(), options, compiler) for copied, generated, wait in waiting]
+        return [
+            make_result(copied, generated, wait(), target_of(options, compiler)) for copied, generated, wait in waiting
+        ]
 
 
 @contextmanager
@@ -143,12 +145,21 @@ def generate_all(programs: Sequence[ExportedProgram], options: CudaOptions) -> I
         kernels: list[TritonKernel] = []
         with gpu_stand_ins(options.gpu, options.capabilities, kernels):
             generated = generate(copied)
-        refuse_large(kernels, options)
+        refuse_unlike(kernels, options)
         refuse_merged(copied, generated)
         yield copied, with_images(generated, kernels)
 
 
-def refuse_large(kernels: Sequence[TritonKernel], options: CudaOptions) -> None:
+def refuse_unlike(kernels: Sequence[TritonKernel], options: CudaOptions) -> None:
+    """Raise a `BackendError` if a kernel is for another architecture, or needs more memory, than the recipe's GPUs."""
+    for kernel in kernels:
+        if (found := tuple(kernel.targets.values())) != options.targets:
+            raise BackendError(
+                "Triton compiled a kernel for other architectures than the recipe's",
+                where=kernel.name,
+                found=f"{', '.join(found)} instead of {', '.join(options.targets)}",
+                hint="install a version of triton that docs/versions.md names",
+            )
     least = min(options.arch, key=lambda name: GPUS[name].shared)
     for kernel in kernels:
         if kernel.shared > GPUS[least].shared:
@@ -171,26 +182,25 @@ def refuse_merged(copied: CudaCopy, generated: GeneratedCode) -> None:
         )
 
 
-def make_result(
-    copied: CudaCopy,
-    generated: GeneratedCode,
-    library: bytes,
-    options: CudaOptions,
-    compiler: CudaCompiler,
-) -> PreprocessResult:
+def target_of(options: CudaOptions, compiler: CudaCompiler) -> Target:
+    oldest = options.targets[0]
+    return Target(
+        platform.system(),
+        platform.machine(),
+        compiler.isa.name,
+        arch=options.targets,
+        ptx="" if oldest.endswith("a") else oldest.replace("sm_", "compute_"),
+        cuda=compiler.headers.major,
+    )
+
+
+def make_result(copied: CudaCopy, generated: GeneratedCode, library: bytes, target: Target) -> PreprocessResult:
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(copied, generated),
         suffix="so",
         requirements=(torch_requirement(torch.__version__, of_torch(read_symbols(library))),),
-        target=Target(
-            platform.system(),
-            platform.machine(),
-            compiler.isa.name,
-            arch=options.arch,
-            ptx=options.arch[0].replace("sm_", "compute_"),
-            cuda=compiler.headers.major,
-        ),
+        target=target,
         info={
             "constants": copied.constants,
             "bound": [place for place in range(copied.constants) if f"c{place}" in generated.bound],

@@ -18,7 +18,6 @@ from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel
 HEAD = struct.Struct("<4xI")  # number of images
 ENTRY = struct.Struct("<HHIQ")  # major, minor, kind, offset from the table's start
 SAME_MAJOR, EXACT, PTX = range(3)
-TARGET = re.compile(r"^\.target sm_\d+(a?)", re.MULTILINE)
 LOAD = "cuModuleLoadData(&mod, start)"
 START = re.compile(r"\b__(\w+)_start\b")
 
@@ -72,12 +71,10 @@ class Image:
 
 def images_of(kernel: TritonKernel) -> list[Image]:
     """Return machine code for each architecture, and the PTX of the oldest, which later GPUs compile."""
-    images = []
-    for capability, cubin in sorted(kernel.cubins.items()):
-        found = TARGET.search(kernel.ptx[capability])
-        if found is None:
-            raise BackendError("a kernel's PTX names no target", where=kernel.name, hint="install the tried Triton")
-        images.append(Image(*divmod(capability, 10), EXACT if found[1] else SAME_MAJOR, cubin))
+    images = [
+        Image(*divmod(capability, 10), EXACT if kernel.targets[capability].endswith("a") else SAME_MAJOR, cubin)
+        for capability, cubin in sorted(kernel.cubins.items())
+    ]
     oldest = min(kernel.ptx)
     if images[0].kind == SAME_MAJOR:  # PTX of an exact architecture runs nowhere else
         images.append(Image(*divmod(oldest, 10), PTX, kernel.ptx[oldest].encode() + b"\0"))
@@ -108,4 +105,4 @@ def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> Ge
         )
     binaries: Mapping[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
     wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
-    return replace(generated, wrapper=CHOICE + wrapper if used else wrapper, binaries=binaries)
+    return replace(generated, wrapper=CHOICE + wrapper if loads else wrapper, binaries=binaries)

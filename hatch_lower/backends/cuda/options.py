@@ -30,6 +30,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     }
 )
 DEFAULT = ("sm_80", "sm_90")
+EXACT_FROM = 90
 # the instruction set of the code that calls the kernels, by `platform.machine()`
 HOSTS: Mapping[str, str] = MappingProxyType({"x86_64": "x86-64", "aarch64": "armv8-a"})
 
@@ -45,6 +46,11 @@ class CudaOptions:
     def gpu(self) -> Gpu:
         """The GPU whose facts shape the code for all architectures: the oldest."""
         return GPUS[self.arch[0]]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The architectures as PTX names them: from sm_90 on, Triton's code runs on its own architecture only."""
+        return tuple(f"{name}a" if GPUS[name].capability >= EXACT_FROM else name for name in self.arch)
 
     @property
     def capabilities(self) -> tuple[int, ...]:

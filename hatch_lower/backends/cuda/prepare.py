@@ -29,7 +29,8 @@ class CudaCopy(AotiCopy):
             named = {name: self._copied(value) for name, value in named_arguments(node).items()}
             return write_attention(call, node, kernel, named)
         if is_product_of_integers(node):
-            return write_product(call, *(self._copied(value) for value in node.args), node.meta["val"].dtype)
+            left, right = (self._copied(value) for value in node.args)
+            return write_product(call, left, right, node.meta["val"].dtype)
         return on_the_gpu(super().write_operation(node, index))
 
     def _copied(self, value: Any) -> Any:

@@ -4,10 +4,11 @@ compiled without being loaded. A GPU of the build machine is never asked.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class TritonKernel:
     cubins: dict[int, bytes]  # by compute capability
     ptx: dict[int, str]
     shared: int  # bytes of shared memory
-    registers: dict[int, int] = field(default_factory=dict)
+    targets: dict[int, str]  # the architecture that the PTX names: `sm_90a`
 
 
 @contextmanager
@@ -211,7 +212,13 @@ def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[i
         {capability: binary.asm["cubin"] for capability, binary in binaries.items()},
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
+        {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
     )
+
+
+def target_of(ptx: str) -> str:
+    found = re.search(r"^\.target (sm_\d+a?)\b", ptx, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def compiled_for(kernel: Any, config: Any, capability: int) -> Any:
