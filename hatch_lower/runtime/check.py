@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
+from hatch_lower.format.arguments import Input, LiteralInput, Special
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
+from hatch_lower.runtime.devices import place_recipe
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.leaves import as_dtype, input_leaves, stored_arrays
 from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
-from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.loaded import LoadedModel, arrays_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, has_inexact_dtype, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
@@ -41,6 +43,7 @@ class CheckRow:
     largest_error: float | None = None
     tolerance: Tolerance | None = None  # the widest over all outputs
     outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point outputs, by path
+    device: str = ""  # on which the method ran: `cpu`, `cuda:0`
 
     @property
     def is_wrong(self) -> bool:
@@ -48,9 +51,14 @@ class CheckRow:
 
 
 def check_packaged_model(
-    folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
+    folder: PackagedFolder,
+    model: str,
+    recipe: str | None = None,
+    tolerance: Tolerance | None = None,
+    device: str | None = None,
 ) -> Iterator[CheckRow]:
     """Run a model's check inputs through its methods, for each recipe or for `recipe`, and compare with eager."""
+    # `device`: as for `load`; recipes for another device are skipped
     # Without torch, NumPy's arrays are used and recipes that need torch are skipped.
     # First every file is compared with its digest and with RECORD; after a difference, no method runs.
     entry = folder.manifest.models[model]
@@ -73,12 +81,16 @@ def check_packaged_model(
             wrong = "" if reason is None else contradiction(folder, files)
             if reason is None:
                 plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-                reason = numpy_reason(plan, files.imports, kinds) if arrays.name == "numpy" else None
+                placement = place_recipe(files, device, arrays, kinds)
+                reason = placement if isinstance(placement, str) else None
+                if reason is None and arrays.name == "numpy":
+                    reason = numpy_reason(plan, files.imports, kinds)
             if reason is not None:
                 status = "fails" if wrong or recipe is not None else "skipped"
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
-            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # digests are compared above
+            # digests are compared above
+            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays, device=device)
         except UnavailableError as error:
             yield CheckRow(
                 model, name, "", "skipped" if recipe is None else "fails", f"it cannot run here: {error.found}"
@@ -89,9 +101,9 @@ def check_packaged_model(
             continue
         for method in plan.methods:
             used = tolerance or Tolerance()
-            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays)
-            facts = () if comparison is None else (comparison.largest_error, comparison.widest(), comparison.metrics())
-            yield CheckRow(model, name, method, status, detail, *facts)
+            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays_of(loaded))
+            row = CheckRow(model, name, method, status, detail, device=loaded.device)
+            yield row if comparison is None else replace(row, **comparison.facts())
 
 
 def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
@@ -124,6 +136,7 @@ def check_loaded_method(
     arrays: Arrays,
 ) -> tuple[str, str, MethodComparison | None]:
     """Compare the outputs of a method; return status and detail of its `CheckRow`, and the comparison."""
+    # `arrays` are the program's, `tensors` are on the CPU
     # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
@@ -138,7 +151,8 @@ def check_loaded_method(
         try:
             args, kwargs = make_call_arguments(method, leaves, arrays)
             loaded.reset()
-            given = outputs(loaded.methods[name](*args, **kwargs))
+            results = outputs(loaded.methods[name](*args, **kwargs))
+            given = [arrays.on_host(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in results]
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
             text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
             return "fails", text, None
@@ -154,11 +168,17 @@ def check_loaded_method(
 def make_call_arguments(
     method: MethodPlan, leaves: list[object], arrays: Arrays
 ) -> tuple[list[object], dict[str, object]]:
-    # a method may change its arguments: each call gets its own copies
-    copies = iter([arrays.copy(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in leaves])
+    # a method may change its arguments: each call gets its own copies, on the program's device
+    copies = iter([copied_leaf(entry, leaf, arrays) for entry, leaf in zip(method.inputs, leaves, strict=True)])
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
     return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
+
+
+def copied_leaf(entry: Input, leaf: object, arrays: Arrays) -> object:
+    if isinstance(entry, LiteralInput) and isinstance(entry.value, Special):
+        return arrays.special(entry.value)
+    return arrays.fresh(leaf) if isinstance(leaf, arrays.kind) else leaf
 
 
 def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
@@ -189,8 +209,10 @@ class MethodComparison:
         self._arrays = arrays
         self._measured: dict[str, Measured] = {}
 
-    def metrics(self) -> dict[str, OutputMetrics]:
-        return {path: measured.metrics() for path, measured in self._measured.items()}
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of a row for the comparison."""
+        metrics = {path: measured.metrics() for path, measured in self._measured.items()}
+        return {"largest_error": self.largest_error, "tolerance": self.widest(), "outputs": metrics}
 
     def widest(self) -> Tolerance | None:
         return max(self._tolerances, key=lambda each: (each.rtol, each.atol, each.quantized), default=None)

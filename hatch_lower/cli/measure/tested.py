@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
@@ -85,10 +85,15 @@ class Loaded(Frozen):
     opened: Opened
     model: LoadedModel
 
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return a method, which on a GPU waits for its results, so that a clock around the call measures the work."""
+        function, device = self.model.methods[name], self.model.device
+        return function if device == "cpu" else functools.partial(call_and_wait, function, device)
+
     def inputs(self, case: MethodCase) -> ExampleInputs:
         from hatch_lower.cli.measure.opened import input_values
         from hatch_lower.runtime.check import make_call_arguments
-        from hatch_lower.runtime.torch_arrays import ARRAYS
+        from hatch_lower.runtime.loaded import arrays_of
 
         name = case.subject.method
         method = self.opened.methods[name]
@@ -96,10 +101,18 @@ class Loaded(Frozen):
 
         def renew() -> tuple[tuple[object, ...], dict[str, object]]:
             self.model.reset()
-            args, kwargs = make_call_arguments(method, leaves, ARRAYS)
+            args, kwargs = make_call_arguments(method, leaves, arrays_of(self.model))
             return tuple(args), kwargs
 
         return ExampleInputs(*renew(), self.opened.changes(name), renew)
+
+
+def call_and_wait(function: Callable[..., Any], device: str, *args: object, **kwargs: object) -> Any:
+    from hatch_lower.runtime.torch_private.cuda import synchronize
+
+    results = function(*args, **kwargs)
+    synchronize(device)
+    return results
 
 
 class ModelsUnderTest:
