@@ -39,6 +39,7 @@ from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import find_project, open_project
 from hatch_lower.runtime.files import open_folder
+from hatch_lower.runtime.loaded import arrays_of
 
 if TYPE_CHECKING:
     from hatch_lower.cli.measure.opened import Opened
@@ -87,13 +88,12 @@ class Loaded(Frozen):
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return a method, which on a GPU waits for its results, so that a clock around the call measures the work."""
-        function, device = self.model.methods[name], self.model.device
-        return function if device == "cpu" else functools.partial(call_and_wait, function, device)
+        function, wait = self.model.methods[name], arrays_of(self.model).clock()
+        return function if self.model.device == "cpu" else functools.partial(call_and_wait, function, wait)
 
     def inputs(self, case: MethodCase) -> ExampleInputs:
         from hatch_lower.cli.measure.opened import input_values
         from hatch_lower.runtime.check import make_call_arguments
-        from hatch_lower.runtime.loaded import arrays_of
 
         name = case.subject.method
         method = self.opened.methods[name]
@@ -107,11 +107,9 @@ class Loaded(Frozen):
         return ExampleInputs(*renew(), self.opened.changes(name), renew)
 
 
-def call_and_wait(function: Callable[..., Any], device: str, *args: object, **kwargs: object) -> Any:
-    from hatch_lower.runtime.torch_private.cuda import synchronize
-
+def call_and_wait(function: Callable[..., Any], wait: Callable[[], int], *args: object, **kwargs: object) -> Any:
     results = function(*args, **kwargs)
-    synchronize(device)
+    wait()
     return results
 
 

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.check import make_call_arguments
 from hatch_lower.runtime.eager import EagerModel, make_eager
 from hatch_lower.runtime.loaded import LoadedModel, arrays_of
-from hatch_lower.runtime.torch_private.cuda import synchronize
 
 BLOCK = 0.001  # seconds of calls of a side before the other sides have their turn
 FEWEST_ROUNDS = 5
@@ -123,7 +121,7 @@ def measure_load(request: Request) -> Mapping[str, object]:
     before = proportional_memory()
     begin = time.perf_counter()
     loaded = load_opened(opened, request)
-    synchronize(loaded.device)
+    arrays_of(loaded).clock()()  # waits for copies to a GPU
     seconds = time.perf_counter() - begin
     first = {}
     for name, leaves in values.items():
@@ -175,7 +173,7 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
     """
     function, arrays = owner.methods[name], program_arrays(owner)
     args, kwargs = make_call_arguments(method, leaves, arrays)
-    wait = partial(synchronize, arrays.computes_on)  # work on a GPU goes on after a call has returned
+    wait = arrays.clock()  # work on a GPU goes on after a call has returned
 
     def once_each(count: int) -> float:
         total = 0.0
