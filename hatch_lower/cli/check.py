@@ -43,6 +43,7 @@ NOTHING_COMPARED = 3  # exit status
 @click.option("--recipe", help="The recipe to check. Default: all recipes that can run here.")
 @click.option("--rtol", default="1e-4", callback=read_number, help="Relative tolerance, 1e-4 by default.")
 @click.option("--atol", default="1e-5", callback=read_number, help="Absolute tolerance, 1e-5 by default.")
+@click.option("--device", help="`cpu`, `cuda` or `cuda:1`. Default: each recipe on its own device.")
 @json_option
 @click.pass_context
 def check(
@@ -52,6 +53,7 @@ def check(
     recipe: str | None,
     rtol: float,
     atol: float,
+    device: str | None,
     as_json: bool,
 ) -> None:
     """Compare a model's outputs here with the eager model's.
@@ -61,9 +63,10 @@ def check(
     """
     with loadable_places(target_of(name)) as places:
         chosen = choose(places, name, model, recipe)
+        from hatch_lower.runtime.devices import read_device
         from hatch_lower.runtime.numbers import Tolerance
 
-        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name)
+        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name, read_device(device))
     show_report([check_row_json(row) for row in rows], as_json, lambda _: row_lines(rows))
     compared = any(row.status == "ok" for row in rows)
     context.exit(1 if any(row.is_wrong for row in rows) else 0 if compared else NOTHING_COMPARED)
@@ -89,14 +92,18 @@ def choose(
 
 
 def check_all(
-    chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance, name: str
+    chosen: list[tuple[str, PackagedFolder, str]],
+    recipe: str | None,
+    tolerance: Tolerance,
+    name: str,
+    device: str | None = None,
 ) -> list[CheckRow]:
     from hatch_lower.runtime.check import check_packaged_model
 
     return [
         replace(row, detail=said_of(row.detail, folder.path, place, name))
         for place, folder, model in chosen
-        for row in check_packaged_model(folder, model, recipe, tolerance)
+        for row in check_packaged_model(folder, model, recipe, tolerance, device)
     ]
 
 
@@ -128,11 +135,12 @@ def not_compared_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
 
 
 def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
-    table = [("model", "recipe", "method", "result", "largest difference", "why skipped")]
+    table = [("model", "recipe", "method", "device", "result", "largest difference", "why skipped")]
     for row in rows:
         largest = "" if row.largest_error is None else f"{row.largest_error:.3g}"
         skipped = row.detail if row.status == "skipped" else ""
-        table.append((row.model, row.recipe, row.method, row.status, largest, skipped))
+        place = row.device if row.device != "cpu" else ""  # a table for the CPU alone has no column of devices
+        table.append((row.model, row.recipe, row.method, place, row.status, largest, skipped))
     yield from table_lines(table)
     for row in rows:
         if row.is_wrong:

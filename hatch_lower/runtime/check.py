@@ -7,17 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hatch_lower.errors import LowerError, UnavailableError
+from hatch_lower.format.arguments import Input, LiteralInput, Special
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.record import OutputMetrics
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.runtime.arrays import Array, Arrays, find_arrays
 from hatch_lower.runtime.containers import choose_builder, take_apart
+from hatch_lower.runtime.devices import place_recipe
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.leaves import as_dtype, input_leaves, stored_arrays
 from hatch_lower.runtime.load import changed_sources, load_model, open_constants, outside_faults, stale_text
-from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.loaded import LoadedModel, arrays_of
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import MARKS, Measured, Tolerance, has_inexact_dtype, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, numpy_reason, refusal_reason
@@ -42,6 +44,7 @@ class CheckRow:
     tolerance: Tolerance | None = None  # the widest over all outputs
     outputs: Mapping[str, OutputMetrics] = field(default_factory=dict)  # of floating-point outputs, by path
     not_compared: str = ""  # the reason why the build has not compared the recipe with eager
+    device: str = ""  # on which the method ran: `cpu`, `cuda:0`
 
     @property
     def is_wrong(self) -> bool:
@@ -49,16 +52,21 @@ class CheckRow:
 
 
 def check_packaged_model(
-    folder: PackagedFolder, model: str, recipe: str | None = None, tolerance: Tolerance | None = None
+    folder: PackagedFolder,
+    model: str,
+    recipe: str | None = None,
+    tolerance: Tolerance | None = None,
+    device: str | None = None,
 ) -> Iterator[CheckRow]:
     """Run a model's check inputs through its methods, for each recipe or for `recipe`, and compare with eager."""
+    # `device`: as for `load`; recipes for another device are skipped
     recipes = folder.manifest.models[model].recipes
-    for row in check_rows(folder, model, recipe, tolerance):
+    for row in check_rows(folder, model, recipe, tolerance, device):
         yield replace(row, not_compared=recipes[row.recipe].not_compared) if row.recipe else row
 
 
 def check_rows(
-    folder: PackagedFolder, model: str, recipe: str | None, tolerance: Tolerance | None
+    folder: PackagedFolder, model: str, recipe: str | None, tolerance: Tolerance | None, device: str | None
 ) -> Iterator[CheckRow]:
     # Without torch, NumPy's arrays are used and recipes that need torch are skipped.
     # First every file is compared with its digest and with RECORD; after a difference, no method runs.
@@ -82,12 +90,16 @@ def check_rows(
             wrong = "" if reason is None else contradiction(folder, files)
             if reason is None:
                 plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-                reason = numpy_reason(plan, files.imports, kinds) if arrays.name == "numpy" else None
+                placement = place_recipe(files, device, arrays, kinds)
+                reason = placement if isinstance(placement, str) else None
+                if reason is None and arrays.name == "numpy":
+                    reason = numpy_reason(plan, files.imports, kinds)
             if reason is not None:
                 status = "fails" if wrong or recipe is not None else "skipped"
                 yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
-            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays)  # digests are compared above
+            # digests are compared above
+            loaded = load_model(folder, model, name, kinds, verify=False, arrays=arrays, device=device)
         except UnavailableError as error:
             yield CheckRow(
                 model, name, "", "skipped" if recipe is None else "fails", f"it cannot run here: {error.found}"
@@ -98,9 +110,9 @@ def check_rows(
             continue
         for method in plan.methods:
             used = tolerance or Tolerance()
-            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays)
-            facts = () if comparison is None else (comparison.largest_error, comparison.widest(), comparison.metrics())
-            yield CheckRow(model, name, method, status, detail, *facts)
+            status, detail, comparison = check_loaded_method(loaded, plan, method, tensors, used, arrays_of(loaded))
+            row = CheckRow(model, name, method, status, detail, device=loaded.device)
+            yield row if comparison is None else replace(row, **comparison.facts())
 
 
 def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
@@ -133,6 +145,7 @@ def check_loaded_method(
     arrays: Arrays,
 ) -> tuple[str, str, MethodComparison | None]:
     """Compare the outputs of a method; return status and detail of its `CheckRow`, and the comparison."""
+    # `arrays` are the program's, `tensors` are on the CPU
     # called twice, each time with the packaged state: side effects of the first call show in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
@@ -147,7 +160,8 @@ def check_loaded_method(
         try:
             args, kwargs = make_call_arguments(method, leaves, arrays)
             loaded.reset()
-            given = outputs(loaded.methods[name](*args, **kwargs))
+            results = outputs(loaded.methods[name](*args, **kwargs))
+            given = [arrays.on_host(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in results]
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
             text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
             return "fails", text, None
@@ -163,11 +177,17 @@ def check_loaded_method(
 def make_call_arguments(
     method: MethodPlan, leaves: list[object], arrays: Arrays
 ) -> tuple[list[object], dict[str, object]]:
-    # a method may change its arguments: each call gets its own copies
-    copies = iter([arrays.copy(leaf) if isinstance(leaf, arrays.kind) else leaf for leaf in leaves])
+    # a method may change its arguments: each call gets its own copies, on the program's device
+    copies = iter([copied_leaf(entry, leaf, arrays) for entry, leaf in zip(method.inputs, leaves, strict=True)])
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
     return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
+
+
+def copied_leaf(entry: Input, leaf: object, arrays: Arrays) -> object:
+    if isinstance(entry, LiteralInput) and isinstance(entry.value, Special):
+        return arrays.special(entry.value)
+    return arrays.fresh(leaf) if isinstance(leaf, arrays.kind) else leaf
 
 
 def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
@@ -198,8 +218,10 @@ class MethodComparison:
         self._arrays = arrays
         self._measured: dict[str, Measured] = {}
 
-    def metrics(self) -> dict[str, OutputMetrics]:
-        return {path: measured.metrics() for path, measured in self._measured.items()}
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of a row for the comparison."""
+        metrics = {path: measured.metrics() for path, measured in self._measured.items()}
+        return {"largest_error": self.largest_error, "tolerance": self.widest(), "outputs": metrics}
 
     def widest(self) -> Tolerance | None:
         return max(self._tolerances, key=lambda each: (each.rtol, each.atol, each.quantized), default=None)

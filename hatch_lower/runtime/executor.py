@@ -291,9 +291,21 @@ def execute_plan(
         )
         for name in plan.methods
     }
+    blobs = make_blobs(plan, folder, places, mutable, arrays)
+    with arrays.storing(), placing(arrays.device):
+        needed = storages_to_place(plan, kinds, arrays.device) - mutable
+        placed = {index: arrays.placed(spans[index]) for index in sorted(needed)}
+        state = {index: arrays.fresh(spans[index]) for index in sorted(mutable)}
+    program = LoadedProgram(plan, codes, arrays, tuple(spans), placed, tuple(kinds), exchanges, blobs, mutable, timing)
+    return Executor(program, state)
+
+
+def make_blobs(
+    plan: Plan, folder: Path, places: Sequence[Place], mutable: frozenset[int], arrays: Arrays
+) -> tuple[DelegateBlob, ...]:
     data_at = data_places(plan, folder, places)
     data, layouts = map_data(data_at), MappingProxyType(data_layouts(plan))
-    blobs = tuple(
+    return tuple(
         DelegateBlob(
             folder / entry.file,
             MappingProxyType(dict(entry.info)),
@@ -306,12 +318,6 @@ def execute_plan(
         )
         for entry in plan.delegates
     )
-    with arrays.storing(), placing(arrays.device):
-        needed = storages_to_place(plan, kinds, arrays.device) - mutable
-        placed = {index: arrays.placed(spans[index]) for index in sorted(needed)}
-        state = {index: arrays.fresh(spans[index]) for index in sorted(mutable)}
-    program = LoadedProgram(plan, codes, arrays, tuple(spans), placed, tuple(kinds), exchanges, blobs, mutable, timing)
-    return Executor(program, state)
 
 
 def storages_to_place(plan: Plan, kinds: Sequence[type[Delegate]], device: str) -> frozenset[int]:

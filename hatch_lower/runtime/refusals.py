@@ -213,7 +213,7 @@ def refuse_fork() -> NoReturn:
     raise CallError(
         "a model on a GPU cannot be called in a forked process",
         found="the parent process had used the GPU before the fork, which CUDA does not survive",
-        hint="load the model in the child process, and start the process with the method `spawn` of `multiprocessing`",
+        hint="load the model in the child process, started with the method `spawn` of `multiprocessing`",
     )
 
 

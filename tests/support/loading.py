@@ -22,8 +22,9 @@ def load_folder(
     verify: bool = False,
     checks_outputs: bool = False,
     arrays: str | None = None,
+    device: str | None = None,
 ) -> LoadedModel:
     """Load a model from a `_lowered` folder; `delegates`, if given, replace the installed delegates."""
     # `checks_outputs`: compare dtypes, shapes and strides of delegates' outputs with the plan, not only their number
     kinds = DelegateKinds(delegates, checks_outputs=checks_outputs)
-    return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays))
+    return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays), device=device)

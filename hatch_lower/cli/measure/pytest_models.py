@@ -239,7 +239,7 @@ class MethodTest(pytest.Function):
             with loaded(models, case) as found:
                 benchmark.group = case.group
                 benchmark.extra_info.update(models.facts(case))
-                time_calls(benchmark, found.model.methods[case.subject.method], found.inputs(case))
+                time_calls(benchmark, found.method(case.subject.method), found.inputs(case))
 
         super().__init__(callobj=timed, **options)
         self.case = case

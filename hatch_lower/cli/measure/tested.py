@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cli.measure.errors import measure_errors
 from hatch_lower.cli.measure.exact import exact_figures
@@ -39,6 +39,7 @@ from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.hatch.outside import find_project, open_project
 from hatch_lower.runtime.files import open_folder
+from hatch_lower.runtime.loaded import arrays_of
 
 if TYPE_CHECKING:
     from hatch_lower.cli.measure.opened import Opened
@@ -85,10 +86,14 @@ class Loaded(Frozen):
     opened: Opened
     model: LoadedModel
 
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return a method, which on a GPU waits for its results, so that a clock around the call measures the work."""
+        function, wait = self.model.methods[name], arrays_of(self.model).clock()
+        return function if self.model.device == "cpu" else functools.partial(call_and_wait, function, wait)
+
     def inputs(self, case: MethodCase) -> ExampleInputs:
         from hatch_lower.cli.measure.opened import input_values
         from hatch_lower.runtime.check import make_call_arguments
-        from hatch_lower.runtime.torch_arrays import ARRAYS
 
         name = case.subject.method
         method = self.opened.methods[name]
@@ -96,10 +101,16 @@ class Loaded(Frozen):
 
         def renew() -> tuple[tuple[object, ...], dict[str, object]]:
             self.model.reset()
-            args, kwargs = make_call_arguments(method, leaves, ARRAYS)
+            args, kwargs = make_call_arguments(method, leaves, arrays_of(self.model))
             return tuple(args), kwargs
 
         return ExampleInputs(*renew(), self.opened.changes(name), renew)
+
+
+def call_and_wait(function: Callable[..., Any], wait: Callable[[], int], *args: object, **kwargs: object) -> Any:
+    results = function(*args, **kwargs)
+    wait()
+    return results
 
 
 class ModelsUnderTest:

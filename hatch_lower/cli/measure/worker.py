@@ -25,9 +25,10 @@ from hatch_lower.cli.measure.profile.measure import measure_profile
 from hatch_lower.driver.child_guards import end_group
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.check import make_call_arguments
-from hatch_lower.runtime.eager import make_eager
-from hatch_lower.runtime.torch_arrays import ARRAYS
+from hatch_lower.runtime.eager import EagerModel, make_eager
+from hatch_lower.runtime.loaded import LoadedModel, arrays_of
 
 BLOCK = 0.001  # seconds of calls of a side before the other sides have their turn
 FEWEST_ROUNDS = 5
@@ -120,6 +121,7 @@ def measure_load(request: Request) -> Mapping[str, object]:
     before = proportional_memory()
     begin = time.perf_counter()
     loaded = load_opened(opened, request)
+    arrays_of(loaded).clock()()  # waits for copies to a GPU
     seconds = time.perf_counter() - begin
     first = {}
     for name, leaves in values.items():
@@ -140,8 +142,11 @@ def measure_calls(request: Request) -> Mapping[str, object]:
     opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
     tensors = check_tensors(request)
     loaded = {side: load_opened(opened[side], request) for side in request["order"]}
+    device = next((each.device for each in loaded.values() if each.device != "cpu"), "")
     refusal = ""
-    if (eager := request["eager"]) is not None:
+    if (eager := request["eager"]) is not None and device:
+        refusal = f"eager runs on the CPU, and the recipe on {device}"
+    elif eager is not None:
         sys.path[:0] = eager["paths"]
         try:
             loaded["eager"] = make_eager(model, eager["export"])
@@ -166,16 +171,19 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
 
     If a call `changes` its inputs or the model's state, each call gets copies of the first inputs, made before timing.
     """
-    function = owner.methods[name]
-    args, kwargs = make_call_arguments(method, leaves, ARRAYS)
+    function, arrays = owner.methods[name], program_arrays(owner)
+    args, kwargs = make_call_arguments(method, leaves, arrays)
+    wait = arrays.clock()  # work on a GPU goes on after a call has returned
 
     def once_each(count: int) -> float:
         total = 0.0
         for _ in range(count):
             owner.reset()
-            given, named = make_call_arguments(method, leaves, ARRAYS)
+            given, named = make_call_arguments(method, leaves, arrays)
+            wait()
             begin = time.perf_counter()
             function(*given, **named)
+            wait()
             total += time.perf_counter() - begin
         return total / count
 
@@ -184,9 +192,14 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object],
         begin = time.perf_counter()
         for _ in calls:
             function(*args, **kwargs)
+        wait()
         return (time.perf_counter() - begin) / count
 
     return once_each if changes else repeated
+
+
+def program_arrays(owner: LoadedModel | EagerModel) -> Arrays:
+    return arrays_of(owner) if isinstance(owner, LoadedModel) else owner.arrays
 
 
 def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -> dict[str, list[float]]:

@@ -15,9 +15,9 @@ from hatch_lower.errors import SampleError
 from hatch_lower.format.graph import DelegateCall, Instruction, OpCall, PythonCall
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.check import make_call_arguments
+from hatch_lower.runtime.loaded import arrays_of
 from hatch_lower.runtime.samples import read_samples, sample_leaves, sample_paths
 from hatch_lower.runtime.timing import REST, RESULTS, Clock, Timing
-from hatch_lower.runtime.torch_arrays import ARRAYS
 
 WARM_SECONDS, WARM_CALLS = 0.5, 3  # for which, and how often, a method is called before anything is measured
 FEWEST, MOST = 10, 500  # calls that are measured
@@ -83,7 +83,8 @@ class Way:
 
     def __init__(self, model: Any, name: str, method: MethodPlan, cases: list[list[object]], *, changes: bool) -> None:
         self._model, self._function, self._changes = model, model.methods[name], changes
-        self._make = [partial(make_call_arguments, method, leaves, ARRAYS) for leaves in cases]
+        self._make = [partial(make_call_arguments, method, leaves, arrays_of(model)) for leaves in cases]
+        self._now = arrays_of(model).clock()
         self._given = [make() for make in self._make]
 
     def call(self, turn: int) -> tuple[int, int]:
@@ -92,9 +93,9 @@ class Way:
             self._model.reset()
             self._given[case] = self._make[case]()
         args, kwargs = self._given[case]
-        begin = time.perf_counter_ns()
+        begin = self._now()
         self._function(*args, **kwargs)
-        return begin, time.perf_counter_ns()
+        return begin, self._now()
 
 
 class InstructionTimes:
