@@ -1,4 +1,4 @@
-"""Operations that the `cuda` backend leaves to the program, besides those of `aoti`."""
+"""Operations that the `cuda` backend leaves to the program: quantized operators, and sums of products of integers."""
 
 from __future__ import annotations
 
