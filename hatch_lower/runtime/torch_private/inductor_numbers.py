@@ -78,6 +78,10 @@ def bounding_by_dtypes(bound: Any) -> Callable[..., ValueRanges[sympy.Expr]]:
             known = [value.bounds if isinstance(value, CSEVariable) else value for value in args]
             bounds = getattr(self.vr_analysis, name)(*known)
         dtype = getattr(DtypePropagationOpsHandler(), name)(*args, **named)
+        if (
+            dtype is torch.bool and not bounds.is_bool
+        ):  # bounds of integers, which the condition of `where` must not have
+            return ValueRanges.unknown()
         if not isinstance(dtype, torch.dtype) or dtype not in WHOLE:
             return bounds
         rounded = any(value.dtype is not None and value.dtype.is_floating_point for value in given)
