@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from hatch_lower.builds import builds_of, clashing_builds, contains
 from hatch_lower.errors import ConfigError
 from hatch_lower.frozen import Frozen
 
@@ -68,9 +69,10 @@ def requirements_to_add(
     """
     if mode == "off":
         return ()
-    common = sorted({text for recipe, texts in required.items() if recipe not in extras for text in texts})
+    common = join_builds({text for recipe, texts in required.items() if recipe not in extras for text in texts})
     added = find_added(mode, common, declared)
     known = [*declared, *(addition.requirement for addition in added)]
+    refuse_clash(known, "project.dependencies")
     for recipe, extra in extras.items():
         unmet = find_unmet(sorted(required.get(recipe, ())), [*known, *extra.dependencies])
         # a distribution that is missing in an extra is not appended
@@ -82,8 +84,35 @@ def requirements_to_add(
                 found=unmet_lines(lacks),
                 hint=f"let it contain {texts}",
             )
+        refuse_clash([*known, *extra.dependencies], f"project.optional-dependencies.{extra.name}")
         added += tuple(Addition(f'{text}; extra == "{extra.name}"', each.reason) for text, each in unmet.items())
     return tuple(dict.fromkeys(added))
+
+
+def join_builds(required: Iterable[str]) -> list[str]:
+    """Return sorted requirements, without a requirement that another build of the same library meets."""
+    texts = sorted(set(required))
+    return [text for text in texts if not any(implies_as_build(other, text) for other in texts if other != text)]
+
+
+def implies_as_build(text: str, required: str) -> bool:
+    other, requirement = Requirement(text), Requirement(required)
+    names = canonicalize_name(other.name), canonicalize_name(requirement.name)
+    return names[0] != names[1] and contains(*names) and unmet_by(requirement, [other]) is None
+
+
+def refuse_clash(dependencies: Sequence[str], where: str) -> None:
+    """Refuse dependencies that install two builds of one library, whose files overwrite each other."""
+    found = [each for each in with_own_requirements(dependencies) if each.marker is None]
+    names: dict[str, Requirement] = {canonicalize_name(each.name): each for each in found}
+    if clash := clashing_builds(names):
+        raise ConfigError(
+            "the wheel would install two builds of one library, whose files overwrite each other",
+            where=where,
+            found=" and ".join(f"`{names[name]}`" for name in clash),
+            hint="let `[project] dependencies` name only the build that all recipes run on, or give each recipe an "
+            "`extra` of the project with the build of the recipe; `hatch-lower[onnxruntime]` names `onnxruntime`",
+        )
 
 
 def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[Addition, ...]:
@@ -109,18 +138,26 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> dict[str, Un
     """Return the requirements that `declared` does not imply, each with a reason."""
     # A dependency with an environment marker or a URL implies no requirement, because the installed version is unknown.
     # An extra of hatch-lower stands for the installed metadata of the extra: `hatch-lower[openvino]` implies OpenVINO.
-    dependencies = [Requirement(dependency) for dependency in declared]
-    for dependency in tuple(dependencies):
-        if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
-            dependencies += own_requirements(dependency.extras)
+    dependencies = with_own_requirements(declared)
     unmet = {}
     for text in required:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        alike = [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
+        alike = [dependency for dependency in dependencies if contains(canonicalize_name(dependency.name), name)]
         if found := unmet_by(requirement, alike):
-            unmet[text] = found
+            builds = [each for each in dependencies if canonicalize_name(each.name) in builds_of(name)]
+            lacking = f"`{builds[0]}` is another build of the library; name `{name}` instead" if builds else ""
+            unmet[text] = found if alike or not lacking else Unmet(lacking)
     return unmet
+
+
+def with_own_requirements(declared: Iterable[str]) -> list[Requirement]:
+    """Return dependencies, and the requirements of the extras of hatch-lower among them."""
+    dependencies = [Requirement(dependency) for dependency in declared]
+    for dependency in tuple(dependencies):
+        if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
+            dependencies += own_requirements(dependency.extras)
+    return dependencies
 
 
 def own_requirements(extras: Iterable[str]) -> Iterator[Requirement]:
@@ -150,12 +187,15 @@ def refuse_incomplete_build() -> None:
 
 
 def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
-    """Return the normal names of the distributions that requirements install here, directly or indirectly."""
+    """Return the normal names of the distributions that requirements install here, directly or indirectly.
+
+    Another build of a required library stands for a build that is not installed.
+    """
     pending = [Requirement(text) for text in requirements]
     seen: set[tuple[str, str]] = set()
     while pending:
         requirement = pending.pop()
-        name = canonicalize_name(requirement.name)
+        name = installed_build(canonicalize_name(requirement.name))
         for extra in sorted({"", *requirement.extras} - {known for owner, known in seen if owner == name}):
             seen.add((name, extra))
             # a missing distribution has no requirements here
@@ -163,6 +203,11 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
                 each for each in required_by(name) if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
     return frozenset(name for name, _ in seen)
+
+
+def installed_build(name: str) -> str:
+    builds = builds_of(name)
+    return next((build for build in builds if [*importlib.metadata.distributions(name=build)]), name)
 
 
 def unmet_by(requirement: Requirement, candidates: Sequence[Requirement]) -> Unmet | None:

@@ -20,7 +20,7 @@ from hatch_lower.format.plan import Plan
 from hatch_lower.pipeline.exceptions import trim_lines
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
-from hatch_lower.runtime.selection import DelegateKinds, requirement_reason, version_here
+from hatch_lower.runtime.selection import DelegateKinds, build_here, requirement_reason
 from hatch_lower.runtime.torch_reasons import NUMPY, PLAN_READER, TORCH, TorchReason, array_requirements, torch_reasons
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def refuse_other_versions(backend: str, requirements: Iterable[str]) -> None:
     """Refuse an installed version of a library with which the backend's programs could not run."""
     for text in requirements:
         name = Requirement(text).name
-        if version_here(normal_name(name)) is None:
+        if build_here(name) is None:
             continue  # the backend reports a missing library, or finds the library under another name
         if reason := requirement_reason(text, f"backend `{backend}`"):
             raise BackendError(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import hatch_lower
 from hatch_lower import DELEGATE_GROUP
+from hatch_lower.builds import builds_of
 from hatch_lower.errors import ProgramError, UnavailableError, nearest
 from hatch_lower.format.codec import refuse_damaged_file
 from hatch_lower.format.constants import TargetEntry
@@ -53,13 +54,13 @@ def requirement_reason(text: str, where: str) -> str | None:
     plain = PLAIN_REQUIREMENT.fullmatch(text)
     if plain is None:
         return general_reason(text, where)
-    version = version_here(normal_name(plain[1]))
-    if version is None:
+    found = build_here(plain[1])
+    if found is None:
         return f"it needs {text}, which is not installed"
-    is_met = is_version_within(plain[2], version)
+    is_met = is_version_within(plain[2], found[1])
     if is_met is None:
         return general_reason(text, where)
-    return None if is_met else f"it needs {text}, and {version} is installed"
+    return None if is_met else f"it needs {text}, and {' '.join(found).strip()} is installed"
 
 
 def is_version_within(bounds: str, version: str) -> bool | None:
@@ -96,14 +97,23 @@ def general_reason(text: str, where: str) -> str | None:
         refuse_damaged_file(where, f"the requirement {text!r:.80}: {error}")
     if not is_needed:
         return None
-    version = version_here(normal_name(requirement.name))
-    if version is None:
+    found = build_here(requirement.name)
+    if found is None:
         return f"it needs {text}, which is not installed"
     try:
-        is_met = requirement.specifier.contains(version, prereleases=True)
+        is_met = requirement.specifier.contains(found[1], prereleases=True)
     except InvalidVersion:  # a version of a private build, not of PEP 440
         is_met = False
-    return None if is_met else f"it needs {text}, and {version} is installed"
+    return None if is_met else f"it needs {text}, and {' '.join(found).strip()} is installed"
+
+
+def build_here(name: str) -> tuple[str, str] | None:
+    """Return the installed build of a distribution's library, empty for the distribution itself, and its version."""
+    # any build may do: the run half asks the library for the providers that it needs
+    for number, build in enumerate(builds_of(normal_name(name))):
+        if (version := version_here(build)) is not None:
+            return build if number else "", version
+    return None
 
 
 def version_here(name: str) -> str | None:

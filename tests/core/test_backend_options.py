@@ -134,7 +134,6 @@ def test_an_engine_of_another_version_is_refused_before_it_is_asked(
         return "1.0" if name == backend else real(name)
 
     monkeypatch.setattr(selection, "version_here", version_here)
-    monkeypatch.setattr(recipes, "version_here", version_here)
     with pytest.raises(BackendError) as caught:
         recipes.partitioner_of(choice, recipe)
     assert str(caught.value) == (

@@ -20,7 +20,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.driver.sbom import SbomInputs
 from hatch_lower.driver.sbom.card import read_cards
-from hatch_lower.driver.sbom.document import document_text
+from hatch_lower.driver.sbom.document import document_text, required_texts
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.format.arguments import Symbol, TensorInput, Value
 from hatch_lower.format.codec import encode
@@ -453,3 +453,9 @@ def test_a_librarys_version_is_that_of_its_metadata() -> None:
     from importlib.metadata import version
 
     assert find_library_version("cyclonedx-python-lib") == version("cyclonedx-python-lib")
+
+
+def test_the_document_lists_one_build_of_a_library_for_recipes_without_an_extra() -> None:
+    recipes = {"gpu": {"requirements": ["onnxruntime-gpu<2"]}, "cpu": {"requirements": ["numpy", "onnxruntime<2"]}}
+    assert required_texts(recipes, []) == ["numpy", "onnxruntime-gpu<2"]
+    assert required_texts(recipes, ["gpu", "cpu"]) == ["numpy", "onnxruntime-gpu<2", "onnxruntime<2"]

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from hatch_lower.config.requirements import Addition, Extra, Unmet, find_unmet, requirements_to_add
+from hatch_lower.config.requirements import (
+    Addition,
+    Extra,
+    Unmet,
+    distributions_required,
+    find_unmet,
+    requirements_to_add,
+)
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError
@@ -220,6 +227,77 @@ def test_an_extra_that_does_not_suffice_is_refused(mode: str) -> None:
 def test_a_bound_that_an_extra_lacks_is_added_to_the_extra(mode: str) -> None:
     added = requirements_to_add(mode, TWO, ["hatch-lower>=0.1", "numpy>=2"], {"portable": Extra("all", ("torch",))})
     assert texts(added) == ['torch>=2.13; extra == "all"']
+
+
+GPU, PLAIN = "onnxruntime-gpu>=1.23,<2", "onnxruntime>=1.23,<2"
+CLASH = "the wheel would install two builds of one library, whose files overwrite each other"
+
+
+def test_one_build_of_onnxruntime_serves_all_recipes() -> None:
+    required = {"gpu": [GPU], "cpu": [PLAIN]}
+    assert texts(requirements_to_add("add", required, [])) == [GPU]
+    assert requirements_to_add("check", required, [GPU]) == ()
+    assert find_unmet([PLAIN], ["onnxruntime-directml>=1.24,<2"]) == {}
+    assert texts(requirements_to_add("check", required, ["OnnxRuntime_GPU"])) == [GPU]
+
+
+@pytest.mark.parametrize("mode", ["check", "add"])
+def test_the_build_without_a_provider_does_not_serve_a_recipe_with_the_provider(mode: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        requirements_to_add(mode, {"gpu": [GPU], "cpu": [PLAIN]}, [PLAIN])
+    reason = "`onnxruntime<2,>=1.23` is another build of the library; name `onnxruntime-gpu` instead"
+    assert (caught.value.found == f"`{GPU}`: {reason}") if mode == "check" else (caught.value.what == CLASH)
+
+
+@pytest.mark.parametrize(
+    ("declared", "extras", "where"),
+    [
+        ((GPU, PLAIN), {}, "project.dependencies"),
+        ((GPU, "hatch-lower[onnxruntime]"), {}, "project.dependencies"),
+        ((PLAIN,), {"gpu": Extra("cuda", (GPU,))}, "project.optional-dependencies.cuda"),
+    ],
+)
+def test_two_builds_of_one_library_are_refused(declared: tuple[str, ...], extras: dict[str, Extra], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        requirements_to_add("check", {"gpu": [GPU], "cpu": [PLAIN]}, declared, extras)
+    assert (caught.value.what, caught.value.where) == (CLASH, where)
+    assert "`onnxruntime-gpu<2,>=1.23`" in caught.value.found
+    assert "`onnxruntime<2,>=1.23`" in caught.value.found
+    assert "give each recipe an `extra`" in caught.value.hint
+
+
+def test_each_build_may_come_with_an_extra_of_its_own() -> None:
+    extras = {"gpu": Extra("cuda", (GPU,)), "cpu": Extra("host", (PLAIN,))}
+    assert requirements_to_add("check", {"gpu": [GPU], "cpu": [PLAIN]}, ["numpy"], extras) == ()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("required", "installed", "reason"),
+    [
+        (PLAIN, {"onnxruntime-gpu": "1.31.1"}, None),
+        (GPU, {"onnxruntime": "1.31.1"}, None),
+        (GPU, {"onnxruntime": "1.20"}, f"it needs {GPU}, and onnxruntime 1.20 is installed"),
+        (PLAIN, {"onnxruntime": "1.20", "onnxruntime-gpu": "1.31"}, f"it needs {PLAIN}, and 1.20 is installed"),
+        (PLAIN, {"onnxruntime-qnn": "ours"}, f"it needs {PLAIN}, and onnxruntime-qnn ours is installed"),
+        (PLAIN, {"openvino": "2026.1"}, f"it needs {PLAIN}, which is not installed"),
+    ],
+)
+def test_any_build_of_the_library_meets_a_requirement_at_load(
+    required: str, installed: dict[str, str], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.runtime import selection
+
+    monkeypatch.setattr(selection, "version_here", installed.get)
+    assert selection.requirement_reason(required, "manifest.json") == reason
+
+
+def test_an_installed_build_stands_for_the_required_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"onnxruntime-gpu": ["numpy"], "numpy": []}
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [name] if name in installed else [])
+    monkeypatch.setattr("importlib.metadata.requires", installed.get)
+    assert distributions_required([PLAIN]) == {"onnxruntime-gpu", "numpy"}
+    assert distributions_required(["openvino"]) == {"openvino"}
 
 
 def texts(added: Sequence[Addition]) -> list[str]:

@@ -38,5 +38,12 @@ class SbomInputs(Frozen):
             for model, result in zip(settings.models, self.result.models, strict=True)
         ]
         files = [[file.path, file.size, file.sha256] for file in self.result.payload]
-        about = [settings.name, settings.version, dict(self.tools), self.python, self.timestamp]
+        about = [
+            settings.name,
+            settings.version,
+            sorted(settings.extras),
+            dict(self.tools),
+            self.python,
+            self.timestamp,
+        ]
         return digest_of(["sbom", SCHEMA, __version__, about, models, files])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
+from hatch_lower.config.requirements import join_builds
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.driver.sbom import SbomInputs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
@@ -53,7 +54,7 @@ def document_text(subject: SbomInputs) -> str:
         own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
         plan = first_plan(result.entry, own)
         model = model_component(subject, settings, result, own, plan)
-        texts = sorted({text for recipe in result.entry["recipes"].values() for text in recipe["requirements"]})
+        texts = required_texts(result.entry["recipes"], subject.settings.extras)
         requirements = [needed.setdefault(text, requirement_component(text)) for text in texts]
         outside = [
             sources.setdefault((source.url, source.sha256), source_component(source))
@@ -196,6 +197,13 @@ def source_component(source: WeightsSource) -> Component:
         scope=ComponentScope.REQUIRED,
         properties=properties({"role": ["weights"], "size": [str(source.size)]}),
     )
+
+
+def required_texts(recipes: Mapping[str, Any], extras: Collection[str]) -> list[str]:
+    """Return the requirements of recipes: one build of a library for all recipes without an extra of the project."""
+    by_recipe = {name: recipe["requirements"] for name, recipe in recipes.items()}
+    common = join_builds(text for name, texts in by_recipe.items() if name not in extras for text in texts)
+    return sorted({*common, *(text for name, texts in by_recipe.items() if name in extras for text in texts)})
 
 
 def requirement_component(text: str) -> Component:
