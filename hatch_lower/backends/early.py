@@ -60,10 +60,11 @@ def of_aoti(options: Mapping[str, object]) -> Sequence[str]:
 
 
 def of_onnxruntime(options: Mapping[str, object]) -> Sequence[str]:
-    providers = options.get("providers")
+    providers = options.get("providers", ())
+    listed = providers if isinstance(providers, (list, tuple)) else ()
     # a wrong value is refused when the backend reads its options
-    first = providers[0] if isinstance(providers, (list, tuple)) and providers else onnxruntime.CPU
-    return [onnxruntime.requirement(str(first)), NUMPY]
+    names = [provider.get("name") if isinstance(provider, Mapping) else provider for provider in listed]
+    return [onnxruntime.requirement(map(str, names)), NUMPY]
 
 
 OWN: Mapping[str, Callable[[Mapping[str, object]], Sequence[str]]] = {

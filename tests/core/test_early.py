@@ -33,8 +33,10 @@ def test_a_backend_of_the_table_is_checked_before_torch_is_imported(backend: str
 
 
 def test_a_provider_of_onnxruntime_decides_on_its_distribution() -> None:
-    choice = BackendChoice("onnxruntime", {"providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
-    assert "onnxruntime-gpu>=1.23,<2" in early_requirements(Recipe("default", (choice,)))
+    for cuda in ("CUDAExecutionProvider", {"name": "CUDAExecutionProvider", "device-id": 1}):
+        for providers in ([cuda], [cuda, "CPUExecutionProvider"], ["CPUExecutionProvider", cuda]):
+            choice = BackendChoice("onnxruntime", {"providers": providers})
+            assert "onnxruntime-gpu>=1.23,<2" in early_requirements(Recipe("default", (choice,)))
 
 
 @pytest.mark.torch

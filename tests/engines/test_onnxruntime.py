@@ -1168,6 +1168,8 @@ def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
     result = made.result
     assert result.requirements == ("onnxruntime-gpu>=1.23,<2",)
     assert (result.info["threads"], result.info["providers"]) == (1, [CUDA, CPU])
+    assert OnnxruntimeBackend.device({"providers": [CUDA, CPU]}) == "cuda"
+    assert OnnxruntimeBackend.device({}) == "cpu"
     loaded = made.load(tmp_path, providers=[CPU])
     assert loaded.inner._session.get_session_options().intra_op_num_threads == 1
     assert loaded.inner._session.get_providers() == [CPU]
@@ -1214,9 +1216,9 @@ def test_a_provider_that_is_installed_and_does_not_start_is_an_error(
     # or it raises an error, and falls back to the CPU unless it is told not to
     made = onnxruntime.InferenceSession
 
-    def make(model: bytes, options: object, providers: list[str], **more: object) -> Any:
+    def make(model: bytes, options: object, providers: list[Any], **more: object) -> Any:
         assert more["enable_fallback"] == 0
-        if CUDA in providers:
+        if providers != [CPU]:
             raise RuntimeError("CUDA failure 35: CUDA driver version is insufficient")
         return made(model, options, providers=providers, **more)
 

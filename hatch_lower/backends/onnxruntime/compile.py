@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, ClassVar
 
 from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime, requirement
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, parse_options
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, parse_options, providers_json
+from hatch_lower.backends.onnxruntime.providers import CUDA, on_cuda
 from hatch_lower.errors import BackendError, extra_hint
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.options import spec_values
@@ -21,7 +22,7 @@ VERSION = "16"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 # providers with a kernel for ONNX Runtime's own product of transposed matrices
-FUSING = frozenset({CPU, "CUDAExecutionProvider"})
+FUSING = frozenset({CPU, CUDA})
 
 
 class OnnxruntimeBackend(BackendDetails):
@@ -36,17 +37,17 @@ class OnnxruntimeBackend(BackendDetails):
         require_libraries()
         from hatch_lower.backends.onnxruntime.translate import translate
 
-        fuses = FUSING.issuperset(options.providers)
-        translated = translate(edge_program, fuses=fuses, multiplies=options.providers == (CPU,))
+        names = [provider.name for provider in options.providers]
+        translated = translate(edge_program, fuses=FUSING.issuperset(names), multiplies=names == [CPU])
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),
             suffix="onnx",
-            requirements=(requirement(options.providers[0]),),
+            requirements=(requirement(names),),
             info={
                 **translated.call,
                 "bound": translated.bound,
-                "providers": list(options.providers),
+                "providers": providers_json(options),
                 "threads": options.threads,
             },
         )
@@ -60,8 +61,12 @@ class OnnxruntimeBackend(BackendDetails):
         return OnnxruntimePartitioner(parsed)
 
     @classmethod
+    def device(cls, options: Mapping[str, object]) -> str:
+        return "cuda" if on_cuda(parse_options(options).providers) else "cpu"
+
+    @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
-        return (requirement(parse_options(options).providers[0]),)
+        return (requirement(provider.name for provider in parse_options(options).providers),)
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -37,6 +37,6 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def requirement(provider: str) -> str:
-    """Return the distribution whose build of ONNX Runtime has an execution provider, with its range."""
-    return DISTRIBUTIONS.get(provider, "onnxruntime") + RANGE
+def requirement(providers: Iterable[str]) -> str:
+    """Return the distribution whose build of ONNX Runtime has all execution providers, with its range."""
+    return next((DISTRIBUTIONS[name] for name in providers if name in DISTRIBUTIONS), "onnxruntime") + RANGE

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime import support
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, OnnxruntimeOptions
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, OnnxruntimeOptions, providers_json
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
@@ -37,7 +37,7 @@ class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
     """Takes calls that torch's exporter translates, ONNX Runtime has kernels for, and tests found to equal eager."""
 
     def __init__(self, options: OnnxruntimeOptions) -> None:
-        facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
+        facts = {"providers": providers_json(options), "threads": options.threads, "exclude": options.exclude}
         super().__init__(BACKEND_ID, options.to_specs(), {**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
         self._tried: dict[Hashable, str] = {}  # the answer for each kind of call

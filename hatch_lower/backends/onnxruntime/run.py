@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -11,10 +12,12 @@ import numpy as np
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
 from hatch_lower.backends.onnxruntime.model_file import fits_offset_mark, path_of, refuse_files, relocate
-from hatch_lower.errors import ProgramError, UnavailableError, reading_hint
+from hatch_lower.backends.onnxruntime.providers import Provider, read_provider, session_providers
+from hatch_lower.errors import LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
 from hatch_lower.runtime.selection import multiplies_bytes, thread_count
+from hatch_lower.runtime.sources import cache_home
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -67,32 +70,14 @@ class OnnxruntimeDelegate(Delegate):
                 hint='install it: pip install "hatch-lower[onnxruntime]"',
             ) from error
         info = read_info(blob, len(constants))
-        available = onnxruntime.get_available_providers()
-        if missing := [name for name in info.providers if name not in available]:
-            raise provider_error(blob, missing[0], f"ONNX Runtime as installed has {', '.join(available)}")
+        names = [provider.name for provider in info.providers]
+        refuse_missing(blob, names, onnxruntime.get_available_providers(), "ONNX Runtime as installed has {}")
         options = make_options(onnxruntime, info.threads)
         if adjust is not None:
             adjust(options)
-
-        def start(model: bytes, providers: Sequence[str]) -> InferenceSession:
-            joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
-            disabled = [*DISABLED, *(() if joins else (JOINING,))]
-            # without ONNX Runtime's own fallback, which computes on the CPU where a provider fails
-            return onnxruntime.InferenceSession(
-                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
-            )
-
         try:
-            model, values = bind_model_constants(options, blob, constants, info.bound)
-            try:
-                session = start(model, info.providers)
-            except Exception as error:
-                others = [name for name in info.providers if name != CPU]
-                if not others:
-                    raise
-                start(model, [CPU])  # the model is right, and another provider fails
-                raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
-        except UnavailableError:
+            session, values = start(onnxruntime, options, blob, constants, info)
+        except LowerError:
             raise
         except Exception as error:
             raise ProgramError(
@@ -103,20 +88,72 @@ class OnnxruntimeDelegate(Delegate):
                     str(error), "install the version of ONNX Runtime that the wheel requires, or build the wheel again"
                 ),
             ) from error
-        started = session.get_providers()
-        if missing := [name for name in info.providers if name not in started]:
-            raise provider_error(blob, missing[0], f"ONNX Runtime has started {', '.join(started)} only")
+        refuse_missing(blob, names, session.get_providers(), "ONNX Runtime has started {} only")
         delegate = cls(session, info.call, values)
-        names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-        if names != ([name for name, _ in delegate._feed], delegate._names):
+        places = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+        if places != ([name for name, _ in delegate._feed], delegate._names):
             raise description_error(
-                blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
+                blob, "onnxruntime", f"a model with the inputs {places[0]} and the outputs {places[1]}"
             )
         return delegate
 
     def run(self, inputs: list[Array]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, self._run(self._names, feed))
+
+
+def refuse_missing(blob: DelegateBlob, providers: Sequence[str], present: Sequence[str], found: str) -> None:
+    if missing := [name for name in providers if name not in present]:
+        raise provider_error(blob, missing[0], found.format(", ".join(present)))
+
+
+def start(
+    onnxruntime: Any, options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], info: OnnxFacts
+) -> tuple[InferenceSession, list[object]]:
+    """Return a session with the recipe's providers, and the constants in memory, which the caller must keep alive."""
+    model, values = bind_model_constants(options, blob, constants, info.bound)
+    joins = multiplies_bytes() or not any(name in model for name in OF_INTEGERS)
+    disabled = [*DISABLED, *(() if joins else (JOINING,))]
+
+    def make(providers: Sequence[object]) -> InferenceSession:
+        # without ONNX Runtime's own fallback, which computes on the CPU where a provider fails
+        return onnxruntime.InferenceSession(
+            model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+        )
+
+    def cache() -> str:
+        return engine_folder(onnxruntime.__version__, model, [constants[position] for position in info.bound])
+
+    providers = session_providers(info.providers, blob.computes_on, cache)
+    try:
+        return make(providers), values
+    except Exception as error:
+        others = [provider.name for provider in info.providers if provider.name != CPU]
+        if not others:
+            raise
+        make([CPU])  # the model is right, and another provider fails
+        raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
+
+
+def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str:
+    """Return the folder for TensorRT's engines of a model, below the user's folder of caches."""
+    # ONNX Runtime finds an engine by the names in the model, and an engine has the weights: so the weights choose the
+    # folder
+    digest = sha256(f"{version} {len(model)} ".encode() + model)
+    for constant in constants:
+        digest.update(f"{constant.dtype} {constant.shape} ".encode())
+        digest.update(np.ascontiguousarray(constant).reshape(-1).view(np.uint8).data)
+    folder = cache_home() / "hatch-lower" / "tensorrt" / digest.hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProgramError(
+            "the folder for TensorRT's engines cannot be made",
+            where=str(folder),
+            found=f"{type(error).__name__}: {error}",
+            hint="let `XDG_CACHE_HOME` name a folder that can be written to, or build without `engine-cache`",
+        ) from error
+    return str(folder)
 
 
 def provider_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
@@ -156,7 +193,7 @@ class OnnxFacts(NamedTuple):
     # positions of the constants that the model takes
     bound: list[int]
     # the execution providers to use, the best first
-    providers: list[str]
+    providers: list[Provider]
     # how many threads a session has; 0: as many as torch
     threads: int
 
@@ -211,6 +248,6 @@ def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
         return OnnxFacts(
             read_call_map(info, OnnxruntimeDelegate.arrays),
             bound,
-            [str(name) for name in info["providers"]],
+            [read_provider(provider) for provider in info["providers"]],
             int(info["threads"]),
         )

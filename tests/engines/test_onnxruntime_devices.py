@@ -1,0 +1,173 @@
+"""ONNX Runtime's providers with options, and calls whose tensors stay on a device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime
+from hatch_lower.backends.onnxruntime.providers import CUDA, TENSORRT, Provider, session_providers
+from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate, engine_folder
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.exir import to_edge_transform_and_lower
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
+from hatch_lower.runtime.delegates import DelegateBlob
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def lowered_modules(module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) -> list[Any]:
+    with torch.no_grad():
+        program = torch.export.export(copy.deepcopy(module).eval(), args, dynamic_shapes=dynamic, strict=False)
+        lowered = to_edge_transform_and_lower(program, partitioner=[OnnxruntimeBackend.partitioner(options)])
+        return get_lowered_backend_modules(lowered.to_executorch().programs["forward"].graph_module)
+
+
+def made_blob(folder: Path, module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) -> DelegateBlob:
+    """Return the only partition of a module without constants."""
+    (delegate,) = lowered_modules(module, *args, dynamic=dynamic, **options)
+    result = OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "partition.onnx"
+    path.write_bytes(result.processed_bytes)
+    return DelegateBlob(path, result.info)
+
+
+# Options of providers.
+
+
+@pytest.mark.parametrize(
+    ("providers", "problem"),
+    [
+        ([{"name": CUDA, "use_tf32": False}], f"`use_tf32` is no option of `{CUDA}`: did you mean `use-tf32`?"),
+        ([{"name": CUDA, "x": 1}], "its options are `device-id`, `use-tf32`"),
+        ([{"name": CUDA, "device-id": True}], f"`device-id` of `{CUDA}` must be a number from 0, but is True"),
+        ([{"name": TENSORRT, "workspace": 0}], f"`workspace` of `{TENSORRT}` must be a number of bytes from 1"),
+        ([{"name": TENSORRT, "engine-cache": "/tmp"}], f"`engine-cache` of `{TENSORRT}` must be true or false"),
+        ([{"name": CPU, "threads": 1}], f"`threads` is no option of `{CPU}`"),
+        ([{"name": CPU, "threads": 1}], "its options are none"),
+        ([{"device-id": 1}], "`providers` holds {'device-id': 1}, but ONNX Runtime's names are like"),
+        ([CPU, {"name": CPU}], f"`providers` names `{CPU}` twice"),
+        ([CUDA, "DmlExecutionProvider"], f"no build of ONNX Runtime has `{CUDA}` and `DmlExecutionProvider`"),
+        ([], "`providers` must be a list of names such as"),
+        ("CPU", "`providers` must be a list of names such as"),
+    ],
+)
+def test_options_of_a_provider_are_checked_with_the_known_options(providers: object, problem: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        OnnxruntimeBackend.partitioner({"providers": providers})
+    assert problem in caught.value.found
+
+
+def test_float32_stays_float32_on_cuda_unless_the_recipe_says_otherwise() -> None:
+    assert session_providers([Provider(CUDA), Provider(CPU)], "cpu", no_cache) == [
+        (CUDA, {"device_id": "0", "use_tf32": "0"}),
+        CPU,
+    ]
+    fast = Provider(CUDA, {"use-tf32": True, "device-id": 2})
+    assert session_providers([fast], "cuda", no_cache) == [(CUDA, {"device_id": "2", "use_tf32": "1"})]
+
+
+def test_the_gpu_that_load_names_is_the_gpu_of_all_providers() -> None:
+    given = [Provider(TENSORRT, {"workspace": 1 << 30}), Provider(CUDA, {"device-id": 2})]
+    assert session_providers(given, "cuda:1", no_cache) == [
+        (TENSORRT, {"device_id": "1", "trt_max_workspace_size": str(1 << 30)}),
+        (CUDA, {"device_id": "1", "use_tf32": "0"}),
+    ]
+
+
+def test_engines_of_tensorrt_are_kept_below_the_users_caches_apart_for_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cached = Provider(TENSORRT, {"engine-cache": True})
+    ((_, options),) = session_providers([cached], "cpu", lambda: engine_folder("1.31", b"model", [np.zeros(3)]))
+    folder = Path(options["trt_engine_cache_path"])
+    assert options["trt_engine_cache_enable"] == "1"
+    assert folder.is_dir()
+    assert folder.is_relative_to(tmp_path / "cache" / "hatch-lower" / "tensorrt")
+    others = [
+        engine_folder("1.32", b"model", [np.zeros(3)]),
+        engine_folder("1.31", b"models", [np.zeros(3)]),
+        engine_folder("1.31", b"model", [np.ones(3)]),
+        engine_folder("1.31", b"model", [np.zeros((3, 1))]),
+        engine_folder("1.31", b"model", [np.zeros(3, np.int64), np.zeros((2, 0))]),
+    ]
+    assert len({str(folder), *others}) == 6
+    assert engine_folder("1.31", b"model", [np.zeros(3)]) == str(folder)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ProgramError, match="the folder for TensorRT's engines cannot be made"):
+        engine_folder("1.31", b"model", [])
+
+
+def no_cache() -> str:
+    raise AssertionError
+
+
+def test_options_of_providers_reach_the_plan_and_no_model(tmp_path: Path) -> None:
+    table = [{"name": TENSORRT, "engine-cache": True}, {"name": CUDA, "use-tf32": True}, CPU]
+    alone = made_blob(tmp_path / "cpu", Apply(torch.relu), torch.randn(3))
+    optional = made_blob(tmp_path / "gpu", Apply(torch.relu), torch.randn(3), providers=table)
+    assert alone.info["providers"] == [CPU]
+    assert optional.info["providers"] == table
+    assert alone.path.read_bytes() == optional.path.read_bytes()
+
+
+# Providers of a session.
+
+
+class Sessions:
+    """Sessions on the CPU that say that they have the providers that were asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Any] = []
+        onnxruntime = import_onnxruntime()
+        made = onnxruntime.InferenceSession
+
+        def make(model: bytes, options: object, providers: Sequence[Any], **more: object) -> Any:
+            self.asked.append(providers)
+            session = made(model, options, providers=[CPU], **more)
+            names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+            session.get_providers = lambda: names
+            return session
+
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CUDA, CPU])
+        monkeypatch.setattr(onnxruntime, "InferenceSession", make)
+
+
+def test_arrays_on_the_host_are_computed_on_the_gpu_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = Sessions(monkeypatch)
+    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=[CUDA, CPU])
+    delegate = OnnxruntimeDelegate.load(replace(blob, computes_on="cuda:1"), [])
+    assert sessions.asked[-1] == [(CUDA, {"device_id": "1", "use_tf32": "0"}), CPU]
+    (result,) = delegate.run([np.array([-1, 0, 1], np.float32)])
+    assert isinstance(result, np.ndarray)
+    assert result.tolist() == [0, 0, 1]
