@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.export import Dim
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.device import DeviceCalls
 from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime
 from hatch_lower.backends.onnxruntime.providers import CUDA, TENSORRT, Provider, session_providers
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate, engine_folder
-from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.errors import BackendError, ProgramError, UnavailableError
 from hatch_lower.exir import to_edge_transform_and_lower
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -56,6 +59,11 @@ def made_blob(folder: Path, module: nn.Module, *args: Any, dynamic: Any = None, 
     path = folder / "partition.onnx"
     path.write_bytes(result.processed_bytes)
     return DelegateBlob(path, result.info)
+
+
+def calls_on_cpu(blob: DelegateBlob) -> DeviceCalls:
+    delegate = OnnxruntimeDelegate.load(blob, [])
+    return DeviceCalls(delegate._session, "cpu", str(blob.path))
 
 
 # Options of providers.
@@ -171,3 +179,128 @@ def test_arrays_on_the_host_are_computed_on_the_gpu_of_the_recipe(
     (result,) = delegate.run([np.array([-1, 0, 1], np.float32)])
     assert isinstance(result, np.ndarray)
     assert result.tolist() == [0, 0, 1]
+
+
+def test_tensors_on_a_gpu_are_bound_on_the_gpu_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(monkeypatch)
+    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=[CUDA, CPU])
+    delegate = OnnxruntimeDelegate.load(replace(blob, device="cuda:1", computes_on="cuda:1"), [])
+    assert sessions.asked[-1][0] == (CUDA, {"device_id": "1", "use_tf32": "0"})
+    assert delegate._calls is not None
+    assert delegate._calls._device == torch.device("cuda:1")
+
+
+def test_a_recipe_for_the_cpu_takes_no_tensors_on_a_gpu(tmp_path: Path) -> None:
+    blob = replace(made_blob(tmp_path, Apply(torch.relu), torch.randn(3)), device="cuda:0", computes_on="cuda:0")
+    with pytest.raises(UnavailableError) as caught:
+        OnnxruntimeDelegate.load(blob, [])
+    assert caught.value.what == "the recipe's execution providers do not compute on cuda:0"
+    assert caught.value.found == CPU
+    assert 'load the model with `device="cpu"`' in caught.value.hint
+
+
+# Calls with tensors on a device, here the CPU.
+
+
+def mixed(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x @ y, x > 0, x.sum(0), torch.cat([x, x])
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> DeviceCalls:
+    length = Dim("length", min=0, max=64)
+    dynamic = {"args": ({0: length}, None)}
+    return calls_on_cpu(
+        made_blob(tmp_path_factory.mktemp("calls"), Apply(mixed), torch.randn(5, 3), torch.randn(3, 4), dynamic=dynamic)
+    )
+
+
+@pytest.mark.parametrize("rows", [5, 1, 64, 0])
+def test_results_are_eagers_for_each_size(calls: DeviceCalls, rows: int) -> None:
+    x, y = torch.randn(rows, 3), torch.randn(3, 4)
+    torch.testing.assert_close(calls.run([x, y]), list(mixed(x, y)))
+
+
+def test_inputs_of_other_layouts_are_read_as_tensors(calls: DeviceCalls) -> None:
+    wide, y = torch.randn(3, 7), torch.randn(4, 3).T
+    x = wide.T[1:6]
+    flat = torch.randn(16)[1:16].view(5, 3)
+    assert flat.data_ptr() % 16
+    for given in (x, flat, x.clone().requires_grad_()):
+        torch.testing.assert_close(calls.run([given, y]), [each.detach() for each in mixed(given, y)])
+
+
+def test_results_of_known_sizes_are_torchs_memory_and_no_result_is_of_a_later_call(
+    calls: DeviceCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[int] = []
+    session = calls._session
+    binding_of = session.io_binding
+
+    def io_binding() -> Any:
+        binding = binding_of()
+        bind_output = binding.bind_output
+
+        def noted(name: str, *about: Any) -> None:
+            bound.append(about[-1] if len(about) > 2 else 0)
+            bind_output(name, *about)
+
+        binding.bind_output = noted
+        return binding
+
+    monkeypatch.setattr(session, "io_binding", io_binding)
+    x, y = torch.randn(5, 3), torch.randn(3, 4)
+    first = calls.run([x, y])
+    assert [result.data_ptr() for result in first[:3]] == bound[:3]
+    kept = [result.clone() for result in first]
+    calls.run([torch.randn(5, 3), y])
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+
+
+def test_a_result_of_a_size_that_no_input_has_is_copied(tmp_path: Path) -> None:
+    length = Dim("length", max=64)
+    blob = made_blob(tmp_path, Apply(lambda x: torch.cat([x, x]) > 0), torch.randn(5), dynamic={"args": ({0: length},)})
+    calls = calls_on_cpu(blob)
+    assert calls._allocate(calls._outputs[0][3], {}, torch.bool) is None
+    x = torch.randn(7)
+    (result,) = calls.run([x])
+    assert result.dtype == torch.bool
+    assert torch.equal(result, torch.cat([x, x]) > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool])
+def test_each_dtype_is_bound_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.tensor([[0, 1, 2], [3, 0, 5]]).to(dtype)
+    calls = calls_on_cpu(made_blob(tmp_path, Apply(lambda x: torch.cat([x, x], 1)), x))
+    (result,) = calls.run([x])
+    assert result.dtype == dtype
+    assert torch.equal(result, torch.cat([x, x], 1))
+
+
+def test_calls_of_several_threads_do_not_meet(calls: DeviceCalls) -> None:
+    given = [(torch.randn(rows, 3), torch.randn(3, 4)) for rows in range(1, 33)]
+    with ThreadPoolExecutor(8) as pool:
+        for (x, y), results in zip(given, pool.map(calls.run, given), strict=True):
+            torch.testing.assert_close(results, list(mixed(x, y)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_on_a_gpu_stay_there(tmp_path: Path) -> None:
+    if CUDA not in import_onnxruntime().get_available_providers():
+        pytest.skip("ONNX Runtime has no CUDA")
+    length = Dim("length", max=64)
+    dynamic = {"args": ({0: length}, None)}
+    given = torch.randn(5, 3), torch.randn(3, 4)
+    blob = made_blob(tmp_path, Apply(mixed), *given, dynamic=dynamic, providers=[CUDA, CPU])
+    delegate = OnnxruntimeDelegate.load(replace(blob, device="cuda:0", computes_on="cuda:0"), [])
+    stream = torch.cuda.Stream()
+    for rows in (5, 1, 64):
+        x, y = torch.randn(rows, 3, device="cuda:0"), given[1].cuda()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)  # the inputs are not there yet when the call begins
+            later = x * 2
+            results = delegate.run([later, y])
+        expected = mixed(x * 2, y)
+        assert all(result.device == x.device for result in results)
+        torch.testing.assert_close(list(results), list(expected), rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import numpy as np
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.backends.onnxruntime.library import CPU, DISTRIBUTIONS, import_onnxruntime
 from hatch_lower.backends.onnxruntime.model_file import fits_offset_mark, path_of, refuse_files, relocate
-from hatch_lower.backends.onnxruntime.providers import Provider, read_provider, session_providers
+from hatch_lower.backends.onnxruntime.providers import Provider, on_cuda, read_provider, session_providers
 from hatch_lower.errors import LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
@@ -21,6 +21,8 @@ from hatch_lower.runtime.sources import cache_home
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
+
+    from hatch_lower.backends.onnxruntime.device import DeviceCalls
 
 Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -45,8 +47,12 @@ class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
     arrays: ClassVar[str] = "numpy"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    constants_on: ClassVar[str] = "host"
     without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.onnxruntime.timed:load_timed"
+
+    _calls: DeviceCalls | None = None  # of a program with tensors on a GPU
 
     def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
         self._session = session
@@ -70,6 +76,9 @@ class OnnxruntimeDelegate(Delegate):
                 hint='install it: pip install "hatch-lower[onnxruntime]"',
             ) from error
         info = read_info(blob, len(constants))
+        on_gpu = blob.device != "cpu"
+        if on_gpu:
+            refuse_providers_elsewhere(blob, info.providers)
         names = [provider.name for provider in info.providers]
         refuse_missing(blob, names, onnxruntime.get_available_providers(), "ONNX Runtime as installed has {}")
         options = make_options(onnxruntime, info.threads)
@@ -90,6 +99,10 @@ class OnnxruntimeDelegate(Delegate):
             ) from error
         refuse_missing(blob, names, session.get_providers(), "ONNX Runtime has started {} only")
         delegate = cls(session, info.call, values)
+        if on_gpu:
+            from hatch_lower.backends.onnxruntime.device import DeviceCalls
+
+            delegate._calls = DeviceCalls(session, blob.device, str(blob.path))
         places = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
         if places != ([name for name, _ in delegate._feed], delegate._names):
             raise description_error(
@@ -97,7 +110,9 @@ class OnnxruntimeDelegate(Delegate):
             )
         return delegate
 
-    def run(self, inputs: list[Array]) -> Sequence[object]:
+    def run(self, inputs: list[Any]) -> Sequence[object]:
+        if self._calls is not None:
+            return self._map.arrange(inputs, self._calls.run(self._map.select(inputs)))
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, self._run(self._names, feed))
 
@@ -105,6 +120,16 @@ class OnnxruntimeDelegate(Delegate):
 def refuse_missing(blob: DelegateBlob, providers: Sequence[str], present: Sequence[str], found: str) -> None:
     if missing := [name for name in providers if name not in present]:
         raise provider_error(blob, missing[0], found.format(", ".join(present)))
+
+
+def refuse_providers_elsewhere(blob: DelegateBlob, providers: Sequence[Provider]) -> None:
+    if not on_cuda(providers):
+        raise UnavailableError(
+            f"the recipe's execution providers do not compute on {blob.device}",
+            where=str(blob.path),
+            found=", ".join(provider.name for provider in providers),
+            hint='take a recipe with `CUDAExecutionProvider`, or load the model with `device="cpu"`',
+        )
 
 
 def start(
@@ -124,7 +149,8 @@ def start(
     def cache() -> str:
         return engine_folder(onnxruntime.__version__, model, [constants[position] for position in info.bound])
 
-    providers = session_providers(info.providers, blob.computes_on, cache)
+    device = blob.computes_on if blob.device == "cpu" else blob.device
+    providers = session_providers(info.providers, device, cache)
     try:
         return make(providers), values
     except Exception as error:
@@ -246,7 +272,7 @@ def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
         bound = [int(position) for position in info["bound"]]
         require(all(0 <= position < constants for position in bound), f"constants {bound} of {constants}")
         return OnnxFacts(
-            read_call_map(info, OnnxruntimeDelegate.arrays),
+            read_call_map(info, "torch" if blob.device != "cpu" else OnnxruntimeDelegate.arrays),
             bound,
             [read_provider(provider) for provider in info["providers"]],
             int(info["threads"]),
