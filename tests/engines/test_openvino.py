@@ -48,7 +48,7 @@ if find_spec("openvino") is None:
 from hatch_lower.backends.openvino import library, run
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
 from hatch_lower.backends.openvino.library import engine, import_openvino, sums_integers
-from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
+from hatch_lower.backends.openvino.run import OpenvinoDelegate, check_running, read_info
 from hatch_lower.backends.reference.compile import ReferencePartitioner
 from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
 
@@ -1441,6 +1441,73 @@ def test_devices_that_a_recipe_names_are_looked_for(
 ) -> None:
     monkeypatch.setattr(library, "engine", lambda: SimpleNamespace(available_devices=present))
     assert library.missing_devices(device) == missing
+
+
+@pytest.mark.parametrize(
+    ("device", "running", "elsewhere", "passed"),
+    [
+        ("GPU", ["GPU.0"], False, ""),
+        ("GPU.0", ["GPU"], False, ""),
+        ("GPU", ["CPU"], True, ""),
+        ("GPU", ["GPU.0", "CPU"], True, ""),
+        ("GPU.1", ["GPU.0"], True, ""),
+        ("NPU", [], True, ""),
+        ("BATCH:GPU(4)", ["GPU.0"], False, ""),
+        ("BATCH:GPU(4)", ["CPU"], True, ""),
+        ("MULTI:GPU,CPU", ["CPU", "GPU.0"], False, ""),
+        ("MULTI:GPU,CPU", ["CPU"], True, ""),
+        ("HETERO:GPU,CPU", ["GPU.0"], False, ""),
+        ("HETERO:GPU,CPU", ["GPU.0", "CPU"], False, ""),
+        ("HETERO:GPU,CPU", ["CPU"], True, ""),
+        ("HETERO:GPU,NPU", ["GPU", "CPU"], True, ""),
+        ("AUTO", ["CPU"], False, ""),
+        ("AUTO:-GPU", ["CPU"], False, ""),
+        ("AUTO:GPU,CPU", ["GPU.0"], False, ""),
+        ("AUTO:GPU,CPU", ["(CPU)"], False, "GPU"),
+        ("AUTO:GPU,NPU", ["CPU"], True, "GPU"),
+    ],
+)
+def test_the_device_of_a_recipe_is_compared_with_the_compiled_models(
+    device: str, running: list[str], elsewhere: bool, passed: str
+) -> None:
+    present = ", ".join(sorted({library.bare_name(name) for name in running})) or "no device"
+    reason = f"OpenVINO computes on {present} instead of `{device}`" if elsewhere else ""
+    assert library.elsewhere_reason(device, running) == reason
+    assert library.passed_over(device, running) == passed
+
+
+class Elsewhere:
+    """A compiled model that says where it runs."""
+
+    def __init__(self, running: list[str] | None) -> None:
+        self._running = running
+
+    def get_property(self, name: str) -> list[str]:
+        assert name == "EXECUTION_DEVICES"
+        if self._running is None:
+            msg = "property EXECUTION_DEVICES is not supported"
+            raise RuntimeError(msg)
+        return self._running
+
+
+def test_a_model_that_openvino_runs_on_another_device_is_refused_or_reported(blob: DelegateBlob) -> None:
+    for running, found in [
+        (["CPU"], "OpenVINO computes on CPU instead of `GPU`"),
+        (None, "OpenVINO does not say where the model runs: property EXECUTION_DEVICES is not supported"),
+    ]:
+        with pytest.raises(UnavailableError) as caught:
+            check_running(blob, "GPU", Elsewhere(running))
+        assert (caught.value.what, caught.value.found) == ("OpenVINO does not run on the device `GPU` here", found)
+    with pytest.warns(RuntimeWarning, match="names the device `AUTO:GPU,CPU`, and OpenVINO computes on CPU instead of"):
+        check_running(blob, "AUTO:GPU,CPU", Elsewhere(["CPU"]))
+    check_running(blob, "AUTO:GPU,CPU", Elsewhere(["GPU.0"]))
+
+
+@pytest.mark.parametrize("device", ["AUTO", "AUTO:CPU", "HETERO:CPU", "MULTI:CPU", "BATCH:CPU"])
+def test_forms_with_the_cpu_run_on_the_cpu(blob: DelegateBlob, constants: list[Tensor], device: str) -> None:
+    x = torch.randn(3, 64)
+    delegate = of_tensors(OpenvinoDelegate).load(changed(blob, device=device), constants)
+    torch.testing.assert_close(delegate.run([x])[0], Net().eval()(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_brings_no_extension(blob: DelegateBlob, constants: list[Tensor], tmp_path: Path) -> None:

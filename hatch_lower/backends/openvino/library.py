@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock
@@ -67,15 +67,43 @@ def sums_integers() -> bool:
 
 def missing_devices(device: str) -> list[str]:
     """Return the devices that a recipe's `device` names and OpenVINO lacks here; `AUTO` names choices only."""
-    kind, _, listed = device.partition(":")
+    kind, names = named_devices(device)
     if device == CPU or kind == "AUTO":
         return []
-    names = listed.split(",") if listed else [device]
-    available = engine().available_devices
-    # `GPU.0` is the only GPU too, which is listed as `GPU`; `CPU(4)` is the CPU with a size of a batch
-    bare = [name.partition("(")[0].removesuffix(".0") for name in names]
-    present = {name.removesuffix(".0") for name in available}
-    return [name for name in bare if name not in present]
+    present = {bare_name(name) for name in engine().available_devices}
+    return [name for name in names if name not in present]
+
+
+def named_devices(device: str) -> tuple[str, list[str]]:
+    """Return the form of a recipe's `device` (`AUTO`, `HETERO`, `MULTI`, `BATCH`, or empty), and the devices in it."""
+    form, _, listed = device.partition(":")
+    if not listed:
+        return ("AUTO", []) if device == "AUTO" else ("", [bare_name(device)])
+    # `AUTO:-GPU` leaves a device out
+    return form, [bare_name(name) for name in listed.split(",") if not name.startswith("-")]
+
+
+def bare_name(name: str) -> str:
+    # `GPU.0` is the only GPU too, which is listed as `GPU`; `CPU(4)` is the CPU with a size of a batch, and `(CPU)` the
+    # CPU until another device is ready
+    return name.strip("()").partition("(")[0].removesuffix(".0")
+
+
+def elsewhere_reason(device: str, running: Sequence[str]) -> str:
+    """Return the difference between a recipe's `device` and the devices of a compiled model, or an empty text."""
+    form, names = named_devices(device)
+    present = {bare_name(name) for name in running}
+    wanted = {"": set(names), "BATCH": set(names), "MULTI": set(names), "HETERO": set(names[:1])}.get(form, set())
+    if names and (wanted - present or present - set(names)):
+        return f"OpenVINO computes on {', '.join(sorted(present)) or 'no device'} instead of `{device}`"
+    return ""
+
+
+def passed_over(device: str, running: Sequence[str]) -> str:
+    """Return the first device in a list of `AUTO` if OpenVINO has chosen another, or an empty text."""
+    form, names = named_devices(device)
+    first = names[0] if form == "AUTO" and names else ""
+    return first if first not in map(bare_name, running) else ""
 
 
 @cache

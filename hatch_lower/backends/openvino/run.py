@@ -13,6 +13,7 @@ AVX-512, for models of two operations:
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -24,10 +25,12 @@ from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, re
 from hatch_lower.backends.openvino.library import (
     CPU,
     INSTALL,
+    elsewhere_reason,
     engine,
     engine_of_integers,
     import_openvino,
     missing_devices,
+    passed_over,
 )
 from hatch_lower.errors import CallError, LowerError, ProgramError, UnavailableError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -164,6 +167,7 @@ class OpenvinoDelegate(Delegate):
                 if info.device == CPU:
                     raise
                 raise device_error(blob, info.device, words_of(error)) from error
+            check_running(blob, info.device, compiled)
         except LowerError:
             raise
         except Exception as error:
@@ -210,6 +214,24 @@ def check_device(blob: DelegateBlob, device: str) -> None:
     """Raise an `UnavailableError` where the machine lacks a device that the recipe names."""
     if missing := missing_devices(device):
         raise device_error(blob, missing[0], f"OpenVINO has {', '.join(engine().available_devices)}")
+
+
+def check_running(blob: DelegateBlob, device: str, compiled: Any) -> None:
+    """Raise an `UnavailableError` where a model was compiled for other devices than the recipe's."""
+    if device == CPU:
+        return  # the plugin of the CPU knows no other device
+    try:
+        running = [str(name) for name in compiled.get_property("EXECUTION_DEVICES")]
+    except RuntimeError as error:
+        raise device_error(blob, device, f"OpenVINO does not say where the model runs: {words_of(error)}") from error
+    if reason := elsewhere_reason(device, running):
+        raise device_error(blob, device, reason)
+    if first := passed_over(device, running):
+        warnings.warn(
+            f"the recipe names the device `{device}`, and OpenVINO computes on {', '.join(running)} instead of {first}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def device_error(blob: DelegateBlob, device: str, found: str) -> UnavailableError:
