@@ -82,6 +82,7 @@ def calls_on_cpu(blob: DelegateBlob) -> DeviceCalls:
         ([{"device-id": 1}], "`providers` holds {'device-id': 1}, but ONNX Runtime's names are like"),
         ([CPU, {"name": CPU}], f"`providers` names `{CPU}` twice"),
         ([CUDA, "DmlExecutionProvider"], f"no build of ONNX Runtime has `{CUDA}` and `DmlExecutionProvider`"),
+        ([{"name": CUDA, "device-id": 1}, {"name": TENSORRT, "device-id": 0}], "`device-id` is 0 and 1"),
         ([], "`providers` must be a list of names such as"),
         ("CPU", "`providers` must be a list of names such as"),
     ],
@@ -97,12 +98,12 @@ def test_float32_stays_float32_on_cuda_unless_the_recipe_says_otherwise() -> Non
         (CUDA, {"device_id": "0", "use_tf32": "0"}),
         CPU,
     ]
-    fast = Provider(CUDA, {"use-tf32": True, "device-id": 2})
-    assert session_providers([fast], "cuda", no_cache) == [(CUDA, {"device_id": "2", "use_tf32": "1"})]
+    fast = Provider(CUDA, {"use-tf32": True})
+    assert session_providers([fast], "cuda:2", no_cache) == [(CUDA, {"device_id": "2", "use_tf32": "1"})]
 
 
 def test_the_gpu_that_load_names_is_the_gpu_of_all_providers() -> None:
-    given = [Provider(TENSORRT, {"workspace": 1 << 30}), Provider(CUDA, {"device-id": 2})]
+    given = [Provider(TENSORRT, {"workspace": 1 << 30}), Provider(CUDA, {"device-id": 1})]
     assert session_providers(given, "cuda:1", no_cache) == [
         (TENSORRT, {"device_id": "1", "trt_max_workspace_size": str(1 << 30)}),
         (CUDA, {"device_id": "1", "use_tf32": "0"}),
@@ -179,6 +180,21 @@ def test_arrays_on_the_host_are_computed_on_the_gpu_of_the_recipe(
     (result,) = delegate.run([np.array([-1, 0, 1], np.float32)])
     assert isinstance(result, np.ndarray)
     assert result.tolist() == [0, 0, 1]
+
+
+def test_a_recipe_for_one_gpu_runs_on_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(monkeypatch)
+    table = [{"name": CUDA, "device-id": 1}, CPU]
+    blob = made_blob(tmp_path, Apply(torch.relu), torch.randn(3), providers=table)
+    sessions.asked.clear()
+    with pytest.raises(UnavailableError) as caught:
+        OnnxruntimeDelegate.load(replace(blob, computes_on="cuda:0"), [])
+    assert caught.value.what == "the recipe computes on the GPU 1 only"
+    assert caught.value.found == f"`device-id` of `{CUDA}` is 1, and the model is loaded on cuda:0"
+    assert caught.value.hint == 'load the model with `device="cuda:1"`'
+    assert not sessions.asked
+    OnnxruntimeDelegate.load(replace(blob, computes_on="cuda:1"), [])
+    assert sessions.asked == [[(CUDA, {"device_id": "1", "use_tf32": "0"}), CPU]]
 
 
 def test_tensors_on_a_gpu_are_bound_on_the_gpu_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,10 @@ def provider_problems(values: object) -> Iterator[str]:
             yield from option_problems(name, {key: option for key, option in value.items() if key != "name"})
     if again := next((name for name in found if found.count(name) > 1), None):
         yield f"`providers` names `{again}` twice"
+    chosen = [value.get("device-id") for value in values if isinstance(value, Mapping)]
+    gpus = {number for number in chosen if isinstance(number, int)}
+    if len(gpus) > 1:
+        yield f"`device-id` is {' and '.join(map(str, sorted(gpus)))}: a recipe computes on one GPU"
     builds = {DISTRIBUTIONS[name]: name for name in found if name in DISTRIBUTIONS}
     if len(builds) > 1:
         yield f"no build of ONNX Runtime has {' and '.join(f'`{name}`' for name in builds.values())}: take two recipes"
@@ -88,7 +92,7 @@ def session_providers(
     """Return the providers as a session takes them.
 
     Args:
-        device: `cuda:1` for the GPU 1. Without a number, the recipe's option `device-id` chooses the GPU.
+        device: `cuda:1` for the GPU 1. Without a number, as in a wheel of an earlier hatch-lower, the GPU is 0.
         cache: gives the folder for TensorRT's engines.
     """
     _, _, number = device.partition(":")
@@ -97,7 +101,7 @@ def session_providers(
         if name not in OPTIONS:
             found.append(name)
             continue
-        given = {"device_id": number or str(options.get("device-id", 0))}
+        given = {"device_id": number or "0"}
         if name == CUDA:
             # ONNX Runtime would compute products of float32 with 10 bits of mantissa
             given["use_tf32"] = "1" if options.get("use-tf32", False) else "0"

@@ -79,6 +79,7 @@ class OnnxruntimeDelegate(Delegate):
         on_gpu = blob.device != "cpu"
         if on_gpu:
             refuse_providers_elsewhere(blob, info.providers)
+        refuse_other_gpu(blob, info.providers)
         names = [provider.name for provider in info.providers]
         refuse_missing(blob, names, onnxruntime.get_available_providers(), "ONNX Runtime as installed has {}")
         options = make_options(onnxruntime, info.threads)
@@ -132,6 +133,19 @@ def refuse_providers_elsewhere(blob: DelegateBlob, providers: Sequence[Provider]
         )
 
 
+def refuse_other_gpu(blob: DelegateBlob, providers: Sequence[Provider]) -> None:
+    _, _, number = blob.computes_on.partition(":")
+    for provider in providers:
+        chosen = provider.options.get("device-id")
+        if chosen is not None and number not in ("", str(chosen)):
+            raise UnavailableError(
+                f"the recipe computes on the GPU {chosen} only",
+                where=str(blob.path),
+                found=f"`device-id` of `{provider.name}` is {chosen}, and the model is loaded on {blob.computes_on}",
+                hint=f'load the model with `device="cuda:{chosen}"`',
+            )
+
+
 def start(
     onnxruntime: Any, options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], info: OnnxFacts
 ) -> tuple[InferenceSession, list[object]]:
@@ -149,8 +163,7 @@ def start(
     def cache() -> str:
         return engine_folder(onnxruntime.__version__, model, [constants[position] for position in info.bound])
 
-    device = blob.computes_on if blob.device == "cpu" else blob.device
-    providers = session_providers(info.providers, device, cache)
+    providers = session_providers(info.providers, blob.computes_on, cache)
     try:
         return make(providers), values
     except Exception as error:
