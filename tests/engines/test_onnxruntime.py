@@ -53,7 +53,7 @@ from onnxruntime_samples import Call, spread
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
 from hatch_lower.backends.onnxruntime.library import CPU, SWITCH, import_onnxruntime
 from hatch_lower.backends.onnxruntime.model_file import FILE_MARK, NAME_BYTES, offset_mark, refuse_files, relocate
-from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
+from hatch_lower.backends.onnxruntime.run import SMALLEST, OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_operator_table
 
 CUDA = "CUDAExecutionProvider"
@@ -1216,7 +1216,10 @@ def test_a_provider_that_is_installed_and_does_not_start_is_an_error(
     # or it raises an error, and falls back to the CPU unless it is told not to
     made = onnxruntime.InferenceSession
 
-    def make(model: bytes, options: object, providers: list[Any], **more: object) -> Any:
+    models = []
+
+    def make(model: bytes, options: object = None, *, providers: list[Any], **more: object) -> Any:
+        models.append(model)
         assert more["enable_fallback"] == 0
         if providers != [CPU]:
             raise RuntimeError("CUDA failure 35: CUDA driver version is insufficient")
@@ -1226,6 +1229,8 @@ def test_a_provider_that_is_installed_and_does_not_start_is_an_error(
     with pytest.raises(UnavailableError) as caught:
         net.load(tmp_path, providers=[CUDA, CPU])
     assert caught.value.found == "RuntimeError: CUDA failure 35: CUDA driver version is insufficient"
+    assert caught.value.hint.startswith("install the driver and the libraries that the provider needs; ONNX Runtime")
+    assert models == [SMALLEST]
     assert "Falling back" not in capfd.readouterr().out
     assert net.load(tmp_path, providers=[CPU]).inner._session.get_providers() == [CPU]
 

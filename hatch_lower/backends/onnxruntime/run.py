@@ -41,6 +41,13 @@ DISABLED = (
 # Equal constants of products may be shared. Without VNNI, ONNX Runtime then refuses a model that multiplies integers.
 JOINING = "CommonSubexpressionElimination"
 OF_INTEGERS = (b"DequantizeLinear", b"MatMulInteger")
+AVAILABLE, STARTED = "ONNX Runtime as installed has {}", "ONNX Runtime has started {} only"
+# a model of an operation `Identity` on a number, with which a provider shows whether it starts
+SMALLEST = (
+    b'\x08\n:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g'
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"B\x04\n\x00\x10\x14"
+)
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -81,7 +88,7 @@ class OnnxruntimeDelegate(Delegate):
             refuse_providers_elsewhere(blob, info.providers)
         refuse_other_gpu(blob, info.providers)
         names = [provider.name for provider in info.providers]
-        refuse_missing(blob, names, onnxruntime.get_available_providers(), "ONNX Runtime as installed has {}")
+        refuse_missing(blob, names, onnxruntime.get_available_providers(), AVAILABLE)
         options = make_options(onnxruntime, info.threads)
         if adjust is not None:
             adjust(options)
@@ -98,7 +105,7 @@ class OnnxruntimeDelegate(Delegate):
                     str(error), "install the version of ONNX Runtime that the wheel requires, or build the wheel again"
                 ),
             ) from error
-        refuse_missing(blob, names, session.get_providers(), "ONNX Runtime has started {} only")
+        refuse_missing(blob, names, session.get_providers(), STARTED)
         delegate = cls(session, info.call, values)
         if on_gpu:
             from hatch_lower.backends.onnxruntime.device import DeviceCalls
@@ -164,6 +171,8 @@ def start(
         return engine_folder(onnxruntime.__version__, model, [constants[position] for position in info.bound])
 
     providers = session_providers(info.providers, blob.computes_on, cache)
+    if providers != [CPU]:
+        try_providers(onnxruntime, blob, [provider.name for provider in info.providers], providers)
     try:
         return make(providers), values
     except Exception as error:
@@ -172,6 +181,16 @@ def start(
             raise
         make([CPU])  # the model is right, and another provider fails
         raise provider_error(blob, others[0], f"{type(error).__name__}: {error}") from error
+
+
+def try_providers(onnxruntime: Any, blob: DelegateBlob, names: Sequence[str], providers: Sequence[object]) -> None:
+    """Refuse providers that do not start, before ONNX Runtime optimizes the model for the CPU instead."""
+    try:
+        session = onnxruntime.InferenceSession(SMALLEST, providers=providers, enable_fallback=0)
+    except Exception as error:
+        other = next(name for name in names if name != CPU)
+        raise provider_error(blob, other, f"{type(error).__name__}: {error}") from error
+    refuse_missing(blob, names, session.get_providers(), STARTED)
 
 
 def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str:
@@ -198,11 +217,12 @@ def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str
 def provider_error(blob: DelegateBlob, provider: str, found: str) -> UnavailableError:
     build = DISTRIBUTIONS.get(provider)
     what = f"`{build}`" if build else "a build of ONNX Runtime that has the provider"
+    needed = "the driver and the libraries that the provider needs"
+    hint = f"install {what}, with {needed}, or take another recipe"
+    if provider in import_onnxruntime().get_available_providers():
+        hint = f"install {needed}; ONNX Runtime writes the name of a missing library to stderr"
     return UnavailableError(
-        f"ONNX Runtime does not run on `{provider}` here",
-        where=str(blob.path),
-        found=found,
-        hint=f"install {what}, with the driver and the libraries that the provider needs, or take another recipe",
+        f"ONNX Runtime does not run on `{provider}` here", where=str(blob.path), found=found, hint=hint
     )
 
 
