@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.exports import Workshop, settings_of
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -23,6 +24,8 @@ from hatch_lower.backends.onnxruntime.device import DeviceCalls
 from hatch_lower.backends.onnxruntime.library import CPU, import_onnxruntime
 from hatch_lower.backends.onnxruntime.providers import CUDA, TENSORRT, Provider, session_providers
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate, engine_folder
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError, UnavailableError
 from hatch_lower.exir import to_edge_transform_and_lower
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
@@ -146,6 +149,32 @@ def test_options_of_providers_reach_the_plan_and_no_model(tmp_path: Path) -> Non
     assert alone.info["providers"] == [CPU]
     assert optional.info["providers"] == table
     assert alone.path.read_bytes() == optional.path.read_bytes()
+
+
+LINEAR = """\
+import torch
+from hatch_lower import Method, Model
+
+def export():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    return Model(net, {"forward": Method((torch.randn(2, 64),))})
+"""
+
+
+def test_recipes_of_cpu_and_cuda_share_model_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    shop = Workshop(tmp_path)
+    table = [{"name": TENSORRT, "engine-cache": True}, {"name": CUDA, "use-tf32": True}, CPU]
+    fast = Recipe("tensorrt", (BackendChoice("onnxruntime", {"providers": table}),), verify=False)
+    cuda = Recipe("cuda", (BackendChoice("onnxruntime", {"providers": [CUDA, CPU]}),), verify=False)
+    plain = Recipe("plain", (BackendChoice("onnxruntime"),))
+    report, _ = shop.build(shop.capture(LINEAR), settings_of(fast, cuda, plain))
+    models = [file for file in report.files if file.path.endswith(".onnx")]
+    weights = [file for file in report.files if "constants" in file.path]
+    assert len(weights) == 1
+    assert len(models) == 1
+    assert sum(file.size for file in weights) < 1.1 * 4 * (64 * 64 + 64 + 64 * 8 + 8)
 
 
 # Providers of a session.
@@ -300,6 +329,7 @@ def test_calls_of_several_threads_do_not_meet(calls: DeviceCalls) -> None:
             torch.testing.assert_close(results, list(mixed(x, y)))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_tensors_on_a_gpu_stay_there(tmp_path: Path) -> None:
     if CUDA not in import_onnxruntime().get_available_providers():
