@@ -195,6 +195,8 @@ def try_providers(onnxruntime: Any, blob: DelegateBlob, names: Sequence[str], pr
 
 def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str:
     """Return the folder for TensorRT's engines of a model, below the user's folder of caches."""
+    from hatch_lower.runtime.sources import cache_home
+
     # ONNX Runtime finds an engine by the names in the model, and an engine has the weights: so the weights choose the
     # folder
     digest = sha256(f"{version} {len(model)} ".encode() + model)
