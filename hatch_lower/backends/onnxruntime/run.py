@@ -17,7 +17,6 @@ from hatch_lower.errors import LowerError, ProgramError, UnavailableError, readi
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
 from hatch_lower.runtime.selection import multiplies_bytes, thread_count
-from hatch_lower.runtime.sources import cache_home
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
