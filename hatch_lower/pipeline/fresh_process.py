@@ -182,7 +182,7 @@ def load_written(
     placement = place_program(device, plan.backends, plan.target, arrays, kinds)
     if isinstance(placement, str):
         raise UnavailableError(
-            f"the build's machine has no device `{device}` for the program",
+            "there is no GPU here for the program",
             where=path.name,
             found=placement,
             hint="take another recipe on this machine",

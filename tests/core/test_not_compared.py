@@ -197,10 +197,10 @@ def test_a_recipe_of_a_worker_without_the_device_is_not_compared_and_made_again_
 def test_a_mismatch_of_another_recipe_heals_beside_a_recipe_without_its_device(
     shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(plan: Path, *others: Any) -> object:
+    def load(plan: Path, *others: Any, **named: Any) -> object:
         if plan.stem == "gpu":
             raise UnavailableError(REASON, where="/a/path", found="CPU only", hint="install a driver")
-        return load_written(plan, *others)
+        return load_written(plan, *others, **named)
 
     monkeypatch.setattr(verify, "load_written", load)
     declare(monkeypatch)
