@@ -51,7 +51,7 @@ class UncomparableError(VerificationError):
         super().__init__(
             "the lowered program cannot be compared with eager: the program does not run on this machine",
             where=where,
-            found=f"{error.what}: {error.found}",
+            found=": ".join(filter(None, (error.what, error.found))),
             hint=f"{error.hint}, build on a machine that can run the program, or write `verify = true` in the recipe:"
             " the recipe is then built without a comparison, and `hatch-lower check` compares on another machine",
         )
