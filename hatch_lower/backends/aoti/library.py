@@ -218,6 +218,16 @@ __asm__(
 
 
 PRINT = re.compile(r"std::cerr\b[^;]*;")
+# Until torch 2.13 a library only prints an error; later, torch asks for the text by a function, which is added here.
+LAST_ERROR = """\
+static thread_local std::string hatch_lower_last_error;
+extern "C" AOTI_API AOTIRuntimeError AOTInductorGetLastError(const char** message) {
+  *message = hatch_lower_last_error.c_str();
+  return AOTI_RUNTIME_SUCCESS;
+}
+"""
+ERRORS_PRINTED = re.compile(r"^#define CONVERT_EXCEPTION_TO_ERROR_CODE.*?\n[^\\\n]*\n", re.MULTILINE | re.DOTALL)
+TEXT_PRINTED = re.compile(r'std::cerr << "Error: " << (e\.what\(\))[^;]*;')
 
 WRAPPER, KERNELS, BINARIES = "wrapper.cpp", "kernels.cpp", "binaries.s"
 
@@ -235,9 +245,10 @@ class CppSources:
 
     def __init__(self, device: str = "cpu") -> None:
         self._interface = interface_path().read_text(encoding="utf-8").strip() + "\n"
-        self._tail = NO_CONSTANTS + write_refusals(later_functions(self._interface))
+        quiet = without_prints(self._interface)
+        self._tail = NO_CONSTANTS + write_refusals(later_functions(quiet))
         header = f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n"
-        self.shared = CppSource(INTERFACE, header + without_prints(self._interface) + TEMPLATE + self._tail)
+        self.shared = CppSource(INTERFACE, header + quiet + TEMPLATE + self._tail)
 
     def of(self, generated: GeneratedCode) -> list[CppSource]:
         """Return the files of a partition, the shared file first unless the partition does without."""
@@ -260,7 +271,13 @@ def write_binaries(binaries: Mapping[str, bytes]) -> CppSource:
 
 def without_prints(interface: str) -> str:
     """Return the interface's C++ without its prints: torch also prints the text of each error that it raises."""
+    if "AOTInductorGetLastError" not in interface:
+        interface = ERRORS_PRINTED.sub(keep_text, interface)
     return PRINT.sub("", interface)
+
+
+def keep_text(macro: re.Match[str]) -> str:
+    return LAST_ERROR + TEXT_PRINTED.sub(r"hatch_lower_last_error = \1;", macro[0])
 
 
 Object = tuple[str, Future[None]]  # a file and its compilation
