@@ -46,7 +46,7 @@ ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
 INTERFACE = "interface.cpp"  # the code that all libraries share
 EXPORTS = "exports.map"  # a file in the folder where libraries are linked
-# The symbols that torch looks up in a library, and the kernels that `hatch-lower diff` looks up. All other exports
+# The symbols that torch looks up in a library, and the kernels that `hatch-lower bench` counts. All other exports
 # would be names of the C++ library, a fifth of the file.
 EXPORTED = "{ global: AOTInductor*; cpp_*; hatch_lower_*; local: *; };\n"
 ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run

@@ -43,7 +43,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
 
-VERSION = "1"
+VERSION = "2"
 
 
 class CudaPartitioner(InductorPartitioner):
