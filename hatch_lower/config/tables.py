@@ -127,7 +127,7 @@ class BackendChoice(Frozen):
     name: str
     """Name of an installed entry point of the group `hatch_lower.backends`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Every other key of the table; the backend checks them."""
+    """Every other key of the table; the backend checks them. `option_files` replaces files by their contents."""
 
 
 class RecipeTable(Frozen):
@@ -196,8 +196,9 @@ class HookTable(Frozen):
     backends: tuple[BackendChoice, ...] = ()
     """Backends of the recipe `default`, asked in this order; the first backend that claims an operation gets the
     operation. A backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa =
-    "x86-64-v4" }`. Without backends the recipe is a portable program of ATen operators, which runs wherever torch
-    does."""
+    "x86-64-v4" }`. An option `{ file = "kernels.json" }` has the contents of this JSON file of the project, which a
+    source distribution contains. Without backends the recipe is a portable program of ATen operators, which runs
+    wherever torch does."""
     recipes: Mapping[str, RecipeTable] = field(default_factory=dict)
     """More lowered variants: each model is lowered for each recipe. `load` tries the recipes in the order in which
     their tables are written, and `default` first unless a table `recipes.default` has another place. All recipes of a

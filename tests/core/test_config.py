@@ -586,3 +586,35 @@ def test_a_recipe_without_on_mismatch_has_that_of_the_top(recipe: str | None) ->
         "default": "fail",
         "fast": recipe or "fail",
     }
+
+
+def with_file(name: str) -> dict[str, Any]:
+    return {"recipes": {"fast": {"backends": [{"name": "null", "choices": {"file": name}, "plain": {"file": 1}}]}}}
+
+
+def test_an_option_in_a_file_has_the_contents_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "choices.json").write_text('{"format": 1}')
+    (_, fast) = read(with_file("choices.json")).recipes
+    assert fast.backends == (BackendChoice("null", {"choices": {"format": 1}, "plain": {"file": 1}}),)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("absent.json", "names a file that cannot be read, found `absent.json`: No such file or directory"),
+        ("wrong.json", "names a file that is no JSON, found `wrong.json`: Expecting value: line 1 column 1 (char 0)"),
+        ("../x.json", 'must be a JSON file of the project, such as `card.json`, found "../x.json"'),
+        ("large.json", "must have at most 16 MiB, found `large.json` with more"),
+    ],
+)
+def test_a_wrong_file_of_an_option_is_a_problem(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "wrong.json").write_text("?")
+    with (tmp_path / "project" / "large.json").open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    assert problems(with_file(name)) == [f"`{LOWER}.recipes.fast.backends[0].choices.file` {found}"]
