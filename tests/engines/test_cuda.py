@@ -264,7 +264,7 @@ def test_attention_is_one_call(inputs: Sequence[Tensor], function: str) -> None:
 
 
 KERNEL = TritonKernel(
-    "k", "", {}, 1, {80: b"cubin80", 90: b"cubin90"}, {80: "ptx80", 90: "ptx90"}, 0, {80: "sm_80", 90: "sm_90a"}
+    "k", "", "", {}, False, {80: b"cubin80", 90: b"cubin90"}, {80: "ptx80", 90: "ptx90"}, 0, {80: "sm_80", 90: "sm_90a"}
 )
 
 
@@ -274,7 +274,7 @@ def test_a_kernel_of_another_architecture_is_refused() -> None:
 
 
 def test_a_kernel_with_too_much_shared_memory_is_refused() -> None:
-    kernel = TritonKernel("k", "", {}, 1, {86: b""}, {86: ""}, 120_000, {86: "sm_86"})
+    kernel = TritonKernel("k", "", "", {}, False, {86: b""}, {86: ""}, 120_000, {86: "sm_86"})
     with pytest.raises(BackendError, match="more shared memory") as caught:
         refuse_unlike([kernel], CudaOptions(("sm_86",)))
     assert caught.value.found == "120000 bytes of 101376"

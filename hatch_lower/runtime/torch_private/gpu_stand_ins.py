@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, extra_hint
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class TritonKernel:
 
     name: str
     source: str  # the Python text that defines the kernel
-    config: dict[str, int]  # the chosen block sizes, warps and stages
-    configs: int  # the number of configurations that inductor suggests
+    digest: str  # of the source without the kernel's name, and of the types and sizes of its parameters
+    config: dict[str, int]  # the configuration: block sizes, warps and stages
+    is_unknown: bool  # whether the kernel's choice is no configuration that inductor suggests
     cubins: dict[int, bytes]  # by compute capability
     ptx: dict[int, str]
     shared: int  # bytes of shared memory
@@ -53,8 +55,18 @@ class TritonKernel:
 
 
 @contextmanager
-def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKernel]) -> Iterator[None]:
+def gpu_stand_ins(
+    gpu: Gpu,
+    capabilities: Sequence[int],
+    kernels: list[TritonKernel],
+    choices: Mapping[str, Mapping[str, int]],
+    tuning: list[str],
+) -> Iterator[None]:
     """Let inductor generate code for `gpu`, and compile its kernels for `capabilities`; collect them in `kernels`.
+
+    Args:
+        choices: configurations of kernels, by digest; other kernels have the first that inductor suggests.
+        tuning: receives the code that defines and calls the kernels, for `time_kernels`.
 
     Raises:
         BackendError: if a kernel's launch differs between capabilities.
@@ -75,11 +87,12 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
     def compile_kernels(wrapper: Any) -> None:
         # the definitions only: the calls would run the kernels to choose the fastest configuration
         wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
-        scope: dict[str, Any] = {}
-        exec(wrapper.kernel_autotune_defs.getvalue(), scope)
+        definitions, scope = wrapper.kernel_autotune_defs.getvalue(), dict[str, Any]()
+        tuning.append(f"{definitions}\n{wrapper.kernel_autotune_calls.getvalue()}")
+        exec(definitions, scope)
         for name, kernel in scope.items():
             if isinstance(kernel, triton_heuristics.CachingAutotuner):
-                kernels.append(compile_kernel(name, kernel, capabilities))
+                kernels.append(compile_kernel(name, kernel, capabilities, choices))
 
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", answer(facts_of(gpu))),
@@ -187,10 +200,15 @@ def stand_in_driver(gpu: Gpu) -> object:
     )
 
 
-def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[int]) -> TritonKernel:
+def compile_kernel(
+    name: str, kernel: CachingAutotuner, capabilities: Sequence[int], choices: Mapping[str, Mapping[str, int]]
+) -> TritonKernel:
     """Compile a kernel for each capability, and hand the launch facts to inductor's C++ code."""
     made: Any = kernel
-    config = made.configs[0]
+    digest = kernel_digest(made)
+    choice = choices.get(digest)
+    fitting = [config for config in made.configs if config_values(config) == choice]
+    config = fitting[0] if fitting else made.configs[0]
     launchers = {capability: compiled_for(made, config, capability) for capability in capabilities}
     binaries = {capability: launcher.bin for capability, launcher in launchers.items()}
     launches = {
@@ -212,14 +230,32 @@ def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[i
     made.save_gpu_kernel(0, first)
     return TritonKernel(
         name,
-        made.fn.raw_src if isinstance(made.fn.raw_src, str) else "".join(made.fn.raw_src),
-        {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages},
-        len(made.configs),
+        source_of(made),
+        digest,
+        config_values(config),
+        choice is not None and not fitting,
         {capability: binary.asm["cubin"] for capability, binary in binaries.items()},
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
         {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
     )
+
+
+def config_values(config: Any) -> dict[str, int]:
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def source_of(kernel: Any) -> str:
+    return kernel.fn.raw_src if isinstance(kernel.fn.raw_src, str) else "".join(kernel.fn.raw_src)
+
+
+def kernel_digest(kernel: Any) -> str:
+    """Return a digest of what a kernel computes: no name, and no fact of a GPU or of this machine."""
+    source = source_of(kernel)
+    begin = re.search(r"^def (\w+)\(", source, re.MULTILINE)
+    assert begin is not None  # the text of a function
+    text = re.sub(rf"\b{begin[1]}\b", "kernel", source[begin.start() :])
+    return digest_of([text, kernel.triton_meta["signature"], kernel.size_hints])
 
 
 def target_of(ptx: str) -> str:
