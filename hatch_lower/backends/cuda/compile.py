@@ -44,9 +44,9 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu
+from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu, name_of
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
-from hatch_lower.runtime.torch_private.kernel_times import KernelTimes, measure_on_gpu, time_kernels
+from hatch_lower.runtime.torch_private.kernel_times import measure_on_gpu, time_kernels
 
 VERSION = "2"
 
@@ -134,7 +134,7 @@ class LoweredPartition:
     copied: CudaCopy
     generated: GeneratedCode
     kernels: Sequence[TritonKernel]
-    times: KernelTimes | None  # if the options ask for the times
+    times: Mapping[str, object] | None  # the result of `measured`, if the options ask for it
 
 
 @contextmanager
@@ -166,9 +166,13 @@ def generate_all(programs: Sequence[ExportedProgram], options: CudaOptions) -> I
         yield LoweredPartition(copied, with_images(generated, kernels), kernels, times)
 
 
-def measured(tuning: Sequence[str]) -> KernelTimes:
-    major, minor = capability_of(current_gpu())
-    return [times for code in tuning for times in time_kernels(code, 10 * major + minor, measure_on_gpu)]
+def measured(tuning: Sequence[str]) -> dict[str, object]:
+    """Measure kernels on the GPU of this machine, and return the times and the machine."""
+    gpu = current_gpu()
+    major, minor = capability_of(gpu)
+    times = [each for code in tuning for each in time_kernels(code, 10 * major + minor, measure_on_gpu)]
+    machine = f"{name_of(gpu)}, torch {torch.__version__}, triton {triton_versions(())['triton']}"
+    return {"arch": f"sm_{major}{minor}", "machine": machine, "times": times}
 
 
 def warn_of_unknown(kernels: Sequence[TritonKernel]) -> None:
