@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hatch_lower.backends.aoti.record import GeneratedCode
@@ -20,6 +20,11 @@ ENTRY = struct.Struct("<HHIQ")  # major, minor, kind, offset from the table's st
 SAME_MAJOR, EXACT, PTX = range(3)
 LOAD = "cuModuleLoadData(&mod, start)"
 START = re.compile(r"\b__(\w+)_start\b")
+
+# the check of a result's sizes and strides, which inductor's code does only if a variable of the environment is set
+CHECK = re.compile(
+    r'if \(_check_aoti_runtime_check_inputs_env\(\)\) \{ (assert_size_stride\(.*"torch\.ops\.[\w.]+"\);) \}'
+)
 
 CHOICE = r"""
 #include <cstdint>
@@ -93,7 +98,11 @@ def pack_images(images: Sequence[Image]) -> bytes:
 
 
 def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> GeneratedCode:
-    """Return the code with the tables of its kernels, and with the choice of an image in front of each load."""
+    """Return the code with the tables of its kernels, and with the choice of an image in front of each load.
+
+    Each result of libtorch is checked: kernels read the memory in the layout that inductor expects.
+    """
+    generated = replace(generated, wrapper=CHECK.sub(r"\1", generated.wrapper))
     packed = {kernel.name: pack_images(images_of(kernel)) for kernel in kernels}
     used = set(START.findall(generated.wrapper))
     loads = generated.wrapper.count(LOAD)
@@ -103,6 +112,6 @@ def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> Ge
             found=f"{loads} loads; kernels {sorted(used - packed.keys())} are missing",
             hint="install a torch that docs/versions.md names for the backend `cuda`",
         )
-    binaries: Mapping[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    binaries: dict[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
     wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
     return replace(generated, wrapper=CHOICE + wrapper if loads else wrapper, binaries=binaries)

@@ -17,6 +17,8 @@ from unittest.mock import patch
 import torch
 
 from hatch_lower.errors import BackendError, extra_hint
+from hatch_lower.runtime.torch_private.convolution_layouts import layout_on_gpu
+from hatch_lower.runtime.torch_private.plain_indexing import getting, setting
 
 if TYPE_CHECKING:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -103,6 +105,7 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
         (graph, "is_same_tensor", lambda one, other: one is other),
         (driver, "_active", stand_in_driver(gpu)),
     ]
+    answers += answers_without_cuda()
     answers += [
         (module, "has_triton", answer(True))
         for name, module in sorted(sys.modules.items())
@@ -112,6 +115,16 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
         for owner, name, value in answers:
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def answers_without_cuda() -> list[tuple[Any, str, Any]]:
+    """Return the answers that a torch without CUDA needs besides."""
+    return [
+        (torch.Tensor, "__getitem__", getting(torch.Tensor.__getitem__)),
+        (torch.Tensor, "__setitem__", setting(torch.Tensor.__setitem__)),
+        # A torch without cuDNN would name the layout of its own kernels for a convolution's result.
+        (torch._C, "_conv_determine_backend_memory_format", layout_on_gpu),
+    ]
 
 
 def properties_of(gpu: Gpu) -> dict[str, Any]:
