@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hatch_lower.backends.aoti.record import GeneratedCode
+from hatch_lower.backends.cuda.texts import SECTION, pack_texts
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel
 
@@ -113,5 +114,7 @@ def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> Ge
             hint="install a torch that docs/versions.md names for the backend `cuda`",
         )
     binaries: dict[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    if used:
+        binaries[SECTION] = pack_texts([kernel for kernel in kernels if kernel.name in used])
     wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
     return replace(generated, wrapper=CHOICE + wrapper if loads else wrapper, binaries=binaries)

@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -52,6 +53,9 @@ class TritonKernel:
     ptx: dict[int, str]
     shared: int  # bytes of shared memory
     targets: dict[int, str]  # the architecture that the PTX names: `sm_90a`
+    text: str = ""  # the Python module that defines the kernel
+    signature: dict[str, str] = field(default_factory=dict)  # parameter to type: `*fp32`, `i32`, `constexpr`
+    constants: dict[str, object] = field(default_factory=dict)  # values of the parameters of the type `constexpr`
 
 
 @contextmanager
@@ -232,6 +236,9 @@ def compile_kernel(name: str, kernel: CachingAutotuner, capabilities: Sequence[i
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
         {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
+        Path(made.fn.fn.__code__.co_filename).read_text(encoding="utf-8"),
+        dict(made.triton_meta["signature"]),
+        {**made.triton_meta["constants"], **config.kwargs},
     )
 
 
