@@ -89,6 +89,10 @@ LONGEST_NAME = 100  # file systems allow 255 bytes, and suffixes and digests nee
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 
 
+# by the setting `verify`, the reaction to a comparison for which this machine lacks the recipe's device
+WITHOUT_DEVICE: Mapping[object, Literal["fail", "interpret"]] = {"required": "fail", "interpret": "interpret"}
+
+
 class Recipe(Frozen):
     """A lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
 
@@ -99,8 +103,7 @@ class Recipe(Frozen):
     atol: float = ATOL
     imports: tuple[str, ...] = ()
     on_mismatch: str = "leave-out"  # or `fail`
-    # the reaction to a comparison for which this machine lacks the recipe's device
-    without_device: Literal["skip", "fail"] = "skip"
+    without_device: Literal["skip", "fail", "interpret"] = "skip"
 
 
 class ModelSettings(Frozen):
@@ -252,7 +255,7 @@ def resolve_recipes(given: HookTable, root: Path, path: str, problems: list[str]
             atol=given.atol if recipe.atol is None else recipe.atol,
             imports=given.imports,
             on_mismatch=recipe.on_mismatch or given.on_mismatch,
-            without_device="fail" if verify == "required" else "skip",
+            without_device=WITHOUT_DEVICE.get(verify, "skip"),
         )
     return recipes
 

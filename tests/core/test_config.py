@@ -167,6 +167,9 @@ def test_another_path_of_the_table_is_named() -> None:
         )
 
 
+VERIFY = '`{}.verify` must be one of true, false, "required", "interpret"'
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -179,9 +182,12 @@ def test_another_path_of_the_table_is_named() -> None:
         ({"timeout": 0.5}, "`{}.timeout` must be an integer of at least 1, found the number 0.5"),
         ({"rtol": {"float16": 0.1}}, "`{}.rtol` must be a number of at least 0, found a table"),
         ({"atol": float("nan")}, "`{}.atol` must be a number of at least 0, found the number nan"),
-        ({"verify": "yes"}, '`{}.verify` must be one of true, false, "required", found the string "yes"'),
-        ({"verify": {"enabled": True}}, '`{}.verify` must be one of true, false, "required", found a table'),
-        ({"verify": 1}, '`{}.verify` must be one of true, false, "required", found the number 1'),
+        ({"verify": "yes"}, VERIFY + ', found the string "yes"'),
+        (
+            {"verify": {"enabled": True}},
+            VERIFY + ", found a table",
+        ),
+        ({"verify": 1}, VERIFY + ", found the number 1"),
         ({"package": ""}, '`{}.package` must be a string that is not empty, found the string ""'),
         (
             {"editable": "eagre"},

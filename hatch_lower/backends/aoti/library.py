@@ -263,10 +263,19 @@ class CppSources:
 
 
 def write_binaries(binaries: Mapping[str, bytes]) -> CppSource:
-    """Return an assembler file that defines a read-only symbol for each content."""
-    symbols = [f'.balign 16\n.globl {name}\n.hidden {name}\n{name}:\n.incbin "{name}.bin"\n' for name in binaries]
-    lines = [".section .rodata\n", *symbols, '.section .note.GNU-stack,"",@progbits\n']
-    return CppSource(BINARIES, "".join(lines), {f"{name}.bin": data for name, data in binaries.items()})
+    """Return an assembler file with a read-only symbol for each content; `.name` is a section that is never loaded."""
+    # a kernel's name may be longer than a file's
+    files = {name: f"{place}.bin" for place, name in enumerate(binaries)}
+    symbols = [
+        f'.balign 16\n.globl {name}\n.hidden {name}\n{name}:\n.incbin "{file}"\n'
+        for name, file in files.items()
+        if not name.startswith(".")
+    ]
+    sections = [
+        f'.section {name},"",@progbits\n.incbin "{file}"\n' for name, file in files.items() if name.startswith(".")
+    ]
+    lines = [".section .rodata\n", *symbols, *sections, '.section .note.GNU-stack,"",@progbits\n']
+    return CppSource(BINARIES, "".join(lines), {files[name]: data for name, data in binaries.items()})
 
 
 def without_prints(interface: str) -> str:

@@ -11,7 +11,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +25,7 @@ from hatch_lower.backends.aoti.library import LibraryPool
 from hatch_lower.backends.aoti.record import GeneratedCode, generate
 from hatch_lower.backends.aoti.versions import LibrarySymbols, read_symbols, torch_requirement
 from hatch_lower.backends.cuda.images import with_images
+from hatch_lower.backends.cuda.interpret import interpreting
 from hatch_lower.backends.cuda.options import (
     BACKEND_ID,
     GPUS,
@@ -44,6 +45,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.torch_private.cuda import capability_of, current_gpu, name_of
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel, gpu_stand_ins, triton_versions
 from hatch_lower.runtime.torch_private.kernel_times import measure_on_gpu, time_kernels
@@ -94,6 +96,10 @@ class CudaBackend(BackendDetails):
     @classmethod
     def device(cls, options: Mapping[str, object]) -> str:
         return "cuda"
+
+    @classmethod
+    def stand_in(cls) -> AbstractContextManager[type[Delegate]]:
+        return interpreting()
 
     @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:

@@ -7,16 +7,22 @@ the driver: here the symbol is a table, and the wrapper looks up the image for t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hatch_lower.backends.aoti.record import GeneratedCode
 from hatch_lower.backends.cuda.cubins import EXACT, PTX, SAME_MAJOR, Image, pack_images
+from hatch_lower.backends.cuda.texts import SECTION, pack_texts
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TritonKernel
 
 LOAD = "cuModuleLoadData(&mod, start)"
 START = re.compile(r"\b__(\w+)_start\b")
+
+# the check of a result's sizes and strides, which inductor's code does only if a variable of the environment is set
+CHECK = re.compile(
+    r'if \(_check_aoti_runtime_check_inputs_env\(\)\) \{ (assert_size_stride\(.*"torch\.ops\.[\w.]+"\);) \}'
+)
 
 CHOICE = r"""
 #include <cstdint>
@@ -71,7 +77,11 @@ def images_of(kernel: TritonKernel) -> list[Image]:
 
 
 def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> GeneratedCode:
-    """Return the code with the tables of its kernels, and with the choice of an image in front of each load."""
+    """Return the code with the tables of its kernels, and with the choice of an image in front of each load.
+
+    Each result of libtorch is checked: kernels read the memory in the layout that inductor expects.
+    """
+    generated = replace(generated, wrapper=CHECK.sub(r"\1", generated.wrapper))
     packed = {kernel.name: pack_images(images_of(kernel), kernel.shared) for kernel in kernels}
     used = set(START.findall(generated.wrapper))
     loads = generated.wrapper.count(LOAD)
@@ -81,6 +91,8 @@ def with_images(generated: GeneratedCode, kernels: Sequence[TritonKernel]) -> Ge
             found=f"{loads} loads; kernels {sorted(used - packed.keys())} are missing",
             hint="install a torch that docs/versions.md names for the backend `cuda`",
         )
-    binaries: Mapping[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    binaries: dict[str, bytes] = {f"__{name}_start": packed[name] for name in sorted(used)}
+    if used:
+        binaries[SECTION] = pack_texts([kernel for kernel in kernels if kernel.name in used])
     wrapper = generated.wrapper.replace(LOAD, "cuModuleLoadData(&mod, hatch_lower_image(start))")
     return replace(generated, wrapper=CHOICE + wrapper if loads else wrapper, binaries=binaries)

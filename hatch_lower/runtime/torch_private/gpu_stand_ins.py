@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -18,6 +19,8 @@ import torch
 
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, extra_hint
+from hatch_lower.runtime.torch_private.convolution_layouts import layout_on_gpu
+from hatch_lower.runtime.torch_private.plain_indexing import getting, setting
 
 if TYPE_CHECKING:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -52,6 +55,9 @@ class TritonKernel:
     ptx: dict[int, str]
     shared: int  # bytes of shared memory
     targets: dict[int, str]  # the architecture that the PTX names: `sm_90a`
+    text: str = ""  # the Python module that defines the kernel
+    signature: dict[str, str] = field(default_factory=dict)  # parameter to type: `*fp32`, `i32`, `constexpr`
+    constants: dict[str, object] = field(default_factory=dict)  # values of the parameters of the type `constexpr`
 
 
 @contextmanager
@@ -116,6 +122,7 @@ def gpu_stand_ins(
         (graph, "is_same_tensor", lambda one, other: one is other),
         (driver, "_active", stand_in_driver(gpu)),
     ]
+    answers += answers_without_cuda()
     answers += [
         (module, "has_triton", answer(True))
         for name, module in sorted(sys.modules.items())
@@ -125,6 +132,16 @@ def gpu_stand_ins(
         for owner, name, value in answers:
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def answers_without_cuda() -> list[tuple[Any, str, Any]]:
+    """Return the answers that a torch without CUDA needs besides."""
+    return [
+        (torch.Tensor, "__getitem__", getting(torch.Tensor.__getitem__)),
+        (torch.Tensor, "__setitem__", setting(torch.Tensor.__setitem__)),
+        # A torch without cuDNN would name the layout of its own kernels for a convolution's result.
+        (torch._C, "_conv_determine_backend_memory_format", layout_on_gpu),
+    ]
 
 
 def properties_of(gpu: Gpu) -> dict[str, Any]:
@@ -238,6 +255,9 @@ def compile_kernel(
         {capability: binary.asm["ptx"] for capability, binary in binaries.items()},
         shared,
         {capability: target_of(binary.asm["ptx"]) for capability, binary in binaries.items()},
+        Path(made.fn.fn.__code__.co_filename).read_text(encoding="utf-8"),
+        dict(made.triton_meta["signature"]),
+        {**made.triton_meta["constants"], **config.kwargs},
     )
 
 
