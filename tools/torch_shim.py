@@ -3,7 +3,8 @@
     pip download --no-deps --dest WHEELS torch==2.13.0        # and every other version that is to be in the table
     python tools/torch_shim.py WHEELS/torch-*.whl
 
-Nothing is installed. Signatures are read from the headers in the wheels, what there is from libtorch itself.
+Nothing is installed. Signatures are read from the headers in the wheels, what there is from libtorch itself. Without a
+wheel among the arguments, a minor version stays in the table as it is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import re
 import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zipfile import ZipFile
 
@@ -138,35 +140,80 @@ def resolved(tokens: Iterable[str], types: Mapping[str, str]) -> str:
     return " ".join(found)
 
 
-def make_table(releases: Iterable[Release]) -> dict[str, Any]:
-    """Return what changed from one minor version to the next; what differs within one is known of none of its."""
+def make_table(releases: Iterable[Release], before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return what changed from one minor version to the next; what differs within one is known of none of its.
+
+    Minor versions of the table `before` stay as they are, unless a release of theirs is given.
+    """
     minors: dict[str, list[Release]] = {}
-    for release in sorted(releases, key=lambda each: tuple(map(int, each.version.split(".")))):
-        minors.setdefault(".".join(release.version.split(".")[:2]), []).append(release)
-    every = [release for group in minors.values() for release in group]
+    for release in releases:
+        minors.setdefault(minor_of(release.version), []).append(release)
+    kept = [minor for minor in before.get("versions", ()) if minor not in minors]
+    wheels = {name: digest for name, digest in before.get("wheels", {}).items() if minor_of(name.split("-")[1]) in kept}
+    wheels |= {release.wheel: release.sha256 for group in minors.values() for release in group}
+    looked_up = {minor: before["looked up"][minor] for minor in kept}
+    looked_up |= {
+        minor: sorted(frozenset[str]().union(*(each.looked_up for each in group))) for minor, group in minors.items()
+    }
+    versions = sorted([*minors, *kept], key=by_number)
+    functions = {minor: digests_at(before, "functions", minor) for minor in kept}
+    interface = {minor: digests_at(before, "interface", minor) for minor in kept}
+    for minor, group in minors.items():
+        functions[minor] = digests([each.functions for each in group])
+        interface[minor] = digests([each.interface for each in group])
     return {
         "machine": MACHINE,
-        "versions": list(minors),
-        "wheels": {release.wheel: release.sha256 for release in every},
-        "functions": changes({minor: [each.functions for each in group] for minor, group in minors.items()}),
-        "interface": changes({minor: [each.interface for each in group] for minor, group in minors.items()}),
-        "looked up": {
-            minor: sorted(frozenset[str]().union(*(each.looked_up for each in group)))
-            for minor, group in minors.items()
-        },
+        "versions": versions,
+        "wheels": dict(
+            sorted(wheels.items(), key=lambda entry: [int(part) for part in re.findall(r"\d+", entry[0].split("-")[1])])
+        ),
+        "functions": changes({minor: functions[minor] for minor in versions}),
+        "interface": changes({minor: interface[minor] for minor in versions}),
+        "looked up": {minor: looked_up[minor] for minor in versions},
     }
 
 
-def changes(minors: Mapping[str, list[Mapping[str, str]]]) -> dict[str, list[tuple[str, str | None]]]:
+def minor_of(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def numbers_of(wheel: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", wheel.split("-")[1])))
+
+
+def by_number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def digests(group: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the digests of signatures that are the same in all releases of a minor version."""
+    first, *others = group
+    return {
+        name: digest_of_signature(text)
+        for name, text in first.items()
+        if all(other.get(name) == text for other in others)
+    }
+
+
+def digests_at(table: Mapping[str, Any], part: str, minor: str) -> dict[str, str]:
+    """Return the digests of signatures in a part of a table, `functions` or `interface`, for a minor version."""
+    known = {}
+    for name, entries in table[part].items():
+        before = [digest for since, digest in entries if by_number(since) <= by_number(minor)]
+        if before and before[-1] is not None:
+            known[name] = before[-1]
+    return known
+
+
+def changes(minors: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str | None]]]:
     found: dict[str, list[tuple[str, str | None]]] = {}
-    for name in sorted({name for group in minors.values() for release in group for name in release}):
+    for name in sorted({name for known in minors.values() for name in known}):
         before = None
-        for minor, group in minors.items():
-            texts = {release.get(name) for release in group}
-            text = texts.pop() if len(texts) == 1 else None
-            if text != before:
-                found.setdefault(name, []).append((minor, None if text is None else digest_of_signature(text)))
-            before = text
+        for minor, known in minors.items():
+            digest = known.get(name)
+            if digest != before:
+                found.setdefault(name, []).append((minor, digest))
+            before = digest
     return found
 
 
@@ -187,4 +234,5 @@ def written(table: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(written(make_table(map(read_release, map(Path, sys.argv[1:])))), encoding="utf-8", newline="\n")
+    table = make_table(map(read_release, map(Path, sys.argv[1:])), json.loads(TABLE.read_text(encoding="utf-8")))
+    TABLE.write_text(written(table), encoding="utf-8", newline="\n")

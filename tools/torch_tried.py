@@ -1,7 +1,8 @@
 """Note that hatch-lower's tests have passed with a torch: `python tools/torch_tried.py`, in the environment with it.
 
 What hatch-lower uses of torch's private interfaces stands in `hatch_lower/runtime/torch_private/`. Its `tried.json` has
-each name there with the minor versions of torch that it was tried with. A name that this torch lacks is an error.
+each name there with the minor versions of torch that it was tried with. A name that this torch lacks is an error,
+unless the room looks for the name with `find_part`: the table then notes that the version was tried without the name.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hatch_lower.runtime.torch_private.unimported import ABSENT, numbers
+
 PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 ROOM = PACKAGE / "runtime" / "torch_private"
 TABLE = ROOM / "tried.json"
+OLDER = "older.py"
 LIBRARIES = ("torch", "torchgen")
 OPERATORS = "torch.ops."  # their names are torch's public ones, in programs and in wheels
 OWN = ("self.", "cls.", "aten.", "ops.edge.")  # what begins so is a module's own, or an operator
@@ -85,7 +89,25 @@ def is_dotted(text: str) -> bool:
 
 
 def used() -> list[str]:
-    return sorted({name for path in ROOM.glob("*.py") for name in names_of(ast.parse(path.read_text()))})
+    paths = (path for path in ROOM.glob("*.py") if path.name != OLDER)
+    return sorted({name for path in paths for name in names_of(ast.parse(path.read_text()))})
+
+
+def used_with_older() -> list[str]:
+    """Return the names that are used with versions before 2.13 only; the table leaves these names out."""
+    return sorted(names_of(ast.parse((ROOM / OLDER).read_text())))
+
+
+def looked_for() -> set[str]:
+    """Return the names that only some versions of torch have: the arguments of `find_part`."""
+    calls = (node for path in ROOM.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    return {
+        str(argument.value)
+        for node in calls
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find_part"
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+    }
 
 
 def is_there(name: str) -> bool:
@@ -109,15 +131,18 @@ def is_there(name: str) -> bool:
 def main() -> None:
     import torch
 
-    missing = [name for name in used() if not is_there(name)]
+    absent = {name for name in used() if not is_there(name)}
+    missing = sorted(absent - looked_for())
     if missing:
         sys.exit(f"torch {torch.__version__} has no {', '.join(missing)}")
     here = ".".join(torch.__version__.split(".")[:2])
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     rows = []
     for name in used():
-        versions = sorted({here, *before.get(name, ())}, key=lambda version: tuple(map(int, version.split("."))))
-        rows.append(f" {json.dumps(name)}: {json.dumps(versions)}")
+        versions = {version.removesuffix(ABSENT): version for version in before.get(name, ())}
+        versions[here] = f"{here}{ABSENT}" if name in absent else here
+        listed = [versions[version] for version in sorted(versions, key=numbers)]
+        rows.append(f" {json.dumps(name)}: {json.dumps(listed)}")
     TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8", newline="\n")
 
 

@@ -56,6 +56,7 @@ NOISE = re.compile(
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
 )
 
+UNKNOWN_NUMBER = re.compile(r"Unknown symbol zuf\d+ created by")  # of torch 2.11 and 2.12
 BOUND_TO = ".__self__"  # dynamo's text for the attribute that leads from a bound method to its object
 
 
@@ -345,15 +346,23 @@ def capture_error(
             found=f"{type(error).__name__}: {cleaned(reason)}",
             hint=gradients,
         )
-    branches = "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode"
     return CaptureError(
         f"torch.export cannot capture method `{name}`",
         where=method_place(model, name, user_line(error, roots)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
-        hint="the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
-        if branches
-        else "rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle",
+        hint=hint_on_code(error, reason),
     )
+
+
+def hint_on_code(error: Exception, reason: str) -> str:
+    if UNKNOWN_NUMBER.search(reason):
+        return (
+            "leave out the check of a floating-point number from a tensor (`torch._check(x.sum().item() > 0)`), or"
+            " build with torch 2.13 or later"
+        )
+    if "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode":
+        return "the line depends on the values in a tensor; use `torch.cond`, `torch.where` or `torch._check` there"
+    return "rewrite the line with torch operations; `torch.export.draft_export` lists every obstacle"
 
 
 def needs_gradients(module: torch.nn.Module, name: str, declared: Method) -> bool:

@@ -173,11 +173,15 @@ def check_initialized(model: str, path: str, module: torch.nn.Module) -> None:
             raise CaptureError(what, where=f"model `{model}`", found=found, hint=hint)
 
 
+# words of torch about tensors of derivatives; the last: of torch 2.11 and 2.12
+OF_DERIVATIVES = ("functorch tensor", "fake tensor in the exported program", "Expected FakeTensor, got <class 'torch.T")
+
+
 def hint_on_gradients(error: BaseException) -> str:
     """Return a hint if torch.export failed while tracing derivatives, else an empty string."""
     frames = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     traced = any(frame.name in TRANSFORMATIONS and "_functorch" in frame.parts for frame in frames)
-    if traced or "functorch tensor" in str(error) or "fake tensor in the exported program" in str(error):
+    if traced or any(words in str(error) for words in OF_DERIVATIVES):
         return (
             "derivatives of `torch.func`, and gradients through operators that keep their result (`tanh`, `exp`), are"
             " supported for inputs of fixed sizes: leave `dynamic_shapes` out, or write the derivative as operators"

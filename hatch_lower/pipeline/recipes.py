@@ -130,7 +130,7 @@ def recipe_requirements(lowered: BuiltRecipe, project: str) -> tuple[str, ...]:
 
 
 def with_one_torch(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Return sorted requirements; without `torch>=2.13` if a backend requires certain versions of torch."""
+    """Return sorted requirements; without `torch>=2.11` if a backend requires certain versions of torch."""
     found = set(requirements)
     named = any(map(names_torch, found - {TORCH}))
     return tuple(sorted(found - {TORCH} if named else found))

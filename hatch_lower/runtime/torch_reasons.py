@@ -21,7 +21,7 @@ from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
 
 NUMPY = "numpy>=1.26"
 ML_DTYPES = "ml_dtypes>=0.5"  # the first version with all 8-bit floats of torch
-TORCH = "torch>=2.13"
+TORCH = "torch>=2.11"
 PLAN_READER = "hatch-lower>=0.1"  # the first version that can read the plans of this version
 
 UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has

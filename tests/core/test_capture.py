@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.older import DERIVED_SIZES
 from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
@@ -390,6 +391,22 @@ def test_a_branch_on_data() -> None:
     )
 
 
+def test_a_check_that_torch_cannot_export_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = "Unknown symbol zuf0 created by constraints solver"
+
+    def fail(*_: object, **named: object) -> None:
+        raise AssertionError(problem)
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    assert refuse(Net(), forward=Method((PAIR,))) == (
+        "torch.export cannot capture method `forward`\n"
+        f"  where: model `net`, method `forward`, test_capture.py:{line_of('raise AssertionError(problem)')}\n"
+        f"  found: AssertionError: {problem}\n"
+        "  to do: leave out the check of a floating-point number from a tensor (`torch._check(x.sum().item() > 0)`), or"
+        " build with torch 2.13 or later"
+    )
+
+
 def test_code_that_leaves_torch() -> None:
     assert refuse(Bad(), leave=Method((PAIR,))) == (
         "torch.export cannot capture method `leave`\n"
@@ -704,6 +721,7 @@ def test_derivatives_for_inputs_of_fixed_sizes() -> None:
         assert set(method.program.state_dict) == set(net.state_dict())
 
 
+@DERIVED_SIZES
 def test_derivatives_for_inputs_of_dynamic_sizes() -> None:
     method = Method((torch.ones(2, 3),), dynamic_shapes=({0: Dim("rows", max=8)},))
     refusal = refuse(Derived(), jacobian=method)

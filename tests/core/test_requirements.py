@@ -185,7 +185,7 @@ def export():
     settings = replace(settings_of(*recipes), dependencies=("hatch-lower>=0.1", "torch>=2.16"))
     with pytest.raises(ConfigError) as caught:
         shop.build(source, settings)
-    assert caught.value.found == "`torch>=2.13,<2.16`: `torch>=2.16` allows none of these versions"
+    assert caught.value.found == "`torch>=2.11,<2.16`: `torch>=2.16` allows none of these versions"
 
 
 def test_check_passes_and_adds_nothing() -> None:

@@ -78,10 +78,10 @@ def test_a_program_that_its_engine_takes_whole_requires_no_torch(shop: Workshop)
     engine = "onnxruntime>=1.23,<2"
     assert required(report) == {
         "default": ["hatch-lower>=0.1", "numpy>=1.26", engine],
-        "portable": ["hatch-lower>=0.1", "torch>=2.13"],
+        "portable": ["hatch-lower>=0.1", "torch>=2.11"],
     }
     report, _ = shop.build(shop.capture(SOURCE, WITH_BESSEL), settings(ONNX))
-    assert required(report) == {"default": ["hatch-lower>=0.1", engine, "torch>=2.13"]}
+    assert required(report) == {"default": ["hatch-lower>=0.1", engine, "torch>=2.11"]}
 
 
 def test_a_project_of_torch_free_recipes_need_not_depend_on_torch(shop: Workshop) -> None:
@@ -91,7 +91,7 @@ def test_a_project_of_torch_free_recipes_need_not_depend_on_torch(shop: Workshop
     for recipe in (reference, replace(ONNX, imports=("json",))):
         with pytest.raises(ConfigError) as caught:
             shop.build(shop.capture(SOURCE), settings(recipe, dependencies=declared))
-        assert caught.value.found == "`torch>=2.13`: not among the dependencies"
+        assert caught.value.found == "`torch>=2.11`: not among the dependencies"
 
 
 def test_numpy_is_asked_for_with_the_engine_before_anything_is_lowered(shop: Workshop) -> None:
@@ -140,19 +140,19 @@ def test_a_promise_is_kept_of_what_an_earlier_build_has_lowered(shop: Workshop) 
 
 def test_a_stored_result_counts_only_if_it_keeps_the_promise() -> None:
     def result(*requirements: str) -> ModelResult:
-        recipes = {"default": {"requirements": list(requirements)}, "other": {"requirements": ["torch>=2.13"]}}
+        recipes = {"default": {"requirements": list(requirements)}, "other": {"requirements": ["torch>=2.11"]}}
         return ModelResult("net", {"recipes": recipes}, (), (), (), {}, "2.13.0")
 
     promised = settings(ONNX, promised=["default"])
     assert keeps_promises(promised, result("hatch-lower>=0.1", "numpy>=1.26"))
     assert not keeps_promises(promised, result("hatch-lower>=0.1", "Torch<3,>=2.13"))
-    assert keeps_promises(settings(ONNX), result("torch>=2.13"))
+    assert keeps_promises(settings(ONNX), result("torch>=2.11"))
 
 
 def test_a_child_process_does_not_take_a_result_that_breaks_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ModelResult("net", {"recipes": {"default": {"requirements": ["torch>=2.13"]}}}, (), (), (), {}, "2.13.0")
+    made = ModelResult("net", {"recipes": {"default": {"requirements": ["torch>=2.11"]}}}, (), (), (), {}, "2.13.0")
     store = Store(tmp_path, "on", print)
     monkeypatch.setattr(ResultLookup, "look_up", lambda self, key: LookupResult(key, store, made))
     monkeypatch.setattr(LookupResult, "report", "the report")

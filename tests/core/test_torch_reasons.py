@@ -98,10 +98,10 @@ def test_a_module_that_the_recipe_imports_needs_torch() -> None:
     ("dtype", "needs_torch", "required"),
     [
         ("float32", False, ["numpy>=1.26"]),
-        ("float32", True, ["torch>=2.13"]),
+        ("float32", True, ["torch>=2.11"]),
         ("bfloat16", False, ["ml_dtypes>=0.5", "numpy>=1.26"]),
         ("float8_e4m3fn", False, ["ml_dtypes>=0.5", "numpy>=1.26"]),
-        ("bfloat16", True, ["torch>=2.13"]),
+        ("bfloat16", True, ["torch>=2.11"]),
     ],
 )
 def test_arrays_are_torchs_or_numpys_with_the_dtypes_that_it_lacks(

@@ -85,6 +85,17 @@ def test_what_differs_between_patches_is_not_known() -> None:
     assert table["functions"] == {"f": [("2.15", digest_of_signature("b"))]}
 
 
+def test_versions_without_a_wheel_stay_as_they_are() -> None:
+    releases = [release("2.10.0", f="b", g="a"), release("2.9.1", f="a", g="a"), release("2.11.0", f="b")]
+    table = make_table(releases)
+    assert make_table(releases[:1], table) == table
+    assert make_table([release("2.10.1", f="a", g="a")], table)["functions"]["f"] == [
+        ("2.9", digest_of_signature("a")),
+        ("2.11", digest_of_signature("b")),
+    ]
+    assert make_table(releases[1:], make_table(releases[:1])) == table
+
+
 # The table that is checked in.
 
 
@@ -115,7 +126,7 @@ def test_the_table_says_what_the_headers_of_the_installed_torch_say() -> None:
 
 def test_the_table_has_what_inductor_calls() -> None:
     shim = read_shim()
-    assert shim.versions[:3] == ["2.13", "2.14", "2.15"]
+    assert shim.versions[:5] == ["2.11", "2.12", "2.13", "2.14", "2.15"]
     called = {"aoti_torch_cpu_addmm_out", "aoti_torch_cpu_convolution", "aoti_torch_clone", "Sleef_expf8_u10"}
     assert called <= set(shim.functions)
     assert [since for since, _ in shim.functions["torch_has_storage"]] == ["2.14"]
@@ -162,8 +173,11 @@ EVERYTHING = tuple({name for names in read_shim().looked_up.values() for name in
 @pytest.mark.parametrize(
     ("version", "imported", "expected"),
     [
-        ("2.13.0+cpu", ["aoti_torch_clone"], "torch>=2.13,<2.16"),
+        ("2.13.0+cpu", ["aoti_torch_clone"], "torch>=2.11,<2.16"),
         ("2.14.1+cu130", ["aoti_torch_clone", "torch_has_storage"], "torch>=2.14,<2.16"),
+        ("2.11.0+cu130", ["aoti_torch_cpu_mm_out"], "torch>=2.11,<2.16"),
+        ("2.12.1", ["aoti_torch_cpu__int_mm_out"], "torch>=2.12,<2.16"),
+        ("2.11.0", ["aoti_torch_cpu__int_mm_out"], "torch==2.11.*"),
         ("2.13.1", ["aoti_torch_clone", "aoti_torch_of_somebody"], "torch==2.13.*"),
         ("2.99.0", ["aoti_torch_clone"], "torch==2.99.*"),
         ("2.13.0a0+git0123abc", ["aoti_torch_clone"], "torch==2.13.*"),

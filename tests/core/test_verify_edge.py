@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.older import CHECKED_NUMBERS
 from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.library import Library
@@ -104,6 +105,7 @@ def test_operators_outside_the_core_set_are_refused() -> None:
     verify_edge(program, rules=STRUCTURE_RULES)
 
 
+@CHECKED_NUMBERS
 def test_operators_of_one_s_own_and_asserts_may_stay() -> None:
     library = Library("verify_edge_test", "DEF")
     library.define("own(Tensor x) -> Tensor")

@@ -116,7 +116,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_a_result_says_what_the_wheel_must_know(built: Built) -> None:
     result = built.results["net"]
     assert result.suffix == "so"
-    assert result.requirements == ("torch>=2.13,<2.16",)
+    assert result.requirements == ("torch>=2.11,<2.16",)
     assert result.target == Target("Linux", "x86_64", "x86-64-v3")
     calling = {"constants": 3, "bound": [0, 1, 2], "inputs": 1, "passed": [0], "outputs": [0]}
     assert result.info == {**calling, "openmp": ["libgomp.so.1"]}
@@ -132,7 +132,7 @@ def test_a_library_fits_every_torch_that_is_known(built: Built, name: str) -> No
     assert {exported for exported in symbols.exported if not exported.startswith(("AOTInductor", "cpp_"))} == set()
     # the C++ library's come from the C++ library, with versions, though libtorch has some of them too
     assert symbols.imported <= shim.functions.keys()
-    assert built.results[name].requirements == ("torch>=2.13,<2.16",)
+    assert built.results[name].requirements == ("torch>=2.11,<2.16",)
 
 
 def test_the_debug_map_names_kernels(built: Built) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from support.older import UNSIGNED_PRODUCTS
 from support.quantized import conv_net, mlp, quantized, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -24,7 +25,7 @@ from hatch_lower.backends.aoti.configuration import ISAS, parse_options
 from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.call_map import call_facts
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.delegate import executorch_call_delegate
@@ -36,6 +37,7 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import cpu_flags
+from hatch_lower.runtime.torch_private import inductor
 from hatch_lower.runtime.torch_private.inductor import packed_weight
 
 pytestmark = pytest.mark.torch
@@ -80,6 +82,7 @@ class Layer(nn.Module):
         return nn.functional.linear(x, weight, self.bias)
 
 
+@UNSIGNED_PRODUCTS
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_quantized_mlp_is_one_partition_over_integers(quantizer: Any, *, dynamic: bool) -> None:
@@ -134,7 +137,7 @@ def test_quantizations_without_code_are_not_taken() -> None:
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.int8, pytest.param(torch.uint8, marks=UNSIGNED_PRODUCTS)])
 @pytest.mark.parametrize("rows", [(3,), (0,), (2, 3)])
 def test_zero_points_of_both_operands_are_accounted_for(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
     for bias in (True, False):
@@ -144,6 +147,7 @@ def test_zero_points_of_both_operands_are_accounted_for(dtype: torch.dtype, rows
         torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-3)
 
 
+@UNSIGNED_PRODUCTS
 def test_large_zero_points_and_scales_of_64_bits_are_exact() -> None:
     class Long(Layer):
         def __init__(self) -> None:
@@ -160,6 +164,7 @@ def test_large_zero_points_and_scales_of_64_bits_are_exact() -> None:
     torch.testing.assert_close(found, eager(x).detach(), rtol=1e-4, atol=1.0)
 
 
+@UNSIGNED_PRODUCTS
 def test_one_size_may_be_known_at_run_time_only() -> None:
     eager, rows = Layer(), torch.export.Dim("rows", min=2, max=9)
     function, operators = written(edge_of(eager, torch.randn(2, 3, 16), shapes={"x": {0: rows}}))
@@ -306,7 +311,7 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     module, (x,) = conv_net(64)
     module.get_submodule("features").append(nn.Conv2d(64, 64, 3, stride=2, groups=2))
     eager = quantized(module, (x,))
-    has_vnni = "avx512_vnni" in cpu_flags(Path("/proc/cpuinfo"))
+    has_vnni = "avx512_vnni" in cpu_flags(Path("/proc/cpuinfo")) and inductor.multiplies_unsigned_bytes()
     partitioner = AotiBackend.partitioner({"isa": VNNI} if has_vnni else {})
     exported = torch.export.export(eager, (x,), strict=False)
     lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner]).to_executorch()
@@ -360,6 +365,7 @@ def test_a_layout_that_the_weights_have_not_is_refused(tmp_path: Path) -> None:
         assert caught.value.found == f"weights of {shape} for a convolution with {where}"
 
 
+@UNSIGNED_PRODUCTS
 def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = DelegateBlob(
         tmp_path / "net.so", {"constants": 0, "bound": [], "openmp": [], "multiplies": True, **call_facts(0, [], [])}
@@ -376,6 +382,23 @@ def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, m
     )
 
 
+def test_a_torch_that_multiplies_no_unsigned_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (inductor, run):
+        monkeypatch.setattr(module, "multiplies_unsigned_bytes", lambda: False)
+    with pytest.raises(BackendError) as built:
+        parse_options({"isa": VNNI})
+    assert built.value.found == f"`isa` is '{VNNI}', and torch {torch.__version__} multiplies no unsigned bytes"
+    info = {"constants": 0, "bound": [], "openmp": [], "multiplies": True, **call_facts(0, [], [])}
+    with pytest.raises(ProgramError) as loaded:
+        AotiDelegate.load(DelegateBlob(tmp_path / "net.so", info), [])
+    assert str(loaded.value) == (
+        "a compiled partition multiplies integers, and this torch multiplies no unsigned bytes\n"
+        f"  where: {tmp_path / 'net.so'}\n  found: torch {torch.__version__}\n"
+        "  to do: install a later torch, or load another recipe"
+    )
+
+
+@UNSIGNED_PRODUCTS
 @pytest.mark.skipif("avx512_vnni" not in cpu_flags(Path("/proc/cpuinfo")), reason="the processor has no VNNI")
 def test_the_variable_that_takes_the_instructions_away_is_noticed() -> None:
     code = "from hatch_lower.backends.aoti.run import sums_integers; print(sums_integers())"

@@ -9,13 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.older import UNSIGNED_PRODUCTS
 from support.quantized import conv_net, quantized
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import compiling, generate_all
 from hatch_lower.backends.aoti.configuration import parse_options
-from hatch_lower.backends.aoti.library import INTERFACE, KERNELS, WRAPPER, CppSource, CppSources, compilation
+from hatch_lower.backends.aoti.library import (
+    INTERFACE,
+    KERNELS,
+    WRAPPER,
+    CppSource,
+    CppSources,
+    choose_processor,
+    compilation,
+)
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.runtime.torch_private.unimported import tried_versions
 
 pytestmark = pytest.mark.torch
 
@@ -47,6 +58,7 @@ def test_sources_name_no_folder_of_torch_or_python(sources: Mapping[str, str]) -
         assert sysconfig.get_path("include") not in text
 
 
+@UNSIGNED_PRODUCTS
 def test_code_over_integers_holds_no_address_of_the_process() -> None:
     """For a convolution that is a function of inductor's own, its text stands in the code, with where it lies."""
     module, inputs = conv_net()
@@ -55,6 +67,34 @@ def test_code_over_integers_holds_no_address_of_the_process() -> None:
     text = "".join(source.text for source in sources_of(edge, {"isa": "x86-64-v4-vnni"}))
     assert "qconv" in text
     assert re.findall(r"0x[0-9a-f]{6,}", text) == []
+
+
+def test_code_is_for_the_named_processors_only() -> None:
+    isa = parse_options({"isa": "x86-64-v3"}).isa
+    for given in ("march=x86-64-v3", "march=native"):  # with inductor's setting, and without
+        assert choose_processor(["O3", given], isa) == ["O3", "march=x86-64-v3"]
+    with compiling(parse_options({"isa": "x86-64-v3"})) as (compiler, _):
+        command = compiler.compile_command(KERNELS, "kernels.o", optimize=True)
+    assert [word for word in command if word.startswith(("-march", "-mcpu", "-mtune"))] == ["-march=x86-64-v3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ([], "no `-march`"),
+        (["march=native", "mtune=native"], "`-march=native`, `-mtune=native`"),
+        (["march=x86-64-v4"], "`-march=x86-64-v4`"),
+        (["mcpu=native"], "`-mcpu=native`"),
+    ],
+)
+def test_flags_for_unknown_processors_are_refused(flags: list[str], found: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        choose_processor(["O3", *flags], parse_options({"isa": "x86-64-v3"}).isa)
+    assert str(caught.value) == (
+        "inductor's flags for the C++ compiler leave open for which processors the code is\n"
+        f"  where: the instruction set `x86-64-v3`\n  found: {found}\n"
+        f"  to do: build with a version of torch that hatch-lower was tried with: {', '.join(tried_versions())}"
+    )
 
 
 def test_an_object_does_not_show_where_torch_lies(sources: Mapping[str, str], tmp_path: Path) -> None:

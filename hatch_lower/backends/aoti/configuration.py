@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
@@ -87,6 +89,8 @@ def parse_options(options: Mapping[str, Any]) -> AotiOptions:
     elif ISAS[isa].machine != machine:
         here = sorted(level.name for level in ISAS.values() if level.machine == machine)
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
+    elif ISAS[isa].multiplies and not inductor.multiplies_unsigned_bytes():
+        given.problems.append(f"`isa` is {isa!r}, and torch {torch.__version__} multiplies no unsigned bytes")
     timers, prepacks = given.flag(TIMERS, False), given.flag(PREPACK, False)
     given.check()
     return AotiOptions(ISAS[isa], exclude, timers, prepacks)

@@ -28,11 +28,14 @@ from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.runtime.torch_private import inductor
 from hatch_lower.runtime.torch_private.inductor import interface_path
+from hatch_lower.runtime.torch_private.unimported import tried_versions
 
 if TYPE_CHECKING:
     from hatch_lower.backends.aoti.record import GeneratedCode
 
 HINT = "check the compiler, or set CXX to another compiler"
+NATIVE = "march=native"
+PROCESSORS = ("march=", "mcpu=", "mtune=")
 ERROR_LINES = 12
 ERROR_CHARACTERS = 300
 # marks the first line of a compiler's output that gives the reason of a failure
@@ -67,7 +70,7 @@ class Compiler:
             self.program,
             source,
             *(f"-D{definition.strip()}" for definition in options.get_definitions()),
-            *(f"-{flag}" for flag in options.get_cflags()),
+            *(f"-{flag}" for flag in choose_processor(options.get_cflags(), self.isa)),
             *(f"-I{folder}" for folder in options.get_include_dirs()),
             *(word for argument in options.get_passthrough_args() for word in argument.split()),
             # they keep absolute paths out of the object
@@ -135,6 +138,19 @@ class Compiler:
     def _folders(self, options: Any) -> dict[str, str]:
         folders = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}
         return folders | {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
+
+
+def choose_processor(flags: Sequence[str], isa: Isa) -> list[str]:
+    """Return the compiler's flags for the processors of `isa`, instead of the build machine's processor."""
+    chosen, named = f"march={isa.march}", [flag for flag in flags if flag.startswith(PROCESSORS)]
+    if named not in ([chosen], [NATIVE]):  # torch 2.11 and 2.12 have no setting and write `native`
+        raise BackendError(
+            "inductor's flags for the C++ compiler leave open for which processors the code is",
+            where=f"the instruction set `{isa.name}`",
+            found=", ".join(f"`-{flag}`" for flag in named) or "no `-march`",
+            hint=f"build with a version of torch that hatch-lower was tried with: {', '.join(tried_versions())}",
+        )
+    return [chosen if flag == NATIVE else flag for flag in flags]
 
 
 def choose_compiler(isa: Isa) -> Compiler:

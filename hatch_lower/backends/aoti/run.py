@@ -17,7 +17,7 @@ from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
 from hatch_lower.errors import ProgramError, reading_hint
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
-from hatch_lower.runtime.torch_private.inductor import open_library, packed_weight
+from hatch_lower.runtime.torch_private.inductor import multiplies_unsigned_bytes, open_library, packed_weight
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
 FRAMES = "\nException raised from "  # torch's words between an error's text and its C++ frames
@@ -69,6 +69,13 @@ def without_frames(error: RuntimeError) -> RuntimeError:
 def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[object, Sequence[Tensor], CallMap]:
     """Return the runner of a library, bound to its constants, and the map from calls to calls of the library."""
     call, bound, packed, openmp, multiplies = read_info(blob, len(constants))
+    if multiplies and not multiplies_unsigned_bytes():
+        raise ProgramError(
+            "a compiled partition multiplies integers, and this torch multiplies no unsigned bytes",
+            where=str(blob.path),
+            found=f"torch {torch.__version__}",
+            hint="install a later torch, or load another recipe",
+        )
     if multiplies and not sums_integers():
         raise ProgramError(
             "a compiled partition multiplies integers, and torch's sums of them overflow in this process",

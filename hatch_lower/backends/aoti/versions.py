@@ -27,6 +27,9 @@ RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(?:\+[a-z0-9.]+)?")
 # Symbols that compilers refer to in every library, and that libraries may lack
 NOT_NEEDED = frozenset(["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"])
 
+# functions that do more from a version on, with the same signature: torch 2.11 multiplies no unsigned bytes
+GROWN = {"aoti_torch_cpu__int_mm_out": (2, 12)}
+
 # first minor version of each signature, and the signature's digest; `None`: the function is absent
 Changes = Sequence[tuple[str, str | None]]
 
@@ -57,6 +60,9 @@ class Shim:
     def _is_alike(self, built: str, library: LibrarySymbols | None, other: str) -> bool:
         if library is None:
             return True
+        grown = [GROWN[name] for name in sorted(library.imported & GROWN.keys())]
+        if any((numbers(built) < since) != (numbers(other) < since) for since in grown):
+            return False
         return all(self._is_same(self.functions, name, built, other) for name in library.imported) and all(
             name in library.exported and self._is_callable(name, built, other) for name in self.looked_up[other]
         )
@@ -106,7 +112,7 @@ def read_shim() -> Shim:
 
 
 def torch_requirement(version: str, library: LibrarySymbols | None) -> str:
-    """Return the requirement of a library compiled with a version of torch: `torch>=2.13,<2.16` or a minor version."""
+    """Return the requirement of a library compiled with a version of torch: `torch>=2.11,<2.16` or a minor version."""
     built = ".".join(map(str, numbers(version)))
     shim = read_shim()
     # the headers are of releases, and the lookups were recorded on a single kind of machine

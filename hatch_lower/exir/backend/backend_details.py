@@ -59,7 +59,7 @@ class PreprocessResult:
         debug_handle_map: id of a delegate instruction to the debug handles that the instruction computes.
         data_store_output: named data beside the blob.
         suffix: the blob's file name suffix in the wheel, without a dot.
-        requirements: PEP 508 requirements that running the blob adds, public versions only (`torch>=2.13,<2.16`).
+        requirements: PEP 508 requirements that running the blob adds, public versions only (`torch>=2.11,<2.16`).
         target: the machine that the blob needs; `None` for a portable blob.
         info: JSON-able facts that `Delegate.load` of the run half receives.
     """

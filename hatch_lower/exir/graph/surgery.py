@@ -17,7 +17,7 @@ from torch.fx.node import Argument, Target
 from torch.fx.traceback import NodeSource
 
 from hatch_lower.runtime.torch_private import tensors
-from hatch_lower.runtime.torch_private.programs import Verifier, copy_calling_convention
+from hatch_lower.runtime.torch_private.programs import Verifier, copy_calling_convention, decompose_program
 
 MapTarget = Callable[[Target], Target]
 
@@ -54,8 +54,7 @@ def functionalized(program: ExportedProgram) -> ExportedProgram:
     """Return a program in which no operator changes its inputs; other operators stay whole."""
     # where sizes are dynamic, torch computes this operator's shapes by a function that takes fewer arguments
     torn = torch.ops.aten.std_mean.dim
-    decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
-    return decompose({torn: default_decompositions()[torn]})
+    return decompose_program(program, {torn: default_decompositions()[torn]})
 
 
 def output_values(module: GraphModule) -> tuple[Argument, ...]:

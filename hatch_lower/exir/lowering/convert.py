@@ -34,7 +34,12 @@ from hatch_lower.exir.graph.surgery import (
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.exir.lowering.regions import without_regions
 from hatch_lower.runtime.torch_private.operators import OpOverload, schema_of
-from hatch_lower.runtime.torch_private.programs import Verifier, change_signature, name_after_target
+from hatch_lower.runtime.torch_private.programs import (
+    Verifier,
+    change_signature,
+    decompose_program,
+    name_after_target,
+)
 
 WITH_EFFECTS = torch.ops.higher_order.with_effects
 
@@ -99,9 +104,8 @@ def decompose(
     decomposed = decompose_unwanted(program, table, some, born)
     if born:
         # decompositions of other operators call these: decompose the callers first, so that every call is a node
-        program = program.run_decompositions(
-            {op: decomposition for op, decomposition in table.items() if op not in some}
-        )
+        others = {op: decomposition for op, decomposition in table.items() if op not in some}
+        program = decompose_program(program, others)
         decomposed = decompose_unwanted(program, table, some, set())
     return decomposed
 
@@ -140,7 +144,7 @@ def decompose_unwanted(
         target: Any = node.target
         node.meta[KEPT] = target, target in some and some[target](node)
     try:
-        decomposed: ExportedProgram = program.run_decompositions({**table, **own})
+        decomposed = decompose_program(program, {**table, **own})
     finally:
         for node in marked:
             del node.meta[KEPT]

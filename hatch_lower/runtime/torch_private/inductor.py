@@ -23,11 +23,12 @@ def pinned(settings: Mapping[str, object], vectors: str) -> Iterator[None]:
     probe = cpu_vec_isa.valid_vec_isa_list
     # late: sympy takes long to import, and running a library does not need sympy
     from hatch_lower.runtime.torch_private.inductor_numbers import exact_numbers
+    from hatch_lower.runtime.torch_private.older import inductor_mended, without_newer
 
     known: Any = [pinned_vectors(getattr(cpu_vec_isa, vectors))] if vectors else []
     cpu_vec_isa.valid_vec_isa_list = lambda: known  # type: ignore[assignment]
     try:
-        with config.patch(dict(settings)), exact_numbers():
+        with config.patch(without_newer(settings)), exact_numbers(), inductor_mended():
             yield
     finally:
         cpu_vec_isa.valid_vec_isa_list = probe
@@ -76,13 +77,16 @@ def compiler_options(program: str, *, compile_only: bool, min_optimize: bool) ->
     from torch._inductor import cpu_vec_isa
     from torch._inductor.cpp_builder import CppTorchDeviceOptions
 
+    from hatch_lower.runtime.torch_private.older import accepted
+
+    chosen: Any = accepted(CppTorchDeviceOptions, compiler=program)  # otherwise the setting `cpp.cxx` decides
     return CppTorchDeviceOptions(
         vec_isa=cpu_vec_isa.pick_vec_isa(),
         device_type="cpu",
         aot_mode=True,
         compile_only=compile_only,
         min_optimize=min_optimize,
-        compiler=program,
+        **chosen,
     )
 
 
@@ -104,6 +108,16 @@ def is_generated(operator: OpOverload[..., Any]) -> bool | None:
 def interface_path() -> Path:
     """Return the path of the C++ that inductor puts before every wrapper: the functions for calling a library."""
     return Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
+
+
+def multiplies_unsigned_bytes() -> bool:
+    """Return whether torch multiplies matrices of uint8 and int8; torch 2.11 refuses uint8."""
+    left, right = torch.zeros(1, 1, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.int8)
+    try:
+        torch.ops.aten._int_mm.default(left, right)
+    except RuntimeError:
+        return False
+    return True
 
 
 def byte_convolution() -> OpOverload[..., Any]:

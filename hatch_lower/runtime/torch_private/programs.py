@@ -30,11 +30,12 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import _get_qualified_name
-from torch.fx.proxy import _register_stack_trace_anchor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind as SchemaKind
 
+from hatch_lower.runtime.torch_private.older import linalg_checks_kept
 from hatch_lower.runtime.torch_private.operators import OpOverload
+from hatch_lower.runtime.torch_private.unimported import find_part
 
 InterpretingPass = _ExportPassBaseDeprecatedDoNotUse
 map_rows = map_of_rows
@@ -82,7 +83,16 @@ def holds_tensors(value: object) -> bool:
 
 def remember_lines(function: Callable[..., Any]) -> None:
     """Let exports record source lines of a function; by default torch records lines of `forward` only."""
-    _register_stack_trace_anchor(function)
+    register = find_part("torch.fx.proxy._register_stack_trace_anchor")
+    if register is not None:
+        register(function)
+
+
+def decompose_program(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
+    """Decompose a program by a table, as `run_decompositions`, with the checks of linear algebra."""
+    with linalg_checks_kept():
+        decomposed: ExportedProgram = program.run_decompositions(dict(table))
+    return decomposed
 
 
 def is_users_fault(error: Exception) -> bool:

@@ -4,6 +4,7 @@ private names were tried. Functions import torch only when called.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -45,12 +46,19 @@ def has_vnni() -> bool:
     return torch.cpu._is_vnni_supported()
 
 
+def find_part(name: str) -> Any:
+    """Return a part of torch by its dotted name; `None` if this version lacks the part."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute, None)
+
+
 TABLE = Path(__file__).with_name("tried.json")
+ABSENT = " (absent)"  # after a version that was tried without the name
 
 
 def tried_versions() -> list[str]:
     """Return the minor versions with which every private name was tried, oldest first."""
-    tried = [set(versions) for versions in json.loads(TABLE.read_bytes()).values()]
+    tried = [{each.removesuffix(ABSENT) for each in versions} for versions in json.loads(TABLE.read_bytes()).values()]
     return sorted(set.intersection(*tried), key=numbers)
 
 

@@ -1,0 +1,125 @@
+"""Differences of torch 2.11 and 2.12 from later versions: absent settings and options, checks and roundings that get
+lost, and names that differ from process to process. With later versions, nothing here changes torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+# torch 2.11 lacks all of these settings of inductor, torch 2.12 some
+NEWER_SETTINGS = frozenset({"aot_inductor.enable_frame_pointer", "aot_inductor.enable_line_tables", "cpp.march"})
+CHECK = "aten::_linalg_check_errors"
+
+
+def is_older() -> bool:
+    """Return whether torch is older than 2.13."""
+    major, minor, *_ = torch.__version__.split(".")
+    return (int(major), int(minor)) < (2, 13)
+
+
+def accepted(function: Callable[..., object], **named: object) -> dict[str, object]:
+    """Return the named arguments for which a function has parameters."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in named.items() if name in parameters}
+
+
+def without_newer(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return inductor's settings without those that an older torch lacks."""
+    if not is_older():
+        return dict(settings)
+    from torch._inductor import config
+
+    known: Any = config
+    absent = NEWER_SETTINGS.difference(known.get_config_copy())
+    return {name: value for name, value in settings.items() if name not in absent}
+
+
+@contextmanager
+def inductor_mended() -> Iterator[None]:
+    """Mend inductor's generated code where torch is older."""
+    with ExitStack() as mends:
+        if is_older():
+            mends.enter_context(arrays_steady())
+            mends.enter_context(conversions_kept())
+        yield
+
+
+@contextmanager
+def arrays_steady() -> Iterator[None]:
+    """Let inductor declare the integer arrays of a wrapper in the same way in every process.
+
+    Inductor finds the name of an array by the address of a bound method. The method is a temporary object, so a second
+    declaration depends on the memory that the process uses again. Here each method is kept as long as the wrapper.
+    """
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    wrapper: Any = CppWrapperCpu
+    name_array = wrapper.codegen_int_array_var
+
+    def name_steadily(self: Any, int_array: str, writeline: Any, *args: Any, **named: Any) -> Any:
+        owner = getattr(writeline, "__self__", None)
+        if owner is not None:
+            kept = vars(self).setdefault("hatch_lower_writers", {})
+            writeline = kept.setdefault((id(owner), writeline.__name__), writeline)
+        return name_array(self, int_array, writeline, *args, **named)
+
+    wrapper.codegen_int_array_var = name_steadily
+    try:
+        yield
+    finally:
+        wrapper.codegen_int_array_var = name_array
+
+
+@contextmanager
+def conversions_kept() -> Iterator[None]:
+    """Let `emulate_precision_casts` hold for conversions in C++, and for a conversion of a conversion."""
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.fx_passes import joint_graph
+
+    kernel: Any = CppKernel
+    cache, remove = kernel.cache_dtype_convert, joint_graph.pointless_convert
+
+    def remove_exact(match: Any, arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> None:
+        given = arg.meta["val"].dtype
+        if given.is_floating_point and torch.promote_types(given, dtype1) is dtype1:
+            remove(match, arg, dtype1, dtype2)
+
+    def keep_none(*_: object) -> None:
+        # inductor keeps the number before a conversion, and reads it for the conversion back
+        pass
+
+    groups: Any = joint_graph.patterns.patterns.values()
+    pairs = [entry for group in groups for entry in group if getattr(entry, "handler", None) is remove]
+    kernel.cache_dtype_convert = keep_none
+    for entry in pairs:
+        entry.handler = remove_exact
+    try:
+        yield
+    finally:
+        kernel.cache_dtype_convert = cache
+        for entry in pairs:
+            entry.handler = remove
+
+
+@contextmanager
+def linalg_checks_kept() -> Iterator[None]:
+    """Keep the checks of linear algebra while a program is decomposed.
+
+    To an older torch the checks are unused operations, and matrices that eager refuses would give numbers.
+    """
+    if not is_older():
+        yield
+        return
+    from torch._higher_order_ops.effects import _register_effectful_op
+    from torch.library import EffectType  # type: ignore[attr-defined]
+
+    registration = _register_effectful_op(CHECK, EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        registration.destroy()

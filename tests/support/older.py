@@ -1,0 +1,18 @@
+"""Markers of tests whose subject torch 2.11 or 2.12 lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from hatch_lower.runtime.torch_private.inductor import multiplies_unsigned_bytes
+from hatch_lower.runtime.torch_private.older import is_older
+
+UNSIGNED_PRODUCTS = pytest.mark.skipif(
+    not multiplies_unsigned_bytes(), reason="torch 2.11 multiplies no unsigned bytes"
+)
+DERIVED_SIZES = pytest.mark.skipif(
+    is_older(), reason="torch 2.11 and 2.12 refuse dynamic sizes of derivatives with other words"
+)
+CHECKED_NUMBERS = pytest.mark.skipif(
+    is_older(), reason="torch 2.11 and 2.12 export no check of a floating-point number from a tensor"
+)
