@@ -30,6 +30,7 @@ from hatch_lower.frozen import Frozen
 from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.check import check_loaded_method
+from hatch_lower.runtime.devices import place_program
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.leaves import stored_arrays
 from hatch_lower.runtime.load import executor_of
@@ -51,6 +52,7 @@ class Packaged(Frozen):
     methods: tuple[str, ...]
     tolerance: Tolerance
     outside: OutsideFiles | None = None
+    device: str = "cpu"  # of the recipe: `cpu`, `cuda`
     # the wheel's requirements: only modules of these distributions can be imported; `None` if unknown
     requirements: tuple[str, ...] | None = None
 
@@ -157,7 +159,12 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
 
 
 def load_written(
-    path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None, library: str = "torch"
+    path: Path,
+    constants: Path | None,
+    folder: Path,
+    outside: OutsideFiles | None = None,
+    library: str = "torch",
+    device: str = "cpu",
 ) -> tuple[Plan, Executor]:
     """Return a written plan and its executor, with the installed run halves, as in an installed package.
 
@@ -171,8 +178,16 @@ def load_written(
             found=reason,
             hint="name a target of this machine in the options of the recipe's backend",
         )
-    file, kinds = open_written(constants, outside), DelegateKinds(checks_outputs=True)
-    return plan, executor_of(plan, file, kinds, find_arrays(library), folder)
+    file, kinds, arrays = open_written(constants, outside), DelegateKinds(checks_outputs=True), find_arrays(library)
+    placement = place_program(device, plan.backends, plan.target, arrays, kinds)
+    if isinstance(placement, str):
+        raise UnavailableError(
+            "there is no GPU here for the program",
+            where=path.name,
+            found=placement,
+            hint="take another recipe on this machine",
+        )
+    return plan, executor_of(plan, file, kinds, arrays.on_device(placement.arrays, placement.computes_on), folder)
 
 
 def libraries_of(packaged: Packaged) -> tuple[str, ...]:
@@ -201,8 +216,10 @@ def find_problem(packaged: Packaged) -> str:
             importlib.import_module(name)
         examples = ConstantsFile(packaged.examples, packaged.examples.name)
         for library in libraries_of(packaged):
-            plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside, library)
-            arrays = find_arrays(library)
+            plan, executor = load_written(
+                packaged.plan, packaged.constants, packaged.folder, packaged.outside, library, packaged.device
+            )
+            arrays = executor.arrays
             tensors = stored_arrays(examples, packaged.examples.name, arrays)
             for name in packaged.methods:
                 status, detail, _ = check_loaded_method(executor, plan, name, tensors, packaged.tolerance, arrays)

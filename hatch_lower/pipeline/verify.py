@@ -24,7 +24,8 @@ from hatch_lower.pipeline.model_build import BuildInputs, BuiltRecipe, Services,
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.random_inputs import InputCase
 from hatch_lower.pipeline.real_inputs import RealInputs
-from hatch_lower.pipeline.recipes import wheel_requirements
+from hatch_lower.pipeline.recipes import device_of, wheel_requirements
+from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
@@ -50,7 +51,7 @@ class UncomparableError(VerificationError):
         super().__init__(
             "the lowered program cannot be compared with eager: the program does not run on this machine",
             where=where,
-            found=f"{error.what}: {error.found}",
+            found=": ".join(filter(None, (error.what, error.found))),
             hint=f"{error.hint}, build on a machine that can run the program, or write `verify = true` in the recipe:"
             " the recipe is then built without a comparison, and `hatch-lower check` compares on another machine",
         )
@@ -102,6 +103,7 @@ def verify_afresh(inputs: BuildInputs, services: Services, lowered: BuiltRecipe)
             constants=constants_path(packager, lowered),
             outside=packager.outside,
             imports=recipe.imports,
+            device=device_of(recipe.backends, place_of(source.name, recipe)),
             examples=examples,
             methods=tuple(method.name for method in source.methods),
             tolerance=tolerance_in(recipe),
@@ -129,7 +131,7 @@ def verify_here(
                     break
             plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
-            call = executor.methods[method.name]
+            call = on_device(executor.methods[method.name], executor.arrays)
             real = inputs.real.get(method.name)
             try:
                 result = verify_method(
@@ -191,6 +193,18 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
     return run
 
 
+def on_device(call: Callable[..., object], arrays: Arrays) -> Callable[..., object]:
+    """Return a method that takes and returns tensors on the CPU, as eager does."""
+    if arrays.device == "cpu":
+        return call
+
+    def run(*args: object, **kwargs: object) -> object:
+        moved_args, moved_kwargs = tensors.tree_map_only(arrays.kind, arrays.placed, (args, kwargs))
+        return tensors.tree_map_only(arrays.kind, arrays.on_host, call(*moved_args, **moved_kwargs))
+
+    return run
+
+
 def load_program(packager: Packager, lowered: BuiltRecipe, place: str) -> tuple[Plan, Executor]:
     """Load a program like an installed package; raise `VerificationError` for any exception of a run half.
 
@@ -198,7 +212,8 @@ def load_program(packager: Packager, lowered: BuiltRecipe, place: str) -> tuple[
     """
     try:
         plan = packager.source(lowered.files.plan.path)
-        return load_written(plan, constants_path(packager, lowered), packager.folder, packager.outside)
+        constants, device = constants_path(packager, lowered), device_of(lowered.recipe.backends, place)
+        return load_written(plan, constants, packager.folder, packager.outside, device=device)
     except UnavailableError as error:
         raise UncomparableError(error, place) from error
     except BaseException as error:

@@ -6,6 +6,7 @@ The questions are in the order of their cost: the manifest, torch's version, the
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hatch_lower.errors import InputError
@@ -57,33 +58,39 @@ def place_recipe(recipe: RecipeEntry, device: str | None, arrays: Arrays, kinds:
     """Return the devices of a recipe whose other requirements are met, or the reason why the recipe cannot run."""
     if is_for_other_device(recipe, device):
         return other_device_reason(recipe, str(device))
-    kind, _, number = (device or recipe.device).partition(":")
+    return place_program(device or recipe.device, recipe.backends, recipe.target, arrays, kinds)
+
+
+def place_program(
+    device: str, backends: Sequence[str], target: TargetEntry | None, arrays: Arrays, kinds: DelegateKinds
+) -> Placement | str:
+    """Return the devices of a program for `cpu`, `cuda` or `cuda:1`, or the reason why the program cannot run there."""
+    kind, _, number = device.partition(":")
     if kind == "cpu":
         return Placement("cpu", "cpu")
     host = Placement("cpu", f"cuda:{number or 0}")
     if arrays.name != "torch":
-        if copies_arrays(recipe, kinds):
+        if copies_arrays(kind, backends, kinds):
             return host
         return f"on {kind} its arrays are tensors, and `arrays` is {arrays.name!r}"
     from hatch_lower.runtime.torch_private.cuda import cuda_version, fork_test
 
     if not (version := cuda_version()):
-        return host if copies_arrays(recipe, kinds) else "this torch has no CUDA"
-    if recipe.target is not None and (reason := version_reason(recipe.target, version)):
+        return host if copies_arrays(kind, backends, kinds) else "this torch has no CUDA"
+    if target is not None and (reason := version_reason(target, version)):
         return reason
     if fork_test()():
         return "this process was forked from a process that had used the GPU: start processes with `spawn`"
     index = find_gpu(number)
     if isinstance(index, str):
         return index
-    reason = None if recipe.target is None else code_reason(recipe.target, index)
+    reason = None if target is None else code_reason(target, index)
     return reason or Placement(f"cuda:{index}", f"cuda:{index}")
 
 
-def copies_arrays(recipe: RecipeEntry, kinds: DelegateKinds) -> bool:
-    """Return whether the engines of a recipe for a GPU take arrays on the CPU and copy the arrays by themselves."""
-    needed = {"cpu", recipe.device}
-    return bool(recipe.backends) and all(needed <= set(kinds.load(each).devices) for each in recipe.backends)
+def copies_arrays(kind: str, backends: Sequence[str], kinds: DelegateKinds) -> bool:
+    """Return whether the engines of a program for a GPU take arrays on the CPU and copy the arrays by themselves."""
+    return bool(backends) and all({"cpu", kind} <= set(kinds.load(each).devices) for each in backends)
 
 
 def version_reason(target: TargetEntry, version: str) -> str | None:

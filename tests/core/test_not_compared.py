@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.faulty import declare, faulty
 from support.kept_events import Events
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.cache.entry import Keep, Record
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.check import check
 from hatch_lower.cli.explain import explained_model, last_build_lines
@@ -194,13 +196,58 @@ def test_a_recipe_of_a_worker_without_the_device_is_not_compared_and_made_again_
     assert reasons_of(shop.build(plain, one)[0]) == {"gpu": ""}
 
 
+class SharedCache:
+    """Stands for a cache that machines share."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.blobs: dict[str, bytes] = {}
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        record = self.records.get(key)
+        if record is None:
+            return None
+
+        def write(file: Path, name: str) -> bool:
+            file.write_bytes(self.blobs[name])
+            return True
+
+        return record if all(keep(name, partial(write, name=name)) for name in record["blobs"]) else None
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> bool:
+        self.records[key] = record
+        self.blobs |= {name: path.read_bytes() for name, path in blobs.items()}
+        return True
+
+
+def test_a_shared_result_is_compared_by_the_first_machine_with_the_device(
+    shop: Workshop, plain: CapturedModel, device: Device
+) -> None:
+    shared, one = SharedCache(), settings_of(GPU)
+
+    def build(machine: str, *, is_here: bool) -> ModelReport:
+        device.is_here = is_here
+        shop.count += 1
+        folder = shop.folder / f"build-{shop.count}"
+        folder.mkdir()
+        store = Store(shop.folder / machine, "on", print, shared)
+        return lower_model(*start_build(one, one.models[0], plain, folder, Events(), store))
+
+    assert reasons_of(build("first", is_here=False)) == {"gpu": REASON}
+    assert reasons_of(build("second", is_here=False)) == {"gpu": REASON}
+    report = build("third", is_here=True)
+    assert reasons_of(report) == {"gpu": ""}
+    assert {row.level for row in report.rows} == {3}, "the partitions are shared"
+    assert reasons_of(build("fourth", is_here=False)) == {"gpu": ""}
+
+
 def test_a_mismatch_of_another_recipe_heals_beside_a_recipe_without_its_device(
     shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(plan: Path, *others: Any) -> object:
+    def load(plan: Path, *others: Any, **named: Any) -> object:
         if plan.stem == "gpu":
             raise UnavailableError(REASON, where="/a/path", found="CPU only", hint="install a driver")
-        return load_written(plan, *others)
+        return load_written(plan, *others, **named)
 
     monkeypatch.setattr(verify, "load_written", load)
     declare(monkeypatch)

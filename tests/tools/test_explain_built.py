@@ -50,7 +50,7 @@ def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> 
     assert before["next"] == {"tiny": {"unchanged": False, "changes": [], "settings": [], "unknown": []}}
 
     done = scenario.build()
-    assert (rows_of(done, "tiny"), why(done, "tiny")) == (["built"], "first build")
+    assert (rows_of(done, "tiny"), why(done, "tiny")) == (["built, not compared"], "first build")
     first = report(scenario, "tiny")
     assert first["last"]["models"]["tiny"]["reasons"] == {"forward": ["first build"]}
     assert first["next"] == {"tiny": {"unchanged": True, "changes": [], "settings": [], "unknown": []}}
@@ -58,19 +58,19 @@ def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> 
     scenario.edit("tiny/model.py", "torch.relu(x)", "torch.sigmoid(x)")
     assert report(scenario, "tiny")["next"]["tiny"]["changes"] == ["tiny/model.py"]
     done = scenario.build()
-    assert rows_of(done, "tiny") == ["built"]
+    assert rows_of(done, "tiny") == ["built, not compared"]
     assert why(done, "tiny") == "aten.relu → aten.sigmoid (tiny/model.py:12)"
     assert report(scenario, "tiny")["last"]["models"]["tiny"]["reasons"] == {"forward": [why(done, "tiny")]}
 
     with (scenario.root / "tiny" / "model.py").open("a") as file:
         file.write("# a comment\n")
     done = scenario.build()
-    assert (rows_of(done, "tiny"), why(done, "tiny")) == (["same graph"], "tiny/model.py")
+    assert (rows_of(done, "tiny"), why(done, "tiny")) == (["same graph, not compared"], "tiny/model.py")
     assert report(scenario, "tiny")["last"]["models"]["tiny"]["level"] == 2
 
     copied = replace(scenario, root=scenario.root.with_name("copied"), dist=scenario.dist.with_name("other"))
     shutil.copytree(scenario.root, copied.root)
-    assert rows_of(copied.build(), "tiny") == ["unchanged"]
+    assert rows_of(copied.build(), "tiny") == ["unchanged, not compared"]
     assert report(copied, "tiny")["last"]["models"]["tiny"]["level"] == 1
 
     scenario.edit("pyproject.toml", "verify = false", "verify = false\nstrict = true\n#")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -15,12 +12,12 @@ from torch import Tensor
 
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.errors import ProgramError, reading_hint
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
+from hatch_lower.backends.native_library import LibraryDelegate, bind_constants, library_error, without_frames
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.delegates import DelegateBlob, description_error
 from hatch_lower.runtime.torch_private.inductor import multiplies_unsigned_bytes, open_library, packed_weight
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
-FRAMES = "\nException raised from "  # torch's words between an error's text and its C++ frames
 LARGEST = 31 << 20  # bytes of a block by which glibc still adapts itself: the limit is 32 MiB with its head
 
 # How a call becomes a call of the library, positions of its constants, constants packed for convolutions, names of its
@@ -28,42 +25,15 @@ LARGEST = 31 << 20  # bytes of a block by which glibc still adapts itself: the l
 Info = tuple[CallMap, list[int], dict[str, tuple[int, dict[str, object]]], list[str], bool]
 
 
-class AotiDelegate(Delegate):
+class AotiDelegate(LibraryDelegate):
     """A compiled partition, bound to its constants without a copy."""
 
-    without_elements: ClassVar[str] = "skip"
     timed: ClassVar[str] = "hatch_lower.backends.aoti.timed:load_timed"
     untimed: ClassVar[str] = "its library has no timers"
-
-    def __init__(self, runner: Any, constants: Sequence[Tensor], call: CallMap) -> None:
-        self._runner = runner
-        self._constants = constants  # the library holds no reference to their memory
-        self._map = call
-        self._is_plain = call.passes_all and call.returns_all
-        self._call: Callable[[list[Tensor]], Sequence[object]] = runner.run
-        # The runner itself admits a single call at a time, but after a failed call wakes no waiting call.
-        self._lock = Lock()
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
         return cls(*bind_library(blob, constants))
-
-    def run(self, inputs: list[Tensor]) -> Sequence[object]:
-        # state is changed in the bound tensors
-        try:
-            with self._lock:
-                if self._is_plain:
-                    return self._call(inputs)
-                return self._map.arrange(inputs, self._call(self._map.select(inputs)))
-        except RuntimeError as error:
-            raise without_frames(error) from None
-
-
-def without_frames(error: RuntimeError) -> RuntimeError:
-    """Return torch's error without the C++ frames behind its text, which name torch's functions and no user's line."""
-    text = str(error)
-    reason, found, _ = text.partition(FRAMES)
-    return RuntimeError(reason) if found else error
 
 
 def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[object, Sequence[Tensor], CallMap]:
@@ -99,16 +69,7 @@ def bind_library(blob: DelegateBlob, constants: Sequence[Tensor]) -> tuple[objec
         raise library_error(blob.path, str(error)) from without_frames(error)
     tensors = {f"c{index}": constants[index].detach() for index in bound}
     tensors |= {name: pack(blob, constants[weight].detach(), where) for name, (weight, where) in packed.items()}
-    names = set(runner.get_constant_names_to_original_fqns())
-    if names != set(tensors):
-        raise ProgramError(
-            "a compiled partition and its plan disagree about the constants to bind",
-            where=str(blob.path),
-            found=f"the library has {sorted(names - set(tensors))} more and {sorted(set(tensors) - names)} less",
-            hint="build the wheel again",
-        )
-    if tensors:
-        runner.update_constant_buffer(tensors, False, False, True)
+    bind_constants(runner, tensors, blob.path)
     return runner, tuple(tensors.values()), call
 
 
@@ -143,18 +104,6 @@ def pack(blob: DelegateBlob, weight: Tensor, where: Mapping[str, Any]) -> Tensor
         return packed_weight(weight, **where)
     except RuntimeError as error:
         raise description_error(blob, "aoti", found) from error
-
-
-def library_error(library: Path, message: str) -> ProgramError:
-    found = message.splitlines()[0]
-    hint = "install the torch version that the wheel requires, or build the wheel again"
-    if re.search(r"version `[^']+' not found", found):
-        hint = (
-            "this system is older than the wheel's tag allows: build the wheel on a system as old as this, or load a "
-        )
-        hint += "recipe without `aoti`"
-    hint = reading_hint(found, hint)
-    return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
 
 
 def read_info(blob: DelegateBlob, constants: int) -> Info:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from threading import Lock
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
-from hatch_lower.backends.aoti.run import library_error, without_frames
 from hatch_lower.backends.call_map import CallMap, facts_read, read_call_map, require
-from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.backends.native_library import LibraryDelegate, bind_constants, library_error, without_frames
+from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.torch_private.inductor import open_cuda_library
 
 ALIGNMENT = 16  # bytes: kernels read 16 bytes at once, and an unaligned read ends the process's use of the GPU
 
 
-class CudaDelegate(Delegate):
+class CudaDelegate(LibraryDelegate):
     """A compiled partition on a GPU, bound to its constants; unaligned constants are copied.
 
     Calls use the caller's current stream. Kernels run after the call has returned, as with eager torch.
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
-    without_elements: ClassVar[str] = "skip"
-
-    def __init__(self, runner: Any, constants: Sequence[Tensor], call: CallMap) -> None:
-        self._runner = runner
-        self._constants = constants  # the library holds no reference to their memory
-        self._map = call
-        self._is_plain = call.passes_all and call.returns_all
-        self._call: Callable[[list[Tensor]], Sequence[object]] = runner.run
-        # The runner itself admits a single call at a time, but after a failed call wakes no waiting call.
-        self._lock = Lock()
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> CudaDelegate:
@@ -43,27 +31,8 @@ class CudaDelegate(Delegate):
         except RuntimeError as error:
             raise library_error(blob.path, str(error)) from without_frames(error)
         tensors = {f"c{place}": aligned(constants[place].detach()) for place in bound}
-        names = set(runner.get_constant_names_to_original_fqns())
-        if names != set(tensors):
-            raise ProgramError(
-                "a compiled partition and its plan disagree about the constants to bind",
-                where=str(blob.path),
-                found=f"the library has {sorted(names - set(tensors))} more and {sorted(set(tensors) - names)} less",
-                hint="build the wheel again",
-            )
-        if tensors:
-            runner.update_constant_buffer(tensors, False, False, True)
+        bind_constants(runner, tensors, blob.path)
         return cls(runner, tuple(tensors.values()), call)
-
-    def run(self, inputs: list[Tensor]) -> Sequence[object]:
-        # state is changed in the bound tensors
-        try:
-            with self._lock:
-                if self._is_plain:
-                    return self._call(inputs)
-                return self._map.arrange(inputs, self._call(self._map.select(inputs)))
-        except RuntimeError as error:
-            raise without_frames(error) from None
 
 
 def aligned(constant: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def choose_compiler() -> CudaCompiler:
 
 
 def find_headers() -> Headers:
-    """Return the folders of CUDA's headers: those of the index's distributions, or of `CUDA_HOME`.
+    """Return the folders of CUDA's headers, of the distributions `nvidia-cuda-…` or of `CUDA_HOME`.
 
     Raises:
         BackendError: if a header is missing, or the version cannot be read.

@@ -17,7 +17,6 @@ from hatch_lower.errors import LowerError, ProgramError, UnavailableError, readi
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 from hatch_lower.runtime.numpy_arrays import is_bfloat16
 from hatch_lower.runtime.selection import multiplies_bytes, thread_count
-from hatch_lower.runtime.sources import cache_home
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -195,6 +194,8 @@ def try_providers(onnxruntime: Any, blob: DelegateBlob, names: Sequence[str], pr
 
 def engine_folder(version: str, model: bytes, constants: Sequence[Array]) -> str:
     """Return the folder for TensorRT's engines of a model, below the user's folder of caches."""
+    from hatch_lower.runtime.sources import cache_home
+
     # ONNX Runtime finds an engine by the names in the model, and an engine has the weights: so the weights choose the
     # folder
     digest = sha256(f"{version} {len(model)} ".encode() + model)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 WARP = 32  # threads
+BLOCK = 1024  # threads at most
 REGISTERS = 65536  # of a multiprocessor, for all architectures since sm_50
 
 
@@ -67,31 +68,7 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
     from triton.runtime import driver
 
     major, minor = divmod(gpu.capability, 10)
-    facts = SimpleNamespace(
-        name=gpu.name,
-        major=major,
-        minor=minor,
-        multi_processor_count=gpu.multiprocessors,
-        regs_per_multiprocessor=REGISTERS,
-        max_threads_per_multi_processor=gpu.threads,
-        max_threads_per_block=1024,
-        warp_size=WARP,
-        total_memory=gpu.memory,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=gpu.shared,
-        gcnArchName="",
-    )
-    properties = DeviceProperties(
-        type="cuda",
-        index=0,
-        multi_processor_count=gpu.multiprocessors,
-        cc=gpu.capability,
-        major=major,
-        regs_per_multiprocessor=REGISTERS,
-        max_threads_per_multi_processor=gpu.threads,
-        max_threads_per_block=1024,
-        warp_size=WARP,
-    )
+    properties: Any = DeviceProperties(**properties_of(gpu))
     create = answer(properties)
     create.cache_clear = answer(None)
 
@@ -105,7 +82,7 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
                 kernels.append(compile_kernel(name, kernel, capabilities))
 
     answers: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "get_device_properties", answer(facts)),
+        (torch.cuda, "get_device_properties", answer(facts_of(gpu))),
         (torch.cuda, "get_device_capability", answer((major, minor))),
         (torch.cuda, "get_device_name", answer(gpu.name)),
         (torch.cuda, "current_device", answer(0)),
@@ -135,6 +112,35 @@ def gpu_stand_ins(gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKer
         for owner, name, value in answers:
             stack.enter_context(patch.object(owner, name, value))
         yield
+
+
+def properties_of(gpu: Gpu) -> dict[str, Any]:
+    """Return the facts that inductor writes beside each kernel."""
+    return {
+        "type": "cuda",
+        "index": 0,
+        "multi_processor_count": gpu.multiprocessors,
+        "cc": gpu.capability,
+        "major": gpu.capability // 10,
+        "regs_per_multiprocessor": REGISTERS,
+        "max_threads_per_multi_processor": gpu.threads,
+        "max_threads_per_block": BLOCK,
+        "warp_size": WARP,
+    }
+
+
+def facts_of(gpu: Gpu) -> object:
+    """Return the facts of a GPU as `torch.cuda.get_device_properties` has them."""
+    own = {name: value for name, value in properties_of(gpu).items() if name not in ("type", "index", "cc")}
+    return SimpleNamespace(
+        **own,
+        name=gpu.name,
+        minor=gpu.capability % 10,
+        total_memory=gpu.memory,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=gpu.shared,
+        gcnArchName="",
+    )
 
 
 def answer(value: object) -> Any:
