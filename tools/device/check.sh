@@ -6,9 +6,11 @@
 #
 # HATCH_LOWER_STAND=cpu tries the steps on a machine without a GPU. $OUT gets results.jsonl and log.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 3
 : "${OUT:=/tmp/out}" "${PYTHON:=python3}" "${CARRIED:=$PWD/.device}" "${LIMIT:=540}" "${HATCH_LOWER_STAND:=cuda}"
-: "${CUDA_HOME:=/usr/local/cuda}"
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+: "${CUDA_HOME:=$(dirname "$(dirname "$(readlink -f "$nvcc")")")}"
+[[ -e $CUDA_HOME/include/cuda.h ]] || CUDA_HOME=/usr/local/cuda
 mkdir -p "$OUT"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

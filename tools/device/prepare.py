@@ -1,6 +1,6 @@
 """Build without a GPU the files that `check.sh` needs on a machine with a GPU, and compare their size with the limit.
 
-    PYTHONPATH=tools python -m device.prepare [--into .device] [--only NAME …]
+    PYTHONPATH=tools python -m device.prepare [--into .device] [--only NAME …] [--jobs N]
 
 Needs the version of torch of the machine with the GPU, the extras `build` and `cuda` of hatch-lower, hatchling, and an
 index for the wheels that the other machine lacks.
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from device.cases import CASES, MEGABYTE
@@ -35,7 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=REPOSITORY / ".device")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--without-index", action="store_true", help="leave out the wheels of other distributions")
+    parser.add_argument("--jobs", type=int, default=1, help="builds at the same time")
+    parser.add_argument("--without-index", action="store_true", help="keep the wheels of other distributions")
     given = parser.parse_args()
     into: Path = given.into.resolve()
     models, wheels = into / "models", into / "wheels"
@@ -44,7 +47,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hatch-lower-site-") as site:
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site]
         subprocess.run([*install, *map(str, wheels.glob("hatch_lower-*.whl"))], check=True)
-        failed = [name for name in given.only if not build_model(name, models, site)]
+        with ThreadPoolExecutor(given.jobs) as pool:
+            built = pool.map(partial(build_model, models=models, site=site), given.only)
+            failed = [name for name, is_built in zip(given.only, built, strict=True) if not is_built]
     travels = size_of(into) + size_of_tree()
     print(f"{travels / MEGABYTE:.1f} MB travel, of them {size_of(into) / MEGABYTE:.1f} MB in {into}", flush=True)
     if travels > LIMIT:
@@ -55,6 +60,8 @@ def main() -> None:
 
 def build_model(name: str, models: Path, site: str) -> bool:
     """Build the wheel of a model with the hatch-lower in `site`, and return whether the build has succeeded."""
+    for old in models.glob(f"device_{name}-*.whl"):
+        old.unlink()  # a wheel of older code must not travel
     with tempfile.TemporaryDirectory(prefix=f"hatch-lower-{name}-") as scratch:
         folder = Path(scratch)
         weights = folder / "weights" / f"{name}.safetensors"
@@ -68,8 +75,6 @@ def build_model(name: str, models: Path, site: str) -> bool:
         if built.wheel is None:
             print(f"{name}: no wheel after {built.seconds} s; {models / name}.log has the reason", flush=True)
             return False
-        for old in models.glob(f"{built.wheel.name.split('-')[0]}-*.whl"):
-            old.unlink()
         shutil.copy(built.wheel, models)
         print(f"{name}: {built.seconds} s, {built.wheel.stat().st_size / MEGABYTE:.2f} MB", flush=True)
         return True
@@ -77,8 +82,9 @@ def build_model(name: str, models: Path, site: str) -> bool:
 
 def collect_wheels(folder: Path, *, with_index: bool) -> None:
     """Build hatch-lower's wheel, and download the distributions that the other machine lacks, in these versions."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.whl" if with_index else "hatch_lower-*.whl"):
+        old.unlink()
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     if not with_index:
