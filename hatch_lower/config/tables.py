@@ -265,12 +265,12 @@ class HookTable(Frozen):
     the files even if version control ignores them."""
     pass_env: tuple[str, ...] = ()
     """Globs of environment variables that exports may see: `["HF_*"]`. Without the setting exports see the places of
-    things (`PATH`, `HOME`, cache folders), variables of Python and compilers, and `HATCH_LOWER_*`; locale, time zone,
-    hash seed and number of threads are always the same, and the temporary folder is the build's own. An export fails
-    that asks for a variable which is set where the build was started, and which is not named here: if the project's own
-    code asks for the variable, or a library that is not known to ask for its own settings only, as torch is. Results in
-    a shared cache contain plain sha256 digests of the named variables that an export read, but for names such as
-    `*TOKEN*`, `*SECRET*`, `*PASSWORD*` and `*KEY*`."""
+    things (`PATH`, `HOME`, cache folders), variables of Python and compilers (also `CUDA_HOME`),
+    `CUDA_VISIBLE_DEVICES`, and `HATCH_LOWER_*`; locale, time zone, hash seed and number of threads are always the same,
+    and the temporary folder is the build's own. An export fails that asks for a variable which is set where the build
+    was started, and which is not named here: if the project's own code asks for the variable, or a library that is not
+    known to ask for its own settings only, as torch is. Results in a shared cache contain plain sha256 digests of the
+    named variables that an export read, but for names such as `*TOKEN*`, `*SECRET*`, `*PASSWORD*` and `*KEY*`."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     executor: str = field(default="local", metadata=EXECUTOR)

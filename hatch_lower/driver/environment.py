@@ -11,6 +11,7 @@ from pathlib import Path
 COMPILER = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
     *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
+    "CUDA_HOME",
 )
 
 # variables with the library folders of the dynamic loader, whose reads cannot be recorded
@@ -25,6 +26,8 @@ PASSED = (
     *("PYTHON*", "CONDA_PREFIX"),
     *COMPILER,
     *LOADER,
+    # the GPUs that a comparison with eager may use
+    "CUDA_VISIBLE_DEVICES",
     # this tool's own
     "HATCH_LOWER_*",
 )

@@ -634,6 +634,8 @@ def test_the_environment_of_a_child() -> None:
         "OMP_NUM_THREADS": "8",
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         "VIRTUAL_ENV": "/cache/uv/builds",
+        "CUDA_HOME": "/opt/cuda",
+        "CUDA_VISIBLE_DEVICES": "1",
     }
     made = child_environment(given, ("HF_*", "OMP_NUM_THREADS"), ["", "/one", "/two"], Path("/build/temporary"))
     assert made["PATH"] == "/bin"
@@ -642,6 +644,7 @@ def test_the_environment_of_a_child() -> None:
     assert (made["TZ"], made["LC_ALL"], made["PYTHONHASHSEED"]) == ("UTC", "C.UTF-8", "0")
     assert not {"SECRET", "PYTHONIOENCODING", "VIRTUAL_ENV"} & made.keys()
     assert made["HF_HOME"] == "/models"
+    assert (made["CUDA_HOME"], made["CUDA_VISIBLE_DEVICES"]) == ("/opt/cuda", "1")
     assert made["OMP_NUM_THREADS"] == "8"
 
 
