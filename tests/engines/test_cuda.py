@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from hatch_lower.backends.aoti.record import GeneratedCode
 from hatch_lower.backends.aoti.versions import read_symbols
 from hatch_lower.backends.cuda import attention, toolchain
 from hatch_lower.backends.cuda.compile import CudaBackend, CudaCopy, refuse_merged, refuse_unlike
@@ -281,7 +282,7 @@ def test_a_kernel_with_too_much_shared_memory_is_refused() -> None:
 
 
 def test_kernels_that_are_loaded_otherwise_are_refused() -> None:
-    generated: Any = SimpleNamespace(wrapper="loadKernel(__other_start, 0)")
+    generated = GeneratedCode("loadKernel(__other_start, 0)", "", frozenset(), {})
     with pytest.raises(BackendError, match="loads kernels in another way"):
         with_images(generated, [KERNEL])
 
