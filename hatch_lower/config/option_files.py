@@ -31,7 +31,7 @@ def with_contents(
         replace(
             choice,
             options={
-                name: read_file(root, value[KEY], f"{path}.backends[{i}].{quote_key(name)}", problems)
+                name: read_option(root, value[KEY], f"{path}.backends[{i}].{quote_key(name)}", problems)
                 if is_file(value)
                 else value
                 for name, value in choice.options.items()
@@ -45,7 +45,7 @@ def is_file(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {KEY} and isinstance(value[KEY], str)
 
 
-def read_file(root: Path, name: str, path: str, problems: list[str]) -> object:
+def read_option(root: Path, name: str, path: str, problems: list[str]) -> object:
     if not re.fullmatch(str(CARD["pattern"]), name):
         problems.append(f'`{path}.file` must be {CARD["words"]}, found "{name}"')
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import BackendError
 from hatch_lower.events import Event, stage
 from hatch_lower.exir.backend.backend_api import DelegatedMethod
+from hatch_lower.exir.backend.backend_details import BackendNote
 from hatch_lower.exir.graph.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.leave_out import Places
 from hatch_lower.exir.lowering.lower import LoweringSteps, Turn, lower_exported
@@ -96,13 +98,33 @@ class ReportedSteps(LoweringSteps):
         begin = time.perf_counter()
         lowered: dict[str, DelegatedMethod] = {}
         with stage(self._reporter, "compile", self._model, self._recipe.name) as describe:
-            with backend_guard(turn.name, place_of(self._model, self._recipe)):
+            with backend_guard(turn.name, place_of(self._model, self._recipe)), notes_given_to(self._note):
                 yield lowered.update
             describe(f"{turn.name}: {partitions_text(lowered)}")
         taken = time.perf_counter() - begin
         self.finite_only[turn.name] = frozenset().union(*(method.finite_only for method in lowered.values()))
         for method, share in shares_of(lowered).items():
             self.seconds[method] += share * taken
+
+    def _note(self, line: str) -> None:
+        self._reporter.report(Event("compile", "note", self._model, self._recipe.name, detail=line))
+
+
+@contextmanager
+def notes_given_to(report: Callable[[str], object]) -> Iterator[None]:
+    """Give the lines of backends to a function; other warnings stay warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", BackendNote)
+        show = warnings.showwarning
+
+        def take(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, BackendNote):
+                report(str(message))
+            else:
+                show(message, category, *rest, **named)
+
+        warnings.showwarning = take  # `catch_warnings` restores the function
+        yield
 
 
 def partitions_text(lowered: Mapping[str, DelegatedMethod]) -> str:

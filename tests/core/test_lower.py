@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -525,3 +526,19 @@ def test_parameters_may_have_the_names_of_builtins_and_of_operations() -> None:
     for choose in (lambda node: None, everything, lambda node: "max" if "max" in str(node.target) else None):
         lowered = to_backend(edge(Named(), *args), TagBy(choose))
         torch.testing.assert_close(lowered.module()(*args), Named()(*args))
+
+
+def test_a_backends_notes_are_lines_of_the_build_and_other_warnings_stay() -> None:
+    from hatch_lower.exir.backend.backend_details import BackendNote
+    from hatch_lower.pipeline.lower import notes_given_to
+
+    def warn_thrice() -> None:
+        with notes_given_to(lines.append):
+            for text, category in (("note", BackendNote), ("note", BackendNote), ("other", RuntimeWarning)):
+                warnings.warn(text, category, stacklevel=1)
+
+    lines: list[str] = []
+    with pytest.warns(RuntimeWarning, match="other") as caught:
+        warn_thrice()
+    assert lines == ["note", "note"]
+    assert len(caught) == 1

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.cuda.choices import choose, fastest, table_of, with_measured
+from hatch_lower.backends.cuda.choices import choose_configs, fastest, table_of, with_measured
 from hatch_lower.backends.cuda.compile import CudaBackend, LoweredPartition, compiling, generate_all, warn_of_unknown
 from hatch_lower.backends.cuda.options import CudaOptions, options_from_specs, parse_options
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import BackendNote
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.runtime.torch_private.gpu_stand_ins import TorchWithGpu, config_values
 from hatch_lower.runtime.torch_private.kernel_times import KernelTimes, Measure, time_kernels
@@ -36,9 +37,9 @@ SPEC = tuple(sorted(SMALL.items())), tuple(sorted(LARGE.items()))
 
 
 def test_a_library_for_several_architectures_has_the_choice_of_the_oldest() -> None:
-    assert choose(TABLE, ("sm_80", "sm_90")) == (("a", SPEC[1]), ("b", SPEC[0]))
-    assert choose(TABLE, ("sm_90",)) == (("a", SPEC[1]), ("b", SPEC[1]))
-    assert choose({}, ("sm_90",)) == ()
+    assert choose_configs(TABLE, ("sm_80", "sm_90")) == (("a", SPEC[1]), ("b", SPEC[0]))
+    assert choose_configs(TABLE, ("sm_90",)) == (("a", SPEC[1]), ("b", SPEC[1]))
+    assert choose_configs({}, ("sm_90",)) == ()
 
 
 def test_compile_specs_hold_the_choices_of_their_architectures_alone() -> None:
@@ -47,7 +48,7 @@ def test_compile_specs_hold_the_choices_of_their_architectures_alone() -> None:
     other = {**TABLE, "measured": {"sm_90": "H100"}, "kernels": {**TABLE["kernels"], "c": {"sm_86": LARGE}}}
     assert parse_options({"kernels": other}).to_specs() == options.to_specs()
     assert parse_options({"kernels": {"format": 1, "kernels": {}}}).to_specs() == CudaOptions().to_specs()
-    assert choose(table_of(options.kernels, "sm_80"), options.arch) == options.kernels
+    assert choose_configs(table_of(options.kernels, "sm_80"), options.arch) == options.kernels
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_another_choice_is_ignored_with_a_line(program: ExportedProgram, plain: 
     (found,) = lowered(program, {kernel.digest: {"sm_80": {"XBLOCK": 3, "num_warps": 1}}}).kernels
     assert (found.config, found.is_unknown) == (kernel.config, True)
     assert found.cubins == kernel.cubins
-    with pytest.warns(UserWarning, match="that inductor does not suggest for `partition_triton_per_fused_"):
+    with pytest.warns(BackendNote, match="that inductor does not suggest for `partition_triton_per_fused_"):
         warn_of_unknown([found])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

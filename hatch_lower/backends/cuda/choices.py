@@ -37,12 +37,12 @@ def is_choice(value: object) -> bool:
     )
 
 
-def choose(table: Mapping[str, Any], arch: Sequence[str]) -> Chosen:
+def choose_configs(table: Mapping[str, Any], arch: Sequence[str]) -> Chosen:
     """Return the configurations of a table for a library with code for `arch`, the oldest first."""
-    return tuple(sorted(chosen(table.get("kernels", {}), arch)))
+    return tuple(sorted(configurations(table.get("kernels", {}), arch)))
 
 
-def chosen(kernels: Mapping[str, Mapping[str, Config]], arch: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def configurations(kernels: Mapping[str, Mapping[str, Config]], arch: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for digest, configs in kernels.items():
         named = next((name for name in arch if name in configs), None)
         if named is not None:
@@ -50,7 +50,7 @@ def chosen(kernels: Mapping[str, Mapping[str, Config]], arch: Sequence[str]) -> 
 
 
 def table_of(choices: Chosen, arch: str) -> dict[str, object]:
-    """Return choices as a table, from which `choose` makes the same choices."""
+    """Return choices as a table, from which `choose_configs` makes the same choices."""
     return {"format": FORMAT, "kernels": {digest: {arch: dict(config)} for digest, config in choices}}
 
 
@@ -74,7 +74,7 @@ def fastest(times: Times) -> dict[str, Config]:
 
 
 def with_measured(table: Mapping[str, Any], arch: str, machine: str, best: Mapping[str, Config]) -> dict[str, object]:
-    """Return a table with the choices that were measured for an architecture; those of others stay."""
+    """Return a table with the choices that were measured for an architecture, and its choices for others."""
     kernels: dict[str, dict[str, Config]] = {
         digest: {name: config for name, config in configs.items() if name != arch}
         for digest, configs in table.get("kernels", {}).items()

@@ -42,7 +42,7 @@ from hatch_lower.backends.cuda.support import why_not_on_gpu
 from hatch_lower.backends.cuda.toolchain import CudaCompiler, choose_compiler, headers_digest
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.backend.backend_details import BackendDetails, BackendNote, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.runtime.delegates import Delegate
@@ -187,6 +187,7 @@ def warn_of_unknown(kernels: Sequence[TritonKernel]) -> None:
         warnings.warn(
             f"the table of the option `{KERNELS}` has a configuration that inductor does not suggest for {named}: the"
             " first suggestion is taken; measure again with `hatch-lower tune-kernels`",
+            BackendNote,
             stacklevel=2,
         )
 

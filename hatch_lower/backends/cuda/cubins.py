@@ -65,13 +65,13 @@ def kernels_in(library: memoryview) -> list[KernelFacts]:
         Exception: of any kind, for damaged contents.
     """
     return [
-        facts_of(library[found.start() :], count, shared)
+        kernel_facts(library[found.start() :], count, shared)
         for found in re.finditer(re.escape(MAGIC), library)
         for _, count, shared in [HEAD.unpack_from(library, found.start())]
     ]
 
 
-def facts_of(table: memoryview, count: int, shared: int) -> KernelFacts:
+def kernel_facts(table: memoryview, count: int, shared: int) -> KernelFacts:
     registers, stack = [], []
     for place in range(count):
         _, _, kind, offset, length = ENTRY.unpack_from(table, HEAD.size + ENTRY.size * place)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hatch_lower.backends.aoti.configuration import ISAS, Isa, inductor_settings
-from hatch_lower.backends.cuda.choices import Chosen, choose, is_table, table_of
+from hatch_lower.backends.cuda.choices import Chosen, choose_configs, is_table, table_of
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, json_specs, spec_values
@@ -91,7 +91,7 @@ def parse_options(options: Mapping[str, Any]) -> CudaOptions:
         )
     given.check()
     ordered = tuple(sorted(set(arch), key=lambda name: GPUS[name].capability))
-    return CudaOptions(ordered, exclude, choose(table, ordered), measures)
+    return CudaOptions(ordered, exclude, choose_configs(table, ordered), measures)
 
 
 def read_choices(given: GivenOptions) -> Mapping[str, Any]:

@@ -116,7 +116,7 @@ def read_table(path: Path) -> Mapping[str, Any]:
 
 def tuned(settings: Settings, view: ProjectView, table: Mapping[str, Any]) -> Tuned:
     """Lower a project with measurements, and return a table with the choices, and those of other architectures."""
-    # times that another machine has measured would be as good as none
+    # a cache may have times of another machine
     variables = {"HATCH_LOWER_CACHE": "off", **{name: os.environ[name] for name in SELECTING if name in os.environ}}
     store = replace(open_cache(settings, lambda _: None), mode="off")
     with lowered_again(settings, view, store, "build that measures", variables) as side:
@@ -137,7 +137,7 @@ def tuned(settings: Settings, view: ProjectView, table: Mapping[str, Any]) -> Tu
 
 
 def measurements(side: BenchSide) -> list[Any]:
-    """Return what was measured for each delegate of a build, once for delegates of several methods."""
+    """Return the measurement of each delegate of a build, one for a delegate of several methods."""
     found: dict[str, Any] = {}
     for contents in side.contents:
         for name in contents.models:

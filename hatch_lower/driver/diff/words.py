@@ -26,7 +26,10 @@ def operator_text(target: str) -> str:
 
 
 def literal_words(value: object) -> str:
-    text = plain_text(value)
+    return shortened(plain_text(value))
+
+
+def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_LITERAL else f"{text[: LONGEST_LITERAL - 1]}…"
 
 
@@ -217,9 +220,11 @@ def setting_line(path: Path, before: object, after: object) -> str:
     where = ", ".join(place)
     if not rest:
         return f"{where} {'added' if before is None else 'removed' if after is None else 'changed'}"
-    change = f"{' '.join(rest).replace('_', '-')} {change_text(setting_text(before), setting_text(after))}"
+    change = (
+        f"{' '.join([rest[0].replace('_', '-'), *rest[1:]])} {change_text(setting_text(before), setting_text(after))}"
+    )
     return f"{where}: {change}" if where else change
 
 
 def setting_text(value: object) -> str:
-    return "default" if value is None else json.dumps(value, ensure_ascii=False)
+    return "default" if value is None else shortened(json.dumps(value, ensure_ascii=False))

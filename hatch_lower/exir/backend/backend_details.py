@@ -26,9 +26,21 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.constants import BLOB_SUFFIX
 from hatch_lower.runtime.delegates import Delegate
 
-__all__ = ["BackendDetails", "CompileSpec", "DebugHandleMap", "ExportedProgram", "PreprocessResult", "Target"]
+__all__ = [
+    "BackendDetails",
+    "BackendNote",
+    "CompileSpec",
+    "DebugHandleMap",
+    "ExportedProgram",
+    "PreprocessResult",
+    "Target",
+]
 
 DebugHandleMap = Mapping[int | str, tuple[int, ...]]
+
+
+class BackendNote(UserWarning):
+    """A line for the build's output: `warnings.warn(text, BackendNote)` in `preprocess`, on each new lowering."""
 
 
 @dataclass(frozen=True, slots=True)

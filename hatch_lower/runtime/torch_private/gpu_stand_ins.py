@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WARP = 32  # threads
 BLOCK = 1024  # threads at most
+KernelConfigs: TypeAlias = Mapping[str, Mapping[str, int]]  # block sizes, warps and stages, by a kernel's digest
 REGISTERS = 65536  # of a multiprocessor, for all architectures since sm_50
 
 
@@ -62,11 +63,7 @@ class TritonKernel:
 
 @contextmanager
 def gpu_stand_ins(
-    gpu: Gpu,
-    capabilities: Sequence[int],
-    kernels: list[TritonKernel],
-    choices: Mapping[str, Mapping[str, int]],
-    tuning: list[str],
+    gpu: Gpu, capabilities: Sequence[int], kernels: list[TritonKernel], choices: KernelConfigs, tuning: list[str]
 ) -> Iterator[None]:
     """Let inductor generate code for `gpu`, and compile its kernels for `capabilities`; collect them in `kernels`.
 
@@ -90,16 +87,7 @@ def gpu_stand_ins(
     create = answer(properties)
     create.cache_clear = answer(None)
 
-    def compile_kernels(wrapper: Any) -> None:
-        # the definitions only: the calls would run the kernels to choose the fastest configuration
-        wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
-        definitions, scope = wrapper.kernel_autotune_defs.getvalue(), dict[str, Any]()
-        tuning.append(f"{definitions}\n{wrapper.kernel_autotune_calls.getvalue()}")
-        exec(definitions, scope)
-        for name, kernel in scope.items():
-            if isinstance(kernel, triton_heuristics.CachingAutotuner):
-                kernels.append(compile_kernel(name, kernel, capabilities, choices))
-
+    compile_kernels = kernel_compiler(capabilities, kernels, choices, tuning)
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", answer(facts_of(gpu))),
         (torch.cuda, "get_device_capability", answer((major, minor))),
@@ -173,6 +161,25 @@ def facts_of(gpu: Gpu) -> object:
     )
 
 
+def kernel_compiler(
+    capabilities: Sequence[int], kernels: list[TritonKernel], choices: KernelConfigs, tuning: list[str]
+) -> Callable[[Any], None]:
+    """Return the method of inductor's wrapper that compiles its kernels, for `gpu_stand_ins`."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    def compile_kernels(wrapper: Any) -> None:
+        # the definitions only: the calls would run the kernels to choose the fastest configuration
+        wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
+        definitions, scope = wrapper.kernel_autotune_defs.getvalue(), dict[str, Any]()
+        tuning.append(f"{definitions}\n{wrapper.kernel_autotune_calls.getvalue()}")
+        exec(definitions, scope)
+        for name, kernel in scope.items():
+            if isinstance(kernel, CachingAutotuner):
+                kernels.append(compile_kernel(name, kernel, capabilities, choices))
+
+    return compile_kernels
+
+
 def answer(value: object) -> Any:
     return lambda *args, **kwargs: value
 
@@ -218,7 +225,7 @@ def stand_in_driver(gpu: Gpu) -> object:
 
 
 def compile_kernel(
-    name: str, kernel: CachingAutotuner, capabilities: Sequence[int], choices: Mapping[str, Mapping[str, int]]
+    name: str, kernel: CachingAutotuner, capabilities: Sequence[int], choices: KernelConfigs
 ) -> TritonKernel:
     """Compile a kernel for each capability, and hand the launch facts to inductor's C++ code."""
     made: Any = kernel
